@@ -1,0 +1,82 @@
+# Everything runs in .venv, which the first target that needs it sets up. PYTHON, CC and JAVA_HOME
+# choose the tools; PYTEST and BENCH take extra arguments.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test bench bench-spark lint clean build java test-c sanitize
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Only a compiler that the caller chose; else the preflight finds one.
+ifeq ($(origin CC),default)
+CC :=
+endif
+export CC PYTHON
+
+CORE := $(wildcard csrc/*.c csrc/*.h pystate/*.pyx pystate/*.pxd) setup.py
+C_FILES := $(wildcard csrc/*.c csrc/tests/*.c)
+C_HEADERS := $(wildcard csrc/*.h csrc/tests/*.h)
+C_CHECK := -std=c11 -D_GNU_SOURCE -O2 -Icsrc -Wall -Wextra -Wconversion -Wshadow \
+           -Wstrict-prototypes -Werror
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+demo: java build ## follow 336 776 real flights as a stream on Spark, and verify the result
+	@$(PY) -m pystate.examples.flights $(DEMO)
+
+test: java build test-c ## the C tests, then pytest
+	@$(PY) -m pytest $(PYTEST)
+
+bench: build ## ratios against a Python dict and friends, as one table
+	@$(PY) -m bench $(BENCH)
+
+bench-spark: java build ## the same job with pystate, without state, and with Spark's own state
+	@$(PY) -m bench --spark $(BENCH)
+
+lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m mypy.stubtest pystate._core --mypy-config-file pyproject.toml
+	@$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES) $(C_HEADERS)
+	@for cc in gcc clang; do \
+	    command -v $$cc >/dev/null 2>&1 || continue; \
+	    for file in $(C_FILES); do \
+	        $$cc $(C_CHECK) -c -o /dev/null $$file || exit 1; \
+	    done; \
+	    echo "$$cc: no warnings"; \
+	done
+
+clean: ## remove the environment and everything that was built or written by a tool
+	@[ ! -f csrc/tests/Makefile ] || $(MAKE) -s -C csrc/tests clean
+	@rm -rf $(VENV) build dist *.egg-info pystate/_core.c pystate/_core*.so bench/results \
+	    .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	@find bench pystate tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+java:
+	@.ci/preflight java
+
+build: $(VENV)/.built
+
+$(VENV)/.installed: pyproject.toml
+	@python=$$(.ci/preflight python) && .ci/preflight compiler "$$python" >/dev/null && \
+	    echo "Setting up $(VENV) (once, a minute or two)" && \
+	    "$$python" -m venv $(VENV)
+	@$(PY) -m pip install -q "setuptools>=77" "cython>=3.1"
+	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(PY) -m pip install -q --no-build-isolation \
+	    -e ".[demo,test,lint,bench]"
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(CORE)
+	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(PY) setup.py -q build_ext --inplace
+	@touch $@
+
+test-c:
+	@cc=$$(.ci/preflight compiler $(PY)) && $(MAKE) -s -C csrc/tests test CC=$$cc
+
+# The C tests under ASan and UBSan, and those with threads under TSan.
+sanitize: build
+	@cc=$$(.ci/preflight compiler $(PY)) && \
+	    $(MAKE) -s -C csrc/tests test CC=$$cc SANITIZE=address,undefined && \
+	    $(MAKE) -s -C csrc/tests test CC=$$cc SANITIZE=thread
