@@ -1,0 +1,136 @@
+"""Every exception that pystate raises.
+
+All derive from :class:`PystateError`; each also derives from the builtin that a caller would
+expect, so that ``except ValueError`` keeps working. A message says what went wrong, where (uid,
+state, key group, file), and what to do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AddressSpaceError",
+    "AlreadyPublishedError",
+    "CheckpointError",
+    "CorruptFileError",
+    "DeclarationError",
+    "EvaluationError",
+    "FencedError",
+    "InvalidArgumentError",
+    "LineageError",
+    "MemoryLimitError",
+    "MissingRequirementError",
+    "NewerFormatError",
+    "NoCurrentKeyError",
+    "NoSpaceError",
+    "PoisonedError",
+    "PystateError",
+    "SchemaError",
+    "SnapshotTooOldError",
+    "StaleKeyBatchError",
+    "StateOverflowError",
+    "TableBusyError",
+    "TableMismatchError",
+    "UnclaimedStateError",
+    "WrongKeyGroupError",
+    "WrongTypeError",
+]
+
+
+class PystateError(Exception):
+    """Base of all errors that pystate raises on purpose."""
+
+
+class InvalidArgumentError(PystateError, ValueError):
+    """An argument has a value that the function does not take."""
+
+
+class DeclarationError(PystateError, TypeError):
+    """A stateful function's class or a state's declaration is not valid."""
+
+
+class WrongTypeError(PystateError, TypeError):
+    """A value's or a column's type is not the declared one and cannot be cast without loss."""
+
+
+class NoCurrentKeyError(PystateError, RuntimeError):
+    """Keyed state was used while no key was current."""
+
+
+class StateOverflowError(PystateError, OverflowError):
+    """An integer or decimal state overflowed; the epoch can only be rolled back."""
+
+
+class PoisonedError(PystateError, RuntimeError):
+    """A write failed half way: the epoch must be rolled back before anything else."""
+
+
+class WrongKeyGroupError(PystateError, ValueError):
+    """A key reached a table whose key-group range does not contain it."""
+
+
+class StaleKeyBatchError(PystateError, RuntimeError):
+    """A `KeyBatch` was used after a seal or a roll back."""
+
+
+class SnapshotTooOldError(PystateError, RuntimeError):
+    """A reader's epoch has left the undo window."""
+
+
+class MemoryLimitError(PystateError, MemoryError):
+    """The table would pass its memory limit, or memory was refused."""
+
+
+class MissingRequirementError(PystateError, RuntimeError):
+    """Something outside pystate is missing; the message is one line that says what to install."""
+
+
+class AddressSpaceError(PystateError, MemoryError):
+    """The address range of a table could not be reserved."""
+
+
+class NoSpaceError(PystateError, OSError):
+    """A file system is full."""
+
+
+class TableBusyError(PystateError, TimeoutError):
+    """Another process held a table's lock for longer than the caller would wait."""
+
+
+class TableMismatchError(PystateError, RuntimeError):
+    """A shared table belongs to another schema, boot, application or format."""
+
+
+class LineageError(PystateError, RuntimeError):
+    """A table or a file does not descend from the base that the manifest names."""
+
+
+class SchemaError(PystateError, TypeError):
+    """State in a checkpoint has another type than its declaration."""
+
+
+class UnclaimedStateError(SchemaError):
+    """A checkpoint holds state that no declaration claims."""
+
+
+class CheckpointError(PystateError, RuntimeError):
+    """A checkpoint could not be read, written, completed or found."""
+
+
+class CorruptFileError(CheckpointError, OSError):
+    """A file's bytes contradict its checksums or bounds."""
+
+
+class NewerFormatError(CheckpointError):
+    """A file was written by a later version in a format that this one cannot read."""
+
+
+class FencedError(CheckpointError):
+    """Another driver, or a later attempt, owns the checkpoint now."""
+
+
+class EvaluationError(CheckpointError):
+    """An epoch's reports were missing, repeated or contradictory, so that nothing was published."""
+
+
+class AlreadyPublishedError(CheckpointError, FileExistsError):
+    """A file of this name was published before; what it holds is unchanged."""

@@ -1,0 +1,387 @@
+"""Where checkpoint files live, and how a file comes into being.
+
+Thread safety: a storage may be used by any number of threads and processes at once.
+
+Invariants
+----------
+1. A file appears under its final name complete and durable, or not at all.
+2. `publish` and `create` never replace: of two writers of one name exactly one succeeds, the other
+   gets `AlreadyPublishedError`.
+3. A write that fails leaves nothing behind; a write that is killed leaves only a temporary name,
+   which no reader ever sees and orphan collection removes.
+4. Names are relative POSIX paths inside the root; nothing outside it can be named.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import BinaryIO, NamedTuple, NoReturn, Protocol
+from urllib.parse import unquote, urlsplit
+
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    InvalidArgumentError,
+    NoSpaceError,
+    PystateError,
+)
+
+__all__ = ["CheckpointStorage", "FileEntry", "LocalStorage", "open_storage"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class FileEntry(NamedTuple):
+    """One file of a listing."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
+
+
+class CheckpointStorage(Protocol):
+    """What the coordinator and the workers need of a file system or object store.
+
+    Implement it, and register the scheme in `open_storage`, to add a storage.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The root, in the form that `open_storage` takes on another host."""
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Create `path` with `data`, durably, unless it exists.
+
+        Raises
+        ------
+        AlreadyPublishedError
+            The name is taken; what it holds is unchanged.
+        NoSpaceError, CheckpointError
+            Nothing was created, or (only where the last sync of the folder failed) the file is
+            complete but may not survive a power failure.
+        """
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Create `path` or replace what it holds in one step; the only call that replaces."""
+
+    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file for writing; it appears as `path` when the block ends without error.
+
+        Raises
+        ------
+        AlreadyPublishedError
+            The name is taken (found out at the end of the block).
+        NoSpaceError, CheckpointError
+            As `publish`. An exception from inside the block passes through; a plain ``OSError``
+            for a full file system becomes `NoSpaceError`.
+        """
+
+    def read_bytes(self, path: str) -> bytes:
+        """Read the whole file. `FileNotFoundError` where there is none."""
+
+    def open_read(self, path: str) -> BinaryIO:
+        """Open the file, seekable, for reading. `FileNotFoundError` where there is none."""
+
+    def list(self, prefix: str, *, temporary: bool = False) -> list[FileEntry]:
+        """List all files below the folder `prefix`, sorted by path.
+
+        With `temporary`, only the leftovers of unfinished writes, which are otherwise left out.
+        """
+
+    def delete(self, path: str) -> bool:
+        """Remove a file; False where there was none."""
+
+    def exists(self, path: str) -> bool:
+        """Whether the file is there."""
+
+    def size_bytes(self, path: str) -> int | None:
+        """Return the file's size, or None where there is no file."""
+
+    def local_path(self, path: str) -> str | None:
+        """Return an absolute path that this host can open or map, or None."""
+
+
+class LocalStorage:
+    """A checkpoint in a folder of a local or shared (NFS) file system.
+
+    Parameters
+    ----------
+    root : str
+        The checkpoint's folder. It is made at the first write.
+
+    Notes
+    -----
+    Files are written under ``.<name>.<uuid>.tmp`` beside their final name, synced, and linked:
+    ``rename`` would silently replace another driver's file. The folder is synced after the link.
+    Instances can be pickled and compare equal by root.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._synced: set[str] = set()
+
+    @property
+    def uri(self) -> str:
+        """The absolute path of the root."""
+        return self._root
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self._root!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStorage) and other._root == self._root
+
+    def __hash__(self) -> int:
+        return hash(self._root)
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str]]:
+        return LocalStorage, (self._root,)
+
+    def local_path(self, path: str) -> str:
+        """Return the absolute path of a name; nothing is touched."""
+        return os.path.join(self._root, _checked(path))
+
+    def publish(self, path: str, data: bytes) -> None:
+        """See `CheckpointStorage.publish`."""
+        with self.create(path) as out:
+            out.write(data)
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """See `CheckpointStorage.replace`."""
+        final = self.local_path(path)
+        temporary = self._temporary(final)
+        try:
+            with open(temporary, "xb", buffering=0) as out:
+                _write_all(out, data)
+                if durable:
+                    os.fsync(out.fileno())
+            os.replace(temporary, final)
+            if durable:
+                _sync_folder(os.path.dirname(final))
+        except OSError as error:
+            _fail("write", final, error)
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """See `CheckpointStorage.create`."""
+        final = self.local_path(path)
+        temporary = self._temporary(final)
+        try:
+            try:
+                out = open(temporary, "xb", buffering=1 << 20)  # noqa: SIM115
+            except OSError as error:
+                _fail("create", final, error)
+            try:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+                out.close()
+                os.link(temporary, final)
+            except OSError as error:
+                _abandon(out)
+                _fail("write", final, error)
+            except BaseException:
+                _abandon(out)
+                raise
+        finally:
+            with suppress(OSError):
+                os.unlink(temporary)
+        try:
+            _sync_folder(os.path.dirname(final))
+        except OSError as error:
+            _fail("sync the folder of", final, error)
+
+    def read_bytes(self, path: str) -> bytes:
+        """See `CheckpointStorage.read_bytes`."""
+        with self.open_read(path) as source:
+            try:
+                return source.read()
+            except OSError as error:
+                _fail("read", self.local_path(path), error)
+
+    def open_read(self, path: str) -> BinaryIO:
+        """See `CheckpointStorage.open_read`."""
+        final = self.local_path(path)
+        try:
+            return open(final, "rb")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            _fail("read", final, error)
+
+    def list(self, prefix: str, *, temporary: bool = False) -> list[FileEntry]:
+        """See `CheckpointStorage.list`."""
+        top = self._root if prefix == "" else self.local_path(prefix)
+        found: list[FileEntry] = []
+        folders = [top]
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+                        elif _is_temporary(entry.name) == temporary:
+                            self._append(found, entry)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                _fail("list", folder, error)
+        found.sort()
+        return found
+
+    def _append(self, found: list[FileEntry], entry: os.DirEntry[str]) -> None:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(status.st_mode):
+            relative = os.path.relpath(entry.path, self._root)
+            found.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
+
+    def delete(self, path: str) -> bool:
+        """See `CheckpointStorage.delete`."""
+        final = self.local_path(path)
+        try:
+            os.unlink(final)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _fail("delete", final, error)
+        return True
+
+    def exists(self, path: str) -> bool:
+        """See `CheckpointStorage.exists`."""
+        return self.size_bytes(path) is not None
+
+    def size_bytes(self, path: str) -> int | None:
+        """See `CheckpointStorage.size_bytes`."""
+        final = self.local_path(path)
+        try:
+            status = os.stat(final)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            _fail("look at", final, error)
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def _temporary(self, final: str) -> str:
+        """Return a fresh temporary name for `final`, whose folder is made durable on first use."""
+        folder, name = os.path.split(final)
+        if folder not in self._synced:
+            try:
+                os.makedirs(folder, exist_ok=True)
+                # Another process may have made these folders and died before syncing them, so
+                # that every one up to the root's parent is synced, whoever made it.
+                above = folder
+                while len(above) >= len(self._root):
+                    above = os.path.dirname(above)
+                    _sync_folder(above)
+                    if above == os.path.dirname(above):
+                        break
+            except OSError as error:
+                _fail("create", folder, error)
+            self._synced.add(folder)
+        return os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+
+
+def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
+    """Return the storage behind a checkpoint's location.
+
+    Parameters
+    ----------
+    location : str or path
+        A folder, as a path or as a ``file:`` URI.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Another scheme, or a ``file:`` URI that names another host.
+
+    Examples
+    --------
+    >>> open_storage("file:///tmp/checkpoint").uri
+    '/tmp/checkpoint'
+    """
+    text = os.fspath(location)
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(f"a checkpoint's location is a path or URI, not {location!r}")
+    if not _SCHEME.match(text):
+        return LocalStorage(text)
+    parts = urlsplit(text)
+    if parts.scheme != "file":
+        raise InvalidArgumentError(
+            f"checkpoint {text!r}: the scheme {parts.scheme!r} is not supported; "
+            "use a local or shared folder, as a path or file:// URI"
+        )
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise InvalidArgumentError(
+            f"checkpoint {text!r}: a file URI has an absolute path and no host, "
+            "for example file:///data/checkpoint"
+        )
+    return LocalStorage(unquote(parts.path))
+
+
+def _checked(path: str) -> str:
+    parts = path.split("/")
+    if "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise InvalidArgumentError(f"{path!r} is not a relative POSIX path inside the checkpoint")
+    return path
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def _write_all(out: io.FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[out.write(rest) :]
+
+
+def _abandon(out: BinaryIO) -> None:
+    # Closing flushes what is buffered, which may fail again for the reason that brought us here.
+    with suppress(OSError, ValueError):
+        out.close()
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot sync a folder; their links are as durable as they get.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _fail(action: str, path: str, error: OSError) -> NoReturn:
+    if isinstance(error, PystateError):
+        raise error
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.EEXIST:
+        raise AlreadyPublishedError(f"{path} exists: somebody else published it first") from error
+    if error.errno in _FULL:
+        full = NoSpaceError(
+            f"the file system is full: could not {action} {path}; nothing was left behind, "
+            "free space and run again"
+        )
+        full.errno = error.errno
+        raise full from error
+    if error.errno in _NO_LINKS and action == "write":
+        reason += "; the checkpoint's file system must support hard links"
+    raise CheckpointError(f"could not {action} {path}: {reason}") from error
