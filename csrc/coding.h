@@ -1,0 +1,91 @@
+/* coding.h: how numbers lie in files and shared memory.
+ *
+ * Fixed-width integers are little-endian and need no alignment. A varint holds seven bits per
+ * byte, lowest first, the high bit set on all but the last byte; it is at most ten bytes long.
+ * A pst_cursor reads a byte string that may be damaged: reads past the end yield zero and set
+ * `bad`, so that a decoder checks once, at its end.
+ *
+ * Thread safety: pure functions.
+ *
+ * Invariants:
+ * 1. A cursor never touches a byte outside [p, end).
+ * 2. Once `bad` is set it stays set, and every later read yields zero or NULL.
+ * 3. pst_cursor_varint accepts exactly what pst_put_varint writes: the shortest form.
+ */
+#ifndef PST_CODING_H
+#define PST_CODING_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define PST_LE16(x) __builtin_bswap16(x)
+#define PST_LE32(x) __builtin_bswap32(x)
+#define PST_LE64(x) __builtin_bswap64(x)
+#else
+#define PST_LE16(x) (x)
+#define PST_LE32(x) (x)
+#define PST_LE64(x) (x)
+#endif
+
+enum { PST_VARINT_MAX = 10 };
+
+static inline uint16_t pst_get_u16(const void *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return PST_LE16(v);
+}
+
+static inline uint32_t pst_get_u32(const void *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return PST_LE32(v);
+}
+
+static inline uint64_t pst_get_u64(const void *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return PST_LE64(v);
+}
+
+static inline void pst_put_u16(void *p, uint16_t v) {
+    v = PST_LE16(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline void pst_put_u32(void *p, uint32_t v) {
+    v = PST_LE32(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline void pst_put_u64(void *p, uint64_t v) {
+    v = PST_LE64(v);
+    memcpy(p, &v, sizeof v);
+}
+
+/* Writes 1 to PST_VARINT_MAX bytes and returns how many. */
+size_t pst_put_varint(uint8_t *p, uint64_t v);
+size_t pst_varint_size(uint64_t v);
+
+typedef struct pst_cursor {
+    const uint8_t *p;
+    const uint8_t *end;
+    int bad;
+} pst_cursor;
+
+static inline pst_cursor pst_cursor_over(const void *data, size_t size) {
+    const uint8_t *p = data;
+    return (pst_cursor){p, p + size, 0};
+}
+
+static inline size_t pst_cursor_left(const pst_cursor *c) {
+    return (size_t)(c->end - c->p);
+}
+
+/* The next `size` bytes, or NULL. */
+const uint8_t *pst_cursor_bytes(pst_cursor *c, uint64_t size);
+uint8_t pst_cursor_u8(pst_cursor *c);
+uint64_t pst_cursor_varint(pst_cursor *c);
+
+#endif
