@@ -33,6 +33,7 @@ __all__ = [
     "RangeState",
     "Schema",
     "as_schema",
+    "decode_schema",
     "empty_range",
     "manifest_epoch",
     "manifest_path",
@@ -112,6 +113,24 @@ class FileRef:
     rows: int
     tombstones: int
     raw_bytes: int
+
+    @classmethod
+    def from_info(cls, path: str, info: Any) -> FileRef:
+        """Name a file that was just written, from the `FileInfo` that its writer returned."""
+        return cls(
+            path=path,
+            kind=info.kind,
+            id=info.id,
+            parent=info.parent,
+            epoch=info.epoch,
+            first_key_group=info.first_key_group,
+            last_key_group=info.last_key_group,
+            file_bytes=info.file_bytes,
+            checksum=info.checksum,
+            rows=info.rows,
+            tombstones=info.tombstones,
+            raw_bytes=info.raw_bytes,
+        )
 
     def _encode(self) -> dict[str, Any]:
         return {**asdict(self), "checksum": f"{self.checksum:016x}"}
@@ -247,8 +266,8 @@ class OperatorState:
         operator = cls(
             uid=fields.text("uid"),
             parallelism=fields.integer("parallelism", least=1),
-            key_schema=_decode_schema(fields.items("key_schema"), path),
-            state_schema=_decode_schema(fields.items("state_schema"), path),
+            key_schema=decode_schema(fields.items("key_schema"), path),
+            state_schema=decode_schema(fields.items("state_schema"), path),
             ranges=tuple(RangeState._decode(item, path) for item in fields.items("ranges")),
         )
         fields.finish()
@@ -430,7 +449,8 @@ def _decode_progress(content: Any, path: str) -> QueryProgress:
     return progress
 
 
-def _decode_schema(items: list[Any], path: str) -> Schema:
+def decode_schema(items: list[Any], path: str) -> Schema:
+    """Parse columns as `encode_document` wrote them."""
     columns = []
     for item in items:
         if (

@@ -37,6 +37,7 @@ __all__ = ["CheckpointStorage", "FileEntry", "LocalStorage", "open_storage"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_Entries = list["FileEntry"]  # `list` is a method's name inside the classes below
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -91,7 +92,7 @@ class CheckpointStorage(Protocol):
     def open_read(self, path: str) -> BinaryIO:
         """Open the file, seekable, for reading. `FileNotFoundError` where there is none."""
 
-    def list(self, prefix: str, *, temporary: bool = False) -> list[FileEntry]:
+    def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """List all files below the folder `prefix`, sorted by path.
 
         With `temporary`, only the leftovers of unfinished writes, which are otherwise left out.
@@ -221,10 +222,10 @@ class LocalStorage:
         except OSError as error:
             _fail("read", final, error)
 
-    def list(self, prefix: str, *, temporary: bool = False) -> list[FileEntry]:
+    def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
         top = self._root if prefix == "" else self.local_path(prefix)
-        found: list[FileEntry] = []
+        found: _Entries = []
         folders = [top]
         while folders:
             folder = folders.pop()
@@ -242,7 +243,7 @@ class LocalStorage:
         found.sort()
         return found
 
-    def _append(self, found: list[FileEntry], entry: os.DirEntry[str]) -> None:
+    def _append(self, found: _Entries, entry: os.DirEntry[str]) -> None:
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -316,8 +317,8 @@ def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
     '/tmp/checkpoint'
     """
     text = os.fspath(location)
-    if not isinstance(text, str) or not text:
-        raise InvalidArgumentError(f"a checkpoint's location is a path or URI, not {location!r}")
+    if not text:
+        raise InvalidArgumentError("a checkpoint's location is a path or URI, not an empty text")
     if not _SCHEME.match(text):
         return LocalStorage(text)
     parts = urlsplit(text)

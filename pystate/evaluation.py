@@ -1,0 +1,93 @@
+"""How often an epoch's work runs before it counts.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pystate.epoch import Epoch, RepeatedReportsError
+from pystate.errors import EvaluationError, PystateError
+
+__all__ = ["evaluate_epoch"]
+
+_LOG = logging.getLogger("pystate.evaluation")
+_NUMBER = re.compile(r"[0-9a-f-]*[0-9][0-9a-f-]*")
+
+
+def evaluate_epoch(
+    epoch: Epoch,
+    evaluate: Callable[[Epoch], Sequence[Any] | None],
+    max_evaluations: int,
+    retryable: Callable[[Exception], bool] | None = None,
+) -> Sequence[Any]:
+    """Evaluate an epoch until its reports are complete, each time from its base and afresh.
+
+    Parameters
+    ----------
+    epoch : Epoch
+        Open; it is neither completed nor aborted here.
+    evaluate : callable
+        Runs the work once and returns the sink transactions.
+    max_evaluations : int
+        Upper bound.
+    retryable : callable, optional
+        Whether an exception of `evaluate` is worth another evaluation; by default every one that
+        is not a `PystateError`.
+
+    Returns
+    -------
+    sequence
+        The sink transactions of the evaluation that counts.
+
+    Raises
+    ------
+    EvaluationError
+        Reports are missing, or the same ranges reported twice in two evaluations running.
+    Exception
+        What `evaluate` raised, if it is not retryable, came twice running, or came last.
+    """
+    previous: str | None = None
+    while True:
+        try:
+            sinks = evaluate(epoch) or ()
+            epoch.collect()
+            return sinks
+        except Exception as error:
+            repeated = isinstance(error, RepeatedReportsError)
+            if not repeated and not (retryable or _is_retryable)(error):
+                raise
+            signature = _signature(error)
+            again = signature == previous
+            if again or len(epoch.discarded_evaluations) + 1 >= max_evaluations:
+                if not repeated:
+                    raise
+                raise EvaluationError(
+                    f"{error}. So it went in {len(epoch.discarded_evaluations) + 1} evaluations: "
+                    "if the pipeline uses an operator's output more than once, persist() or "
+                    "checkpoint() it, so that Spark computes it once"
+                ) from error
+            previous = signature
+            _LOG.warning(
+                "epoch %d: evaluation %s is discarded and runs again: %s",
+                epoch.number,
+                epoch.evaluation_id,
+                error,
+            )
+        epoch.restart()
+
+
+def _is_retryable(error: Exception) -> bool:
+    return not isinstance(error, PystateError)
+
+
+def _signature(error: Exception) -> str:
+    """What stays the same when the same thing fails again: no task numbers, ids or traces."""
+    first_line = str(error).partition("\n")[0]
+    if isinstance(error, RepeatedReportsError):
+        return first_line
+    return f"{type(error).__qualname__}: {_NUMBER.sub('#', first_line)}"

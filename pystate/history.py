@@ -1,0 +1,202 @@
+"""The manifests that a checkpoint retains, read and checked.
+
+Thread safety: a `History` has one user at a time (its coordinator's lock).
+
+Invariants
+----------
+1. Retained epochs are consecutive: retention removes the oldest first. A hole is a lost manifest
+   and never skipped over.
+2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
+   manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
+3. A manifest with a run key is not removed before ``runs/<key>.run`` exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+
+from pystate.document import decode_document, encode_document
+from pystate.errors import AlreadyPublishedError, CheckpointError, CorruptFileError
+from pystate.manifest import MANIFESTS, Manifest, manifest_epoch, manifest_path
+from pystate.storage import CheckpointStorage
+
+__all__ = ["History", "read_head", "retained_epochs"]
+
+_LATEST = f"{MANIFESTS}/latest"
+_LISTINGS = 3
+
+
+class History:
+    """Reads, caches and retires manifests.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._cache: dict[int, Manifest] = {}
+        self._epochs: tuple[int, ...] = ()
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The retained epochs, ascending, as of the last `refresh`."""
+        return self._epochs
+
+    @property
+    def head(self) -> Manifest | None:
+        """The newest epoch, as of the last `refresh`."""
+        return self._cache[self._epochs[-1]] if self._epochs else None
+
+    def refresh(self) -> None:
+        """Look at the storage again.
+
+        Raises
+        ------
+        CheckpointError
+            A manifest is lost; the message names its file.
+        CorruptFileError, NewerFormatError
+            The newest manifest cannot be read.
+        """
+        known = self._epochs[-1] if self._epochs else 0
+        epochs = retained_epochs(self._storage, at_least=known)
+        if epochs and epochs[-1] not in self._cache:
+            path = manifest_path(epochs[-1])
+            self._cache[epochs[-1]] = Manifest.decode(self._storage.read_bytes(path), path)
+        self._epochs = epochs
+        for epoch in self._cache.keys() - set(epochs):
+            del self._cache[epoch]
+
+    def manifest(self, epoch: int) -> Manifest:
+        """Read a retained epoch's manifest; `CorruptFileError` where it cannot be understood."""
+        if epoch not in self._cache:
+            path = manifest_path(epoch)
+            self._cache[epoch] = Manifest.decode(self._storage.read_bytes(path), path)
+        return self._cache[epoch]
+
+    def add(self, manifest: Manifest) -> None:
+        """Note a manifest that was just published."""
+        self._cache[manifest.epoch] = manifest
+        self._epochs = (*self._epochs, manifest.epoch)
+        content = encode_document("latest", 1, {"epoch": manifest.epoch})
+        # Without it only the detection of a lost manifest is weaker.
+        with suppress(CheckpointError, OSError):
+            self._storage.replace(_LATEST, content, durable=False)
+
+    def find_batch(self, query_id: str, batch_id: int) -> Manifest | None:
+        """Find the retained epoch of a batch."""
+        for epoch in reversed(self._epochs):
+            manifest = self.manifest(epoch)
+            if (manifest.query_id, manifest.batch_id) == (query_id, batch_id):
+                return manifest
+        return None
+
+    def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
+        """Find the epoch that holds a run's result, and its manifest if that is retained."""
+        for epoch in reversed(self._epochs):
+            manifest = self.manifest(epoch)
+            if manifest.run_key == run_key:
+                return epoch, manifest
+        path = _run_path(run_key)
+        try:
+            data = self._storage.read_bytes(path)
+        except FileNotFoundError:
+            return None
+        fields = decode_document("run", 1, data, path)
+        if fields.text("run_key") != run_key:
+            raise CorruptFileError(f"{path}: belongs to another run key")
+        return fields.integer("epoch", least=1), None
+
+    def retire(self, keep: int) -> frozenset[str]:
+        """Remove all but the newest `keep` manifests, the oldest first.
+
+        Returns
+        -------
+        frozenset of str
+            State files that only removed manifests named.
+        """
+        removed: set[str] = set()
+        while len(self._epochs) > keep:
+            epoch = self._epochs[0]
+            manifest = self.manifest(epoch)
+            if manifest.run_key is not None:
+                record = {"run_key": manifest.run_key, "epoch": epoch}
+                with suppress(AlreadyPublishedError):
+                    path = _run_path(manifest.run_key)
+                    self._storage.publish(path, encode_document("run", 1, record))
+            self._storage.delete(manifest.path)
+            self._epochs = self._epochs[1:]
+            del self._cache[epoch]
+            removed |= manifest.paths
+        if removed:
+            for epoch in self._epochs:
+                removed -= self.manifest(epoch).paths
+        return frozenset(removed)
+
+
+def retained_epochs(storage: CheckpointStorage, *, at_least: int = 0) -> tuple[int, ...]:
+    """List the epochs that have a manifest, ascending.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    at_least : int
+        An epoch that the caller knows to have been published.
+
+    Raises
+    ------
+    CheckpointError
+        There is a hole, or the newest is missing.
+    """
+    lost = 0
+    # A listing is not atomic: beside a driver that retires manifests it can show a hole that is
+    # none, which the next listing does not.
+    for _ in range(_LISTINGS):
+        numbers = (manifest_epoch(entry.path) for entry in storage.list(MANIFESTS))
+        epochs = tuple(sorted(number for number in numbers if number is not None))
+        newest = max(at_least, _latest(storage))
+        lost = _first_hole(epochs, newest)
+        if not lost:
+            return epochs
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: the manifest {manifest_path(lost)} is lost; nothing is built "
+        "on an older epoch in its place: bring the file back from a copy"
+    )
+
+
+def read_head(storage: CheckpointStorage) -> Manifest | None:
+    """Read the newest manifest of a checkpoint, or None where there is none.
+
+    Raises
+    ------
+    CheckpointError
+        It is lost or cannot be understood.
+    """
+    history = History(storage)
+    history.refresh()
+    return history.head
+
+
+def _first_hole(epochs: tuple[int, ...], newest: int) -> int:
+    expected = epochs[0] if epochs else newest
+    for epoch in epochs:
+        if epoch != expected:
+            return expected
+        expected += 1
+    return expected if newest >= expected and newest > 0 else 0
+
+
+def _latest(storage: CheckpointStorage) -> int:
+    try:
+        fields = decode_document("latest", 1, storage.read_bytes(_LATEST), _LATEST)
+        return fields.integer("epoch")
+    except (FileNotFoundError, CheckpointError):
+        return 0
+
+
+def _run_path(run_key: str) -> str:
+    return f"runs/{hashlib.sha256(run_key.encode()).hexdigest()}.run"

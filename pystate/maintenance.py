@@ -1,0 +1,247 @@
+"""Work beside the epochs: merging deltas into bases, collecting orphans.
+
+Thread safety: all methods of `Maintenance` and `BaseMerges` may be called from any thread.
+
+Invariants
+----------
+1. An epoch never waits for maintenance; a merge that is ready is adopted by the next manifest.
+2. A merge reads files only, never a table, and its result is adopted only in the place of exactly
+   the files that it was made from.
+3. The thread exists only while there is work, and `Maintenance.close` joins it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pystate.errors import CheckpointError
+from pystate.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.storage import CheckpointStorage
+
+__all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
+
+_LOG = logging.getLogger("pystate.maintenance")
+_Key = tuple[str, int, int]  # uid, first and last key group
+# Epochs to wait before a merge that failed is tried again.
+_RETRY_AFTER = 16
+
+
+@dataclass(frozen=True)
+class MergePolicy:
+    """When the deltas of a range become part of its base."""
+
+    min_deltas: int = 4
+    """Fewer deltas are never merged."""
+    max_deltas: int = 64
+    """So many are merged whatever their size: they bound a restore and the manifest."""
+    keep_deltas: int = 2
+    """The newest deltas stay out, so that a table a little behind can still catch up."""
+
+    def files_to_merge(self, state: RangeState) -> tuple[FileRef, ...]:
+        """Choose the files that a new base of the range should be made from; none for not yet."""
+        merged = len(state.deltas) - self.keep_deltas
+        if len(state.deltas) < max(self.min_deltas, self.keep_deltas + 1):
+            return ()
+        base_bytes = 0 if state.base is None else state.base.file_bytes
+        delta_bytes = sum(delta.file_bytes for delta in state.deltas[:merged])
+        if delta_bytes < base_bytes and len(state.deltas) < self.max_deltas:
+            return ()
+        base = () if state.base is None else (state.base,)
+        return (*base, *state.deltas[:merged])
+
+
+class Maintenance:
+    """A thread that works through tasks and ends when there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run `task` after those submitted before; its errors are logged. Ignored once closed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="pystate-maintenance", daemon=True
+                )
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is left to do."""
+        while True:
+            with self._lock:
+                thread = self._thread
+            if thread is None:
+                return
+            thread.join()
+
+    def close(self) -> None:
+        """Drop what has not begun and wait for what has."""
+        with self._lock:
+            self._closed = True
+            self._tasks.clear()
+        self.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._tasks:
+                    self._thread = None
+                    return
+                task = self._tasks.popleft()
+            try:
+                task()
+            except (CheckpointError, OSError) as error:
+                _LOG.warning("maintenance: %s", error)
+            except Exception:
+                _LOG.exception("maintenance failed")
+
+
+class BaseMerges:
+    """The base merges that are planned, running, or ready for the next manifest."""
+
+    def __init__(
+        self, storage: CheckpointStorage, maintenance: Maintenance, policy: MergePolicy
+    ) -> None:
+        self._storage = storage
+        self._maintenance = maintenance
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._merges: dict[_Key, _Merge] = {}
+        self._ready: dict[_Key, FileRef] = {}
+        self._failed: dict[_Key, int] = {}
+
+    def plan(self, manifest: Manifest) -> None:
+        """Begin the merges that the policy asks for."""
+        for operator in manifest.operators:
+            for state in operator.ranges:
+                sources = self._policy.files_to_merge(state)
+                key = (operator.uid, state.first_key_group, state.last_key_group)
+                if not sources:
+                    continue
+                with self._lock:
+                    waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
+                    if key in self._merges or manifest.epoch < waits:
+                        continue
+                    output = state_path(*key, sources[-1].epoch, uuid.uuid4().hex, "base")
+                    rest = state.files[len(sources) :]
+                    merged_id = rest[0].parent if rest else state.id
+                    self._merges[key] = _Merge(sources, merged_id, output, manifest.epoch)
+                self._maintenance.submit(partial(self._merge, key))
+
+    def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+        """Put the bases that are ready in the place of the files they were made from."""
+        with self._lock:
+            ready = dict(self._ready)
+        return tuple(
+            replace(op, ranges=tuple(self._rebased(op.uid, state, ready) for state in op.ranges))
+            if any(key[0] == op.uid for key in ready)
+            else op
+            for op in operators
+        )
+
+    def published(self, manifest: Manifest) -> None:
+        """Forget the merges that are ready: adopted by this manifest, or of no use any more."""
+        with self._lock:
+            for key in list(self._ready):
+                merge = self._merges[key]
+                if merge.output not in manifest.paths:
+                    if _begins_with(manifest, key, merge.sources):
+                        continue
+                    _LOG.info("the merged base %s came too late", merge.output)
+                del self._ready[key], self._merges[key]
+
+    def live(self) -> frozenset[str]:
+        """Return the files that a later manifest may still name."""
+        with self._lock:
+            return frozenset(merge.output for merge in self._merges.values())
+
+    def _rebased(self, uid: str, state: RangeState, ready: dict[_Key, FileRef]) -> RangeState:
+        key = (uid, state.first_key_group, state.last_key_group)
+        base = ready.get(key)
+        if base is None:
+            return state
+        sources = self._merges[key].sources
+        if state.files[: len(sources)] != sources:
+            return state
+        return replace(state, base=base, deltas=state.files[len(sources) :])
+
+    def _merge(self, key: _Key) -> None:
+        merge = self._merges[key]
+        try:
+            base = merge_range(
+                self._storage, merge.sources, merge.merged_id, merge.output, key[1], key[2]
+            )
+        except BaseException:
+            with self._lock:
+                del self._merges[key]
+                self._failed[key] = merge.epoch
+            raise
+        with self._lock:
+            self._ready[key] = base
+
+
+@dataclass(frozen=True)
+class _Merge:
+    sources: tuple[FileRef, ...]
+    merged_id: str
+    output: str
+    epoch: int
+
+
+def _begins_with(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+    """Whether a range of the manifest still begins with these files."""
+    operator = manifest.operator(key[0])
+    return operator is not None and any(
+        (state.first_key_group, state.last_key_group) == key[1:]
+        and state.files[: len(sources)] == sources
+        for state in operator.ranges
+    )
+
+
+def merge_range(
+    storage: CheckpointStorage,
+    sources: tuple[FileRef, ...],
+    merged_id: str,
+    output: str,
+    first_key_group: int,
+    last_key_group: int,
+) -> FileRef:
+    """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
+
+    Raises
+    ------
+    CorruptFileError, LineageError
+        A source is damaged or not the file that the manifest names; nothing was created.
+    """
+    from pystate.backend import Lineage, merge_files
+
+    newest = sources[-1]
+    lineage = Lineage(bytes.fromhex(merged_id), bytes.fromhex(newest.parent), newest.epoch, 0)
+    opened = []
+    try:
+        for source in sources:
+            opened.append(storage.open_read(source.path))
+        with storage.create(output) as out:
+            info = merge_files(
+                opened,
+                out,
+                lineage=lineage,
+                first_key_group=first_key_group,
+                last_key_group=last_key_group,
+            )
+    finally:
+        for file in opened:
+            file.close()
+    return FileRef.from_info(output, info)
