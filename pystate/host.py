@@ -1,0 +1,303 @@
+"""The host as shared tables see it: who owns them, where they live, how much memory there is.
+
+Thread safety: functions without state.
+
+Invariants
+----------
+1. The folder of an owner's tables carries the owner's identity in its name, so that no table is
+   opened to decide whether it may go.
+2. `sweep` removes tables only of an earlier boot, or of this boot and this pid namespace whose
+   owner is gone. What another container keeps in a shared folder cannot be judged from here.
+3. Tables are only put below a folder that is this user's and nobody else may enter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import quote
+
+from pystate.errors import CheckpointError
+
+__all__ = [
+    "TableHome",
+    "TableIdentity",
+    "ancestor_named",
+    "choose_home",
+    "memory_limit_bytes",
+    "process_start",
+    "sweep",
+    "table_identity",
+]
+
+_LOG = logging.getLogger("pystate.host")
+_SHM = "/dev/shm"
+#: Containers often give 64 MB, which a single table would fill.
+_LEAST_BYTES = 256 * 1024 * 1024
+_OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
+
+
+class TableIdentity(NamedTuple):
+    """Who may use a shared table; stored in its header."""
+
+    boot_id: bytes
+    """16 bytes."""
+    pid_namespace: int
+    owner_pid: int
+    owner_start: int
+    """In clock ticks since boot."""
+    application: bytes
+    """32 bytes that tell one checkpoint from another."""
+
+
+@dataclass(frozen=True)
+class TableHome:
+    """Where the tables of one owner live on this host."""
+
+    folder: str | None
+    """None: there is no place to share tables in, use the heap."""
+    identity: TableIdentity | None
+
+    def table_path(
+        self, uid: str, first_key_group: int, last_key_group: int, fingerprint: str
+    ) -> str | None:
+        """Name a table's file, whose folder is made; None for the heap.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        first_key_group, last_key_group : int
+            The range, inclusive.
+        fingerprint : str
+            Of the schema: tables of another schema are other files.
+        """
+        if self.folder is None or self.identity is None:
+            return None
+        application = self.identity.application.hex()[:16]
+        folder = os.path.join(self.folder, application, quote(uid, safe=""))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        name = f"{first_key_group:05d}-{last_key_group:05d}-{fingerprint[:16]}.table"
+        return os.path.join(folder, name)
+
+
+def choose_home(
+    application: bytes,
+    *,
+    owner_pid: int | None = None,
+    fallback: str | None = None,
+    shm: str = _SHM,
+    least_bytes: int = _LEAST_BYTES,
+) -> TableHome:
+    """Find the folder for an owner's tables, and sweep what earlier owners left there.
+
+    Parameters
+    ----------
+    application : bytes
+        32 bytes naming the checkpoint.
+    owner_pid : int, optional
+        The process whose end makes the tables worthless: for a Spark worker its executor's JVM.
+        This process by default.
+    fallback : str, optional
+        A local folder to use where `shm` is missing, too small or not safe to use.
+    shm : str
+        A folder of a memory file system.
+    least_bytes : int
+        Size below which `shm` is too small.
+
+    Returns
+    -------
+    TableHome
+        With ``folder=None`` where no folder will do, or the host tells nothing about its
+        processes.
+    """
+    try:
+        identity = table_identity(application, owner_pid)
+    except CheckpointError as error:
+        _LOG.warning("tables stay in the process: %s", error)
+        return TableHome(None, None)
+    owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
+    for parent in (shm if _has_room(shm, least_bytes) else None, fallback):
+        if parent is None:
+            continue
+        base = os.path.join(parent, f"pystate-{os.geteuid()}")
+        try:
+            _make_private(base)
+            sweep(base)
+            folder = os.path.join(base, owner)
+            _make_private(folder)
+        except OSError as error:
+            _LOG.warning("no tables in %s: %s", base, error)
+            continue
+        return TableHome(folder, identity)
+    return TableHome(None, None)
+
+
+def table_identity(application: bytes, owner_pid: int | None = None) -> TableIdentity:
+    """Identify the host, the pid namespace and the owner.
+
+    Raises
+    ------
+    CheckpointError
+        There is no ``/proc`` (not Linux), or no such process.
+    """
+    pid = os.getpid() if owner_pid is None else owner_pid
+    start = process_start(pid)
+    if start is None:
+        raise CheckpointError(f"shared tables need Linux's /proc; process {pid} is not in it")
+    try:
+        return TableIdentity(_boot_id(), _pid_namespace(), pid, start, application)
+    except OSError as error:
+        raise CheckpointError(f"shared tables need Linux's /proc: {error}") from error
+
+
+def process_start(pid: int) -> int | None:
+    """Return a process's start time in clock ticks since boot, or None where it is not there.
+
+    Together with the pid it names a process for ever, as pids are reused.
+    """
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def ancestor_named(name: str, pid: int | None = None) -> int | None:
+    """Find the nearest ancestor whose command is `name`, such as a Python worker's ``java``."""
+    current = os.getppid() if pid is None else pid
+    while current > 1:
+        with suppress(OSError), open(f"/proc/{current}/comm", encoding="utf-8") as comm:
+            if comm.read().strip() == name:
+                return current
+        fields = _stat_fields(current)
+        if fields is None:
+            return None
+        current = int(fields[1])
+    return None
+
+
+def sweep(base: str) -> int:
+    """Remove the folders of owners that are gone; return how many.
+
+    Parameters
+    ----------
+    base : str
+        The folder that holds one folder per owner.
+    """
+    boot_id, namespace = _boot_id().hex(), _pid_namespace()
+    count = 0
+    for name in os.listdir(base):
+        match = _OWNER.fullmatch(name)
+        if match is None:
+            continue
+        other_boot = match[1] != boot_id
+        ours = int(match[2]) == namespace
+        if other_boot or (ours and _is_gone(int(match[3]), int(match[4]))):
+            shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+            count += 1
+    return count
+
+
+def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """Return the memory that this process may use: the machine's, or its control group's if less.
+
+    Both versions of control groups are read, with all ancestors of the group.
+    """
+    limits = [_physical_bytes(proc)]
+    try:
+        with open(f"{proc}/self/cgroup", encoding="utf-8") as groups:
+            lines = groups.read().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for root in (cgroups, f"{cgroups}/unified"):
+                limits += _group_limits(root, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _group_limits(f"{cgroups}/memory", path, "memory.limit_in_bytes")
+    return min(limit for limit in limits if limit > 0)
+
+
+def _group_limits(root: str, path: str, name: str) -> list[int]:
+    """Read the limits of a group and of all its ancestors up to the root."""
+    found = []
+    current = path.strip("/")
+    while True:
+        # "max" in version 2 is no limit.
+        with (
+            suppress(OSError, ValueError),
+            open(os.path.join(root, current, name), encoding="ascii") as limit,
+        ):
+            found.append(int(limit.read()))
+        if not current:
+            return found
+        current = os.path.dirname(current)
+
+
+def _physical_bytes(proc: str) -> int:
+    with (
+        suppress(OSError, ValueError, IndexError),
+        open(f"{proc}/meminfo", encoding="ascii") as meminfo,
+    ):
+        for line in meminfo:
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _has_room(folder: str, least_bytes: int) -> bool:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    return status.f_blocks * status.f_frsize >= least_bytes and os.access(folder, os.W_OK)
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder that is this user's alone, or raise `OSError`."""
+    with suppress(FileExistsError):
+        os.makedirs(folder, mode=0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{folder} is not a folder")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; "
+            "it must be yours with mode 700"
+        )
+
+
+def _is_gone(pid: int, start: int) -> bool:
+    found = process_start(pid)
+    if found is not None:
+        return found != start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return the fields after the command of ``/proc/<pid>/stat``: state, parent, and so on."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def _boot_id() -> bytes:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
