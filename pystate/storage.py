@@ -374,7 +374,7 @@ def _fail(action: str, path: str, error: OSError) -> NoReturn:
     if isinstance(error, PystateError):
         raise error
     reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno == errno.EEXIST:
+    if error.errno == errno.EEXIST and action == "write":
         raise AlreadyPublishedError(f"{path} exists: somebody else published it first") from error
     if error.errno in _FULL:
         full = NoSpaceError(

@@ -1,0 +1,79 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pystate.coordinator import Coordinator
+from pystate.epoch import Epoch, RangeReport
+from pystate.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.storage import CheckpointStorage, LocalStorage
+
+KEY = (("k", "bigint"),)
+STATE = (("n", "bigint"),)
+
+
+class FakeWork:
+    """An epoch's work without tables: each range's delta holds a line of text."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self.storage = storage
+        self.committed: list[int] = []
+
+    def coordinator(self, **options: Any) -> Coordinator:
+        options.setdefault("job", "job")
+        options.setdefault("parallelism", 2)
+        options.setdefault("commit_sinks", self.commit)
+        options.setdefault("merge_policy", None)
+        return Coordinator(self.storage, **options)
+
+    def commit(self, manifest: Manifest) -> None:
+        self.committed.append(manifest.epoch)
+
+    def write(
+        self, uid: str, state: RangeState, epoch: int, text: str, evaluation_id: str
+    ) -> RangeReport:
+        """What a worker does: a delta on the range's base, then its report."""
+        attempt = uuid.uuid4().hex
+        first, last = state.first_key_group, state.last_key_group
+        path = state_path(uid, first, last, epoch, attempt, "delta")
+        data = text.encode()
+        with self.storage.create(path) as out:
+            out.write(data)
+        ref = FileRef(
+            path, "delta", attempt, state.id, epoch, first, last, len(data), 0, 1, 0, len(data)
+        )
+        return RangeReport(uid, state.index, evaluation_id, attempt, state.id, ref)
+
+    def reports(self, epoch: Epoch, text: str = "x", uid: str = "op") -> list[RangeReport]:
+        ranges = epoch.declare(uid, key_schema=KEY, state_schema=STATE)
+        return [self.write(uid, state, epoch.number, text, epoch.evaluation_id) for state in ranges]
+
+    def evaluate(
+        self, text: str = "x", sinks: Sequence[Any] = ("out",), uids: Sequence[str] = ("op",)
+    ) -> Callable[[Epoch], Sequence[Any]]:
+        def evaluate(epoch: Epoch) -> Sequence[Any]:
+            for uid in uids:
+                for report in self.reports(epoch, text, uid):
+                    assert epoch.report(report)
+            return sinks
+
+        return evaluate
+
+    def text(self, manifest: Manifest, uid: str = "op", index: int = 0) -> list[str]:
+        """What the range's files say, oldest first."""
+        operator = manifest.operator(uid)
+        assert operator is not None
+        files = operator.ranges[index].files
+        return [self.storage.read_bytes(ref.path).decode() for ref in files]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> FakeWork:
+    """Work on a fresh checkpoint."""
+    return FakeWork(LocalStorage(tmp_path / "checkpoint"))

@@ -1,0 +1,189 @@
+"""Manifests: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pystate.document import Fields, decode_document, encode_document
+from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.manifest import (
+    EMPTY_ID,
+    FileRef,
+    Manifest,
+    OperatorState,
+    QueryProgress,
+    RangeState,
+    empty_range,
+    manifest_epoch,
+    manifest_path,
+    range_bounds,
+    state_folder,
+)
+
+
+def file_ref(number: int, kind: str = "delta", parent: int | None = None) -> FileRef:
+    return FileRef(
+        path=f"state/op/00000-00127/{number:08d}-{number:032x}.{kind}",
+        kind=kind,
+        id=f"{number:032x}",
+        parent=f"{number - 1 if parent is None else parent:032x}",
+        epoch=number,
+        first_key_group=0,
+        last_key_group=127,
+        file_bytes=100 + number,
+        checksum=(1 << 63) + number,
+        rows=number,
+        tombstones=1,
+        raw_bytes=3 * number,
+    )
+
+
+def manifest(**changes: Any) -> Manifest:
+    state = RangeState(0, 0, 127, file_ref(4).id, file_ref(2, "base"), (file_ref(3), file_ref(4)))
+    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,))
+    empty = OperatorState("émpty", 3, (), (), tuple(empty_range(i, 128, 3) for i in range(3)))
+    found = Manifest(
+        epoch=42,
+        predecessor=41,
+        evaluation_id="e" * 32,
+        run_id="r" * 32,
+        term=7,
+        host="host",
+        max_parallelism=128,
+        processing_time_ms=-5,
+        created_ms=1,
+        library="pystate 0",
+        operators=(operator, empty),
+        query_id="q",
+        batch_id=3,
+        offsets_hash="h",
+        watermark_ms=None,
+        queries=(QueryProgress("q", 3, "h", 42),),
+        sinks=({"files": ["a", "b"], "n": 1.5},),
+    )
+    return dataclasses.replace(found, **changes)
+
+
+def test_round_trip() -> None:
+    original = manifest()
+    data = original.encode()
+    assert Manifest.decode(data, "m") == original
+    assert Manifest.decode(data, "m").encode() == data
+    other = manifest(query_id=None, batch_id=None, offsets_hash=None, run_key="k", watermark_ms=-1)
+    assert Manifest.decode(other.encode(), "m") == other
+
+
+def test_every_flipped_byte_and_every_truncation() -> None:
+    data = manifest().encode()
+    for position in range(len(data)):
+        for bit in (0x01, 0x20, 0x80):
+            damaged = bytearray(data)
+            damaged[position] ^= bit
+            with pytest.raises(CorruptFileError, match=r"a/b\.manifest"):
+                Manifest.decode(bytes(damaged), "a/b.manifest")
+        with pytest.raises(CorruptFileError, match=r"a/b\.manifest"):
+            Manifest.decode(data[:position], "a/b.manifest")
+    with pytest.raises(CorruptFileError):
+        Manifest.decode(data + b"\n", "m")
+    with pytest.raises(CorruptFileError):
+        Manifest.decode(data + data, "m")
+
+
+def test_newer_format_is_told_apart_from_damage() -> None:
+    data = encode_document("manifest", 2, {"what": "ever"})
+    with pytest.raises(NewerFormatError, match=r"m: format version 2 .* upgrade"):
+        Manifest.decode(data, "m")
+
+
+def tampered(**fields: Any) -> bytes:
+    """A document with a right checksum and wrong content."""
+    body = decode_document("manifest", 1, manifest().encode(), "m")
+    content = {**body._content, **fields}
+    return encode_document("manifest", 1, {k: v for k, v in content.items() if v is not ...})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"surprise": 1}, "unknown fields: surprise"),
+        ({"epoch": ...}, "'epoch' is missing"),
+        ({"epoch": 0}, "'epoch' is not a whole number"),
+        ({"epoch": True}, "'epoch' is not"),
+        ({"epoch": 1.0}, "'epoch' is not"),
+        ({"host": None}, "'host' is not a string"),
+        ({"processing_time_ms": None}, "null"),
+        ({"operators": [7]}, "expected an object"),
+        ({"max_parallelism": 64}, "does not have the 1 ranges"),
+        ({"queries": [{}]}, "'query_id' is missing"),
+        ({"kind": "job"}, "not a manifest"),
+    ],
+)
+def test_wrong_content_under_a_right_checksum(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptFileError, match=message):
+        Manifest.decode(tampered(**fields), "m")
+
+
+def test_fields_refuse_bad_ids() -> None:
+    for bad in ("0" * 31, "0" * 31 + "A", "0" * 31 + "g", 5):
+        with pytest.raises(CorruptFileError, match="hexadecimal"):
+            Fields({"id": bad}, "m").hexadecimal("id", 32)
+
+
+def test_sinks_must_be_json() -> None:
+    with pytest.raises(InvalidArgumentError, match="plain JSON"):
+        manifest(sinks=(object(),)).encode()
+    with pytest.raises(InvalidArgumentError, match="plain JSON"):
+        manifest(sinks=(float("nan"),)).encode()
+
+
+def test_paths() -> None:
+    assert manifest_path(42) == "manifests/00000042.manifest"
+    assert manifest_epoch("manifests/00000042.manifest") == 42
+    assert manifest_epoch(manifest_path(123456789)) == 123456789
+    for other in ("manifests/latest", "manifests/42.manifest", "manifests/000000042.manifest"):
+        assert manifest_epoch(other) is None
+    assert manifest().paths == {r.path for r in (file_ref(2, "base"), file_ref(3), file_ref(4))}
+    assert state_folder("a/b c", 0, 5) == "state/a%2Fb%20c/00000-00005"
+    for bad in ("", ".", "..", "x" * 201):
+        with pytest.raises(InvalidArgumentError, match="uid"):
+            state_folder(bad, 0, 5)
+
+
+def test_range_bounds_are_flinks() -> None:
+    assert [range_bounds(i, 128, 3) for i in range(3)] == [(0, 42), (43, 85), (86, 127)]
+    for parallelism in range(1, 129):
+        groups = [
+            group
+            for i in range(parallelism)
+            for group in range(
+                range_bounds(i, 128, parallelism)[0], range_bounds(i, 128, parallelism)[1] + 1
+            )
+        ]
+        assert groups == list(range(128))
+
+
+def test_deltas_after() -> None:
+    deltas = (file_ref(3), file_ref(4), file_ref(5))
+    state = RangeState(0, 0, 127, deltas[-1].id, file_ref(2, "base"), deltas)
+    assert state.deltas_after(file_ref(5).id) == ()
+    assert state.deltas_after(file_ref(4).id) == deltas[2:]
+    assert state.deltas_after(file_ref(2).id) == deltas
+    assert state.deltas_after(file_ref(1).id) is None
+    assert state.deltas_after(EMPTY_ID) is None
+    assert empty_range(0, 128, 1).deltas_after(EMPTY_ID) == ()
+
+
+def test_deltas_after_never_applies_what_is_not_linked() -> None:
+    # Files of two old ranges, then two deltas of this range on the id derived from them.
+    derived = "d" * 32
+    own = dataclasses.replace(file_ref(7), parent=derived)
+    state = RangeState(
+        0, 0, 127, file_ref(8).id, None, (file_ref(3), file_ref(4, "base"), own, file_ref(8))
+    )
+    assert state.deltas_after(file_ref(7).id) == (file_ref(8),)
+    assert state.deltas_after(derived) == (own, file_ref(8))
+    assert state.deltas_after(file_ref(4).id) is None
+    assert state.deltas_after(file_ref(3).id) is None
