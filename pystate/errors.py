@@ -11,10 +11,12 @@ __all__ = [
     "AddressSpaceError",
     "AlreadyPublishedError",
     "CheckpointError",
+    "ClosedError",
     "CorruptFileError",
     "DeclarationError",
     "EvaluationError",
     "FencedError",
+    "InUseError",
     "InvalidArgumentError",
     "LineageError",
     "MemoryLimitError",
@@ -28,6 +30,7 @@ __all__ = [
     "SnapshotTooOldError",
     "StaleKeyBatchError",
     "StateOverflowError",
+    "SystemCallError",
     "TableBusyError",
     "TableMismatchError",
     "UnclaimedStateError",
@@ -54,6 +57,18 @@ class WrongTypeError(PystateError, TypeError):
 
 class NoCurrentKeyError(PystateError, RuntimeError):
     """Keyed state was used while no key was current."""
+
+
+class ClosedError(PystateError, ValueError):
+    """A handle was used after it was closed, before it was attached, or in a forked child."""
+
+
+class InUseError(PystateError, RuntimeError):
+    """A handle was used, or closed, while another thread was at work with it."""
+
+
+class SystemCallError(PystateError, OSError):
+    """A system call failed; `errno` says how."""
 
 
 class StateOverflowError(PystateError, OverflowError):

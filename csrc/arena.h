@@ -1,0 +1,59 @@
+/* arena.h: one reserved address range cut into spaces that grow by being committed.
+ *
+ * Purpose: memory for a table, anonymous (heap) or a sparse file mapped by many processes
+ * (shared). The base address never moves, so an offset stays a pointer for as long as the arena
+ * is mapped.
+ *
+ * Thread safety: growing belongs to the writer. arena_refresh may be called by a reader process on
+ * its own arena. Readers in the writer's process only touch what was committed before they began.
+ *
+ * Invariants
+ *  A1. [base, base + total) is reserved once, without access; what is committed is mapped at its
+ *      fixed offset and never unmapped before pst_arena_unmap.
+ *  A2. A shared page is mapped only after posix_fallocate gave it: a full file system is
+ *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB.
+ *  A3. header->committed[space] is stored after the pages are there.
+ *  A4. The sum of committed bytes stays at or below `limit`.
+ */
+#ifndef PST_ARENA_H
+#define PST_ARENA_H
+
+#include "layout.h"
+
+typedef struct pst_arena {
+    uint8_t *base;
+    uint64_t total;
+    uint64_t start[PST_SPACES + 1]; /* offsets; the last one is `total` */
+    uint64_t mapped[PST_SPACES];    /* bytes that this process can touch */
+    uint64_t committed_total;       /* as of the last look */
+    uint64_t limit;
+    int fd; /* -1: heap */
+    int last_errno;
+} pst_arena;
+
+/* Bytes of space `space` for a table with that header size and reserve. */
+uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve);
+
+/* Reserves the range and maps the head space (head_bytes, a multiple of the page size), which it
+ * commits if `create`. */
+pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t reserve,
+                         uint64_t limit, int create);
+void pst_arena_unmap(pst_arena *a);
+
+/* Makes at least `need` bytes of a space usable, growing by a sixteenth (64 KB to 16 MB) at a time.
+ * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
+pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
+
+/* Maps what another process has committed meanwhile. */
+pst_status pst_arena_refresh(pst_arena *a);
+
+/* A default for table limits: three quarters of the memory that the machine or its cgroup has. */
+uint64_t pst_default_limit(void);
+
+static inline pst_header *pst_arena_header(const pst_arena *a) { return (pst_header *)a->base; }
+
+static inline uint8_t *pst_space(const pst_arena *a, int space) {
+    return a->base + a->start[space];
+}
+
+#endif

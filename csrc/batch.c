@@ -1,0 +1,261 @@
+#include "batch.h"
+
+#include "hash.h"
+#include "mem.h"
+#include "schema.h"
+
+void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
+    int64_t at = a->offset + i;
+    cell->word[1] = 0;
+    switch (a->type) {
+        case PST_BOOL:
+            cell->word[0] = ((const uint8_t *)a->values)[at >> 3] >> (at & 7) & 1;
+            break;
+        case PST_INT8: cell->word[0] = (uint64_t)(int64_t)((const int8_t *)a->values)[at]; break;
+        case PST_INT16: cell->word[0] = (uint64_t)(int64_t)((const int16_t *)a->values)[at]; break;
+        case PST_INT32:
+        case PST_DATE32:
+            cell->word[0] = (uint64_t)(int64_t)((const int32_t *)a->values)[at];
+            break;
+        case PST_FLOAT32: cell->word[0] = ((const uint32_t *)a->values)[at]; break;
+        case PST_INT64:
+        case PST_FLOAT64:
+        case PST_TIMESTAMP: cell->word[0] = ((const uint64_t *)a->values)[at]; break;
+        case PST_DECIMAL: memcpy(cell->word, (const uint8_t *)a->values + at * 16, 16); break;
+        case PST_STRING:
+        case PST_BINARY:
+        case PST_OBJECT:
+            cell->bytes = (pst_bytes){(const uint8_t *)a->values + a->offsets[at],
+                                      (uint32_t)(a->offsets[at + 1] - a->offsets[at])};
+    }
+}
+
+static int has_nulls(const pst_array *a) {
+    if (!a->validity) return 0;
+    for (int64_t i = 0; i < a->length; i++)
+        if (pst_array_is_null(a, i)) return 1;
+    return 0;
+}
+
+/* Word keys: the caller's array itself where its bits are canonical already. */
+static pst_status take_words(pst_batch *b, const pst_array *keys) {
+    pst_type type = keys->type;
+    if ((type == PST_INT64 || type == PST_TIMESTAMP) && !b->nulls) {
+        b->words = (const uint64_t *)keys->values + keys->offset;
+        return PST_OK;
+    }
+    b->own_words = pst_malloc((size_t)b->length * sizeof *b->own_words);
+    if (!b->own_words) return PST_NO_MEMORY;
+    for (int64_t i = 0; i < b->length; i++) {
+        pst_cell cell;
+        pst_array_cell(keys, i, &cell);
+        b->own_words[i] = b->nulls && b->nulls[i] ? 0 : pst_canonical_word(type, cell.word[0]);
+    }
+    b->words = b->own_words;
+    return PST_OK;
+}
+
+static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
+    b->bytes = pst_malloc((size_t)b->length * sizeof *b->bytes);
+    if (!b->bytes) return PST_NO_MEMORY;
+    pst_cell cells[PST_MAX_KEYS];
+    int encoded = schema->n_keys > 1 || keys->type == PST_DECIMAL;
+    for (int64_t i = 0; i < b->length; i++) {
+        uint32_t nulls = 0;
+        for (int32_t k = 0; k < schema->n_keys; k++)
+            if (pst_array_is_null(&keys[k], i))
+                nulls |= UINT32_C(1) << k;
+            else
+                pst_array_cell(&keys[k], i, &cells[k]);
+        pst_key key;
+        pst_status s = pst_key_form(schema, cells, nulls, &b->encoded, &key);
+        if (s) return s;
+        b->bytes[i] = key.bytes;
+    }
+    /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
+    size_t at = 0;
+    for (int64_t i = 0; encoded && i < b->length; i++) {
+        if (!b->bytes[i].size) continue;
+        b->bytes[i].data = b->encoded.data + at;
+        at += b->bytes[i].size;
+    }
+    return PST_OK;
+}
+
+static pst_status check_arrays(const pst_table *t, const pst_array *keys, pst_detail *detail) {
+    for (int32_t k = 0; k < t->schema.n_keys; k++) {
+        detail->column = k;
+        if (keys[k].type != t->schema.keys[k].type) return PST_WRONG_TYPE;
+        if (keys[k].length != keys[0].length || keys[k].length < 0) return PST_INVALID;
+    }
+    detail->column = -1;
+    return PST_OK;
+}
+
+static pst_status check_groups(pst_batch *b) {
+    pst_table *t = b->t;
+    if (t->first_key_group == 0 && t->last_key_group == t->max_parallelism - 1) return PST_OK;
+    for (int64_t i = 0; i < b->length; i++) {
+        int32_t group = pst_group_of(t, b->hash[i]);
+        if (group >= t->first_key_group && group <= t->last_key_group) continue;
+        t->detail.row = i;
+        t->detail.key_group = group;
+        return PST_WRONG_KEY_GROUP;
+    }
+    return PST_OK;
+}
+
+static pst_status fill(pst_batch *b, const pst_array *keys) {
+    pst_table *t = b->t;
+    size_t n = (size_t)b->length;
+    uint8_t precision[PST_MAX_KEYS];
+    for (int32_t k = 0; k < t->schema.n_keys; k++) precision[k] = t->schema.keys[k].precision;
+    b->hash = pst_malloc(n * sizeof *b->hash);
+    b->slots = pst_malloc(n * sizeof *b->slots);
+    if (!b->hash || !b->slots) return PST_NO_MEMORY;
+    pst_status s = pst_hash(keys, precision, t->schema.n_keys, b->hash);
+    if (!s) s = check_groups(b);
+    if (s) return s;
+    if (t->schema.n_keys == 1 && has_nulls(keys)) {
+        b->nulls = pst_malloc(n);
+        if (!b->nulls) return PST_NO_MEMORY;
+        for (size_t i = 0; i < n; i++) b->nulls[i] = (uint8_t)pst_array_is_null(keys, (int64_t)i);
+    }
+    return t->lay.key_kind == PST_KEY_WORD ? take_words(b, keys) : take_bytes(b, &t->schema, keys);
+}
+
+pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch) {
+    if (!t->attached) return PST_INVALID;
+    pst_no_detail(&t->detail);
+    pst_status s = check_arrays(t, keys, &t->detail);
+    if (s) return s;
+    pst_batch *b = pst_calloc(1, sizeof *b);
+    if (!b) return PST_NO_MEMORY;
+    b->t = t;
+    b->generation = t->generation;
+    b->length = keys[0].length;
+    s = fill(b, keys);
+    if (s) {
+        pst_batch_destroy(b);
+        return s;
+    }
+    *batch = b;
+    return PST_OK;
+}
+
+void pst_batch_destroy(pst_batch *b) {
+    if (!b) return;
+    pst_free(b->hash);
+    pst_free(b->slots);
+    pst_free(b->own_words);
+    pst_free(b->bytes);
+    pst_free(b->nulls);
+    pst_free(b->encoded.data);
+    pst_free(b);
+}
+
+int64_t pst_batch_length(const pst_batch *b) { return b->length; }
+
+pst_status pst_batch_usable(const pst_batch *b) {
+    if (b->generation != b->t->generation) return PST_STALE;
+    return b->t->poisoned ? PST_POISONED : PST_OK;
+}
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static void find_lines(pst_batch *b, int64_t to) {
+    static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
+    const pst_table *t = b->t;
+    const pst_shard *shards = t->m->shards;
+    const uint8_t *heap = t->heap;
+    const uint64_t *hashes = b->hash;
+    const uint64_t **lines = b->lines;
+    for (int64_t i = b->lined; i < to; i++) {
+        uint64_t hash = hashes[i];
+        pst_cursor c;
+        c.line = (uint64_t *)(uintptr_t)nothing;
+        if (pst_cursor_home(&c, &shards[pst_shard_of(t, hash)], heap, pst_tag_of(t, hash)))
+            __builtin_prefetch(c.line);
+        lines[i % PST_LINES] = c.line;
+    }
+    if (to > b->lined) b->lined = to;
+}
+
+/* The first entry with the right tag. The line may be out of date, or full of others: what is
+ * found here is compared later, and PST_NONE is looked up again by whoever cares. */
+static void guess_slots(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    uint32_t taken = t->m->slots, *slots = b->slots, shift = t->subshard_bits;
+    const uint8_t *rows = t->rows;
+    uint64_t row_size = t->lay.row_size;
+    const uint64_t *hashes = b->hash, **lines = b->lines;
+    for (int64_t i = b->guessed; i < to; i++) {
+        const uint64_t *line = lines[i % PST_LINES];
+        uint32_t m = pst_line_matches(line, (uint32_t)((hashes[i] << shift) >> 32));
+        uint32_t slot = pst_entry_slot(line[m ? __builtin_ctz(m) : PST_LINE - 1]);
+        if (slot < taken)
+            __builtin_prefetch(rows + slot * row_size, 1);
+        else
+            slot = slot == PST_NONE ? PST_NONE : 0;
+        slots[i] = slot;
+    }
+    if (to > b->guessed) b->guessed = to;
+}
+
+/* Looks again where the guess was another key's row. */
+static void compare_slots(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE) continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        if (!pst_row_matches(t, pst_row(t, b->slots[i]), &key))
+            b->slots[i] = pst_index_find(t, &key);
+    }
+}
+
+/* The same for word keys without nulls, by far the most frequent. */
+static void compare_words(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    const uint8_t *rows = t->rows;
+    uint64_t row_size = t->lay.row_size;
+    uint32_t *slots = b->slots;
+    const uint64_t *words = b->words;
+    for (int64_t i = from; i < to; i++) {
+        if (slots[i] == PST_NONE) continue;
+        const uint64_t *row = (const uint64_t *)(rows + slots[i] * row_size);
+        if (row[1] == words[i] && (row[0] & 0xFF) >= PST_FLAG_LIVE &&
+            !(row[0] & PST_FLAG_NULL_KEY))
+            continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        slots[i] = pst_index_find(t, &key);
+    }
+}
+
+void pst_batch_resolve(pst_batch *b, int64_t to) {
+    while (b->resolved < to) {
+        int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
+        find_lines(b, min64(end + 2 * PST_GROUP, b->length));
+        guess_slots(b, min64(end + PST_GROUP, b->length));
+        if (b->words && !b->nulls)
+            compare_words(b, from, end);
+        else
+            compare_slots(b, from, end);
+        b->resolved = end;
+    }
+}
+
+pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    *slot = b->slots[i];
+    if (*slot != PST_NONE) return PST_OK;
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    *slot = pst_index_find(b->t, &key);
+    if (*slot == PST_NONE) {
+        pst_status s = pst_row_insert(b->t, &key, slot);
+        if (s) return s;
+    }
+    b->slots[i] = *slot;
+    return PST_OK;
+}

@@ -1,0 +1,71 @@
+/* batch.h: many keys at once.
+ *
+ * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
+ * in groups of PST_GROUP rows through three stages (find the index line, find the row, use it).
+ * Each stage prefetches for the next and runs a group ahead of it, so that the misses of one
+ * overlap the work of the others; the look-up is fused with the first operation on the batch.
+ *
+ * Thread safety: as the table.
+ *
+ * Invariants
+ *  M1. slots[i] for i < resolved is the row of key i, or PST_NONE where there was none; it may
+ *      have been made meanwhile, so whoever needs it looks again.
+ *  M2. A batch whose generation is not the table's is PST_STALE.
+ *  M3. Reading inserts nothing.
+ *  M4. An operation that fails after it changed something poisons the table.
+ */
+#ifndef PST_BATCH_H
+#define PST_BATCH_H
+
+#include "key.h"
+#include "table.h"
+#include "value.h"
+
+enum { PST_GROUP = 16, PST_LINES = 4 * PST_GROUP };
+
+struct pst_batch {
+    pst_table *t;
+    uint64_t generation;
+    int64_t length;
+    int64_t lined;    /* keys whose index line was found and prefetched */
+    int64_t guessed;  /* keys whose slot was read from it, and the row prefetched */
+    int64_t resolved; /* keys whose slot was compared */
+    uint64_t *hash;
+    uint32_t *slots;
+    const uint64_t *words; /* word keys, canonical; may be the caller's own array */
+    uint64_t *own_words;
+    pst_bytes *bytes; /* bytes keys */
+    uint8_t *nulls;   /* a byte per row, or NULL */
+    pst_key_buffer encoded;
+    const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
+};
+
+static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
+    key->hash = b->hash[i];
+    key->null = b->nulls ? b->nulls[i] : 0;
+    if (b->words) {
+        key->word = b->words[i];
+        key->bytes = (pst_bytes){NULL, 0};
+    } else {
+        key->word = 0;
+        key->bytes = b->bytes[i];
+    }
+}
+
+/* Looks up the keys before `to`, in groups, if that was not done. Slots found are in cache. */
+void pst_batch_resolve(pst_batch *b, int64_t to);
+/* The row of key i for writing, made if it is not there. Room was reserved. */
+pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot);
+/* PST_STALE, PST_POISONED or PST_OK. */
+pst_status pst_batch_usable(const pst_batch *b);
+
+/* A single element of an array as a cell. */
+void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
+
+static inline int pst_array_is_null(const pst_array *a, int64_t i) {
+    if (!a->validity) return 0;
+    int64_t at = a->offset + i;
+    return !(a->validity[at >> 3] >> (at & 7) & 1);
+}
+
+#endif

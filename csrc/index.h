@@ -1,0 +1,126 @@
+/* index.h: from a key's hash to its slot; one open-addressing table per shard.
+ *
+ * Purpose: a shard is a key group, or a part of one where a table has few of them, so that the
+ * largest step of growth, one shard's rebuild, stays small. A shard's entries lie in pages of 512
+ * that a page table names; capacities need not be powers of two, since a home position is
+ * tag * capacity / 2^32, rounded down to a line of eight entries.
+ *
+ * Thread safety: the writer's alone; readers use the regions that a sealed meta names.
+ *
+ * Invariants
+ *  I0. A key's entries lie in its home line or, while lines are full, in the next ones; a line is
+ *      filled from its start. A line with an empty cell ends the walk.
+ *  I1. In a region an entry goes empty -> entry -> tombstone. Undoing an insert, newest first,
+ *      takes it back to empty, which is exactly what it was.
+ *  I2. A region is freed when another took its place, and pages keep their content until no epoch
+ *      of the window can refer to them (B1).
+ *  I3. An entry whose row is dead stays until the slot is reused; a lookup skips it unless the row
+ *      died in the open epoch.
+ *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
+ *      undoing an insert finds is the one that this insert made.
+ *  I5. At most 4/5 of a region is in use after an insert; a rebuild leaves at least 16/25.
+ */
+#ifndef PST_INDEX_H
+#define PST_INDEX_H
+
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "key.h"
+#include "table.h"
+
+/* A walk along a shard, a line of eight entries (one cache line) at a time. */
+enum { PST_LINE = 8 };
+
+typedef struct pst_cursor {
+    const uint32_t *pages;
+    uint64_t *line;
+    uint32_t capacity;
+    uint32_t at; /* position of the line's first entry in the shard */
+} pst_cursor;
+
+static inline void pst_cursor_point(pst_cursor *c, const uint8_t *heap) {
+    uint64_t page = (uint64_t)pst_get32(c->pages + c->at / PST_PAGE_ENTRIES) * PST_GRANULE;
+    c->line = (uint64_t *)(heap + page) + c->at % PST_PAGE_ENTRIES;
+}
+
+/* Points at the home line; 0 where the shard has no page yet. */
+static inline int pst_cursor_home(pst_cursor *c, const pst_shard *s, const uint8_t *heap,
+                                  uint32_t tag) {
+    c->capacity = s->capacity;
+    if (!c->capacity) return 0;
+    c->pages = (const uint32_t *)(heap + (uint64_t)s->table * PST_GRANULE);
+    c->at = (uint32_t)((uint64_t)tag * c->capacity >> 32) & ~(uint32_t)(PST_LINE - 1);
+    pst_cursor_point(c, heap);
+    return 1;
+}
+
+static inline void pst_cursor_step(pst_cursor *c, const uint8_t *heap) {
+    c->at += PST_LINE;
+    if (c->at == c->capacity) c->at = 0;
+    pst_cursor_point(c, heap);
+}
+
+/* A bit per entry of the line that bears the tag; with tag 0 also empty cells and tombstones. */
+static inline uint32_t pst_line_matches(const uint64_t *line, uint32_t tag) {
+#ifdef __SSE2__
+    const __m128 *v = (const __m128 *)(const void *)line;
+    __m128i want = _mm_set1_epi32((int)tag);
+    __m128i low = _mm_castps_si128(_mm_shuffle_ps(v[0], v[1], 0xDD));
+    __m128i high = _mm_castps_si128(_mm_shuffle_ps(v[2], v[3], 0xDD));
+    __m128i both = _mm_packs_epi32(_mm_cmpeq_epi32(low, want), _mm_cmpeq_epi32(high, want));
+    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(both, _mm_setzero_si128()));
+#else
+    uint32_t mask = 0;
+    for (uint32_t k = 0; k < PST_LINE; k++) mask |= (uint32_t)(line[k] >> 32 == tag) << k;
+    return mask;
+#endif
+}
+
+static inline uint64_t pst_entry(uint32_t tag, uint32_t slot) {
+    return (uint64_t)tag << 32 | (uint64_t)(slot + 1);
+}
+
+static inline uint32_t pst_entry_slot(uint64_t entry) { return (uint32_t)entry - 1u; }
+
+/* Does the row hold this key, alive or dead since the open epoch began? */
+static inline int pst_row_matches(const pst_table *t, const uint64_t *row, const pst_key *key) {
+    uint64_t header = row[0];
+    if (((uint32_t)header & PST_FLAG_NULL_KEY) != key->null) return 0;
+    if (!pst_is_live(header) && pst_header_stamp(header) != t->stamp) return 0;
+    const uint64_t *k = row + t->lay.key_offset / 8;
+    if (t->lay.key_kind == PST_KEY_WORD) return k[0] == key->word;
+    return k[0] == key->hash && pst_ref_equals(t->heap, k + 1, key->bytes);
+}
+
+/* The key's slot, or PST_NONE. */
+static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
+    uint32_t tag = pst_tag_of(t, key->hash);
+    pst_cursor c;
+    if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, key->hash)], t->heap, tag))
+        return PST_NONE;
+    for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
+        for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
+            uint64_t e = c.line[__builtin_ctz(m)];
+            if (!e || e == PST_TOMBSTONE) continue;
+            if (pst_row_matches(t, pst_row(t, pst_entry_slot(e)), key)) return pst_entry_slot(e);
+        }
+        if (!c.line[PST_LINE - 1]) return PST_NONE;
+        pst_cursor_step(&c, t->heap);
+    }
+    return PST_NONE;
+}
+
+/* Makes room for one more entry in the shard of `hash`. */
+pst_status pst_index_reserve(pst_table *t, uint64_t hash);
+/* Publishes slot under hash; room was reserved and the row is complete. */
+void pst_index_insert(pst_table *t, uint64_t hash, uint32_t slot);
+/* Takes an undone insert out of the regions that `m` names; harmless where it is not there. */
+void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot);
+/* Turns the entry of a dead row into a tombstone in every region of the window that has it, so
+ * that no epoch one can return to still names a slot that is about to be reused. */
+void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot);
+
+#endif

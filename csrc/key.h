@@ -1,0 +1,81 @@
+/* key.h: keys in their canonical form.
+ *
+ * Purpose: one form in which equal keys are equal bytes. A single fixed-width column up to eight
+ * bytes is a word; all else is bytes: a single string or binary column its own bytes, several
+ * columns (or a decimal) an encoding with a tag per column.
+ *
+ * Thread safety: pure functions over their arguments.
+ *
+ * Invariants
+ *  K1. -0.0 and every NaN have one form each, so that keys equal as hashes are equal as bytes.
+ *  K2. A null column encodes as one tag byte; a single-column null key is a flag, its word and
+ *      bytes zero. Hash and form are decided by the columns alone.
+ *  K3. A reference (16 bytes: {length | prefix << 32, granule} or length and 12 inline bytes, zero
+ *      padded) denotes its bytes wherever the heap base is.
+ */
+#ifndef PST_KEY_H
+#define PST_KEY_H
+
+#include <string.h>
+
+#include "layout.h"
+#include "store.h"
+
+struct pst_table;
+
+typedef struct pst_key {
+    uint64_t hash;
+    uint64_t word;
+    pst_bytes bytes;
+    uint8_t null;
+} pst_key;
+
+enum { PST_INLINE_BYTES = 12 };
+
+static inline uint32_t pst_ref_size(const uint64_t ref[2]) { return (uint32_t)ref[0]; }
+
+static inline int pst_ref_is_block(const uint64_t ref[2]) {
+    return (uint32_t)ref[0] > PST_INLINE_BYTES;
+}
+
+static inline uint32_t pst_ref_granule(const uint64_t ref[2]) { return (uint32_t)ref[1]; }
+
+static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t ref[2]) {
+    if (pst_ref_is_block(ref)) return heap + (uint64_t)pst_ref_granule(ref) * PST_GRANULE;
+    return (const uint8_t *)ref + 4;
+}
+
+/* The reference of bytes that fit inline; for longer ones the first word and a zero granule. */
+static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
+    uint8_t image[16] = {0};
+    memcpy(image, &b.size, 4);
+    if (b.size) memcpy(image + 4, b.data, b.size <= PST_INLINE_BYTES ? b.size : 4);
+    memcpy(ref, image, 16);
+}
+
+static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst_bytes b) {
+    uint64_t other[2];
+    if (pst_ref_size(ref) != b.size) return 0;
+    pst_ref_make(other, b);
+    if (ref[0] != other[0]) return 0;
+    if (!pst_ref_is_block(ref)) return ref[1] == other[1];
+    return memcmp(pst_ref_data(heap, ref), b.data, b.size) == 0;
+}
+
+int pst_key_is_word(const pst_schema *schema);
+
+/* Decodes the canonical form into a cell per key column; byte cells point into `bytes`. Statuses:
+ * PST_CORRUPT where the encoding does not hold together. */
+pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
+                          pst_cell *cells, uint32_t *nulls);
+
+/* Canonical form and hash of one key; `buffer` holds bytes that had to be encoded. PST_TOO_LARGE,
+ * PST_NO_MEMORY, PST_WRONG_TYPE. */
+struct pst_key_buffer;
+pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
+                          struct pst_key_buffer *buffer, pst_key *key);
+/* As pst_key_encode where the hash is known already. */
+pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
+                        struct pst_key_buffer *buffer, pst_key *key);
+
+#endif

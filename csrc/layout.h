@@ -1,0 +1,118 @@
+/* layout.h: what lies where in a table's address range.
+ *
+ * Purpose: the structures that all processes of a host share through a mapped table. They hold
+ * offsets and slots, never pointers. A change here changes PST_TABLE_FORMAT; tables of another
+ * format are discarded and restored from files, since a table is a cache.
+ *
+ * Thread safety: pst_header's state words are read by other processes; see epoch.h for who
+ * writes them and in which order. A pst_meta is private to the writer until its epoch is sealed
+ * and immutable from then until `floor` passes it.
+ *
+ * Invariants
+ *  L1. The range is cut into spaces at offsets that follow from `reserve` and the row size alone.
+ *      Each space is committed from its start in whole pages; committed[] never shrinks.
+ *  L2. A row is `row_size` bytes at slot * row_size in the rows space: word 0 is the header
+ *      (undo index << 32 | stamp << 8 | flags), then the key, then the states' image.
+ *  L3. stamp 0 means: not touched in any epoch of the undo window, nor in one that could be
+ *      confused with one of it. The stamp of epoch e is e % (2^24 - 1) + 1.
+ *  L4. An index entry is tag << 32 | (slot + 1); 0 is empty, PST_TOMBSTONE a dead entry.
+ *  L5. A block is named by its granule, its offset in the heap space / 16. Granule 0 is none.
+ */
+#ifndef PST_LAYOUT_H
+#define PST_LAYOUT_H
+
+#include <stdint.h>
+
+#include "pystate.h"
+
+#define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
+#define PST_TABLE_FORMAT 1u
+
+enum {
+    PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
+    PST_METAS = 4,     /* the open epoch and the three sealed ones that one can return to     */
+    PST_PINS = 64,
+    PST_GRANULE = 16,
+    PST_CLASSES = 96,            /* block sizes, see alloc.h                                  */
+    PST_RING_SLOTS = PST_CLASSES, /* the ring of reusable slots comes after those of blocks   */
+    PST_RINGS = PST_CLASSES + 1,
+    PST_SPACE_HEAD = 0,
+    PST_SPACE_ROWS = 1,
+    PST_SPACE_HEAP = 2,
+    PST_SPACE_UNDO = 3, /* and the two after it */
+    PST_SPACE_RING = PST_SPACE_UNDO + PST_UNDO_LOGS,
+    PST_SPACES = PST_SPACE_RING + PST_RINGS,
+    PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
+};
+
+#define PST_NONE UINT32_MAX            /* no slot, no undo record */
+#define PST_TOMBSTONE UINT64_C(0xFFFFFFFF) /* slot part all ones, tag 0 */
+#define PST_STAMP_PERIOD UINT64_C(0xFFFFFF)
+
+/* A ring: a queue of 32-bit names (slots or granules) that is at once the list of what was freed
+ * and of what may be reused. Positions run modulo 2^32. */
+typedef struct pst_ring {
+    uint32_t head;
+    uint32_t tail;
+    uint32_t sealed_tail[3]; /* tail when the epoch 1, 2, 3 before this one was sealed */
+    uint32_t sealed_head[3];
+} pst_ring;
+
+/* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */
+typedef struct pst_shard {
+    uint32_t capacity; /* entries; 0: no page yet. Below 512 a power of two, else a multiple */
+    uint32_t used;     /* entries and tombstones */
+    uint32_t tombstones;
+    uint32_t table; /* granule of the page table */
+} pst_shard;
+
+/* Everything that is not a row, as of one epoch. */
+typedef struct pst_meta {
+    uint64_t epoch;
+    pst_lineage lineage; /* of this epoch, once sealed */
+    uint64_t live;       /* keys */
+    uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
+    uint64_t heap_top;   /* granules ever taken */
+    uint64_t index_granules;
+    uint32_t slots;      /* slots ever taken */
+    uint32_t opened;     /* 1 once this epoch has been begun; keeps the struct word-sized */
+    uint32_t hot[PST_CLASSES]; /* blocks taken and freed in this epoch: heads of chains */
+    pst_ring rings[PST_RINGS];
+    uint32_t pad;
+    pst_shard shards[]; /* header.shards of them */
+} pst_meta;
+
+typedef struct pst_pin {
+    uint64_t owner; /* pid << 32 | low bits of its start time; 0: free */
+    uint64_t epoch;
+} pst_pin;
+
+typedef struct pst_header {
+    uint64_t magic; /* stored last at creation */
+    uint32_t format;
+    uint32_t row_size;
+    uint64_t fingerprint; /* of the schema and the geometry */
+    pst_identity identity;
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint32_t shards;
+    uint64_t reserve;   /* bytes of address space per large space */
+    uint64_t meta_size; /* bytes of one pst_meta with its shards */
+    /* The state words. */
+    uint64_t sealed;    /* the last sealed epoch, or the one that a roll back is heading for   */
+    uint64_t active;    /* the newest epoch of which rows may bear traces                      */
+    uint64_t floor;     /* the oldest epoch that can be read or returned to                    */
+    uint64_t rollbacks; /* counts roll backs; odd while one runs                               */
+    uint64_t undone;    /* counts roll backs of sealed epochs                                  */
+    uint64_t undo_count[PST_UNDO_LOGS]; /* records of epoch e: at e % 3 */
+    uint64_t committed[PST_SPACES];
+    uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
+    pst_pin pins[PST_PINS];
+} pst_header;
+
+static inline uint32_t pst_stamp(uint64_t epoch) {
+    return (uint32_t)(epoch % PST_STAMP_PERIOD) + 1u;
+}
+
+#endif

@@ -1,0 +1,420 @@
+/* pystate.h: the public face of the core.
+ *
+ * A table holds the keyed state of one operator for one range of key groups: a row per key, a
+ * column per state. It lives in anonymous memory (home `heap`) or in a file that all processes of
+ * a host map (home `shared`). One process writes at a time; sealed epochs are immutable names for
+ * what the table held, and the last two of them can be undone. IMPL.md explains the design,
+ * FORMAT.md the files.
+ *
+ * Thread safety: a pst_table and its pst_batch handles belong to one thread at a time (any
+ * thread). A pst_sealed, a pst_sst_reader and a pst_reader are independent handles: each may be
+ * used by one thread at a time, beside the writer.
+ *
+ * Every function returns a pst_status unless it cannot fail. On a status other than PST_OK the
+ * outputs are untouched unless the function says otherwise, and pst_table_detail (or the
+ * reader's counterpart) says where it happened.
+ */
+#ifndef PYSTATE_H
+#define PYSTATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- statuses ------------------------------------------------------------------------------ */
+
+/* Values are part of the contract: never renumbered, one meaning each. */
+typedef enum pst_status {
+    PST_OK = 0,
+    PST_NOT_FOUND = 1,         /* no such key, value or end of iteration: not an error            */
+    PST_NO_MEMORY = 2,         /* the allocator or the kernel refused memory                      */
+    PST_NO_SPACE = 3,          /* the file system that holds a shared table is full               */
+    PST_LIMIT = 4,             /* the table would pass its memory limit                           */
+    PST_ADDRESS_SPACE = 5,     /* the address range could not be reserved (RLIMIT_AS)             */
+    PST_INVALID = 6,           /* an argument breaks the function's contract                      */
+    PST_WRONG_TYPE = 7,        /* an array's type is not the column's                             */
+    PST_OVERFLOW = 8,          /* integer overflow in add: the epoch can only be rolled back      */
+    PST_WRONG_KEY_GROUP = 9,   /* a key does not belong to the table's range                      */
+    PST_STALE = 10,            /* the batch outlived a seal or a roll back                        */
+    PST_BUSY = 11,             /* another process holds the table's lock                          */
+    PST_MISMATCH = 12,         /* a shared table of another schema, boot or format: discard it    */
+    PST_SNAPSHOT_TOO_OLD = 13, /* the reader's epoch has left the undo window, or was undone      */
+    PST_NO_UNDO = 14,          /* the epoch to roll back to is outside the undo window            */
+    PST_CORRUPT = 15,          /* bytes that a checksum or a bound contradicts                    */
+    PST_NEWER_FORMAT = 16,     /* a file of a later, incompatible format version                  */
+    PST_IO = 17,               /* a system call failed; detail.sys_errno says which way           */
+    PST_POISONED = 18,         /* a write failed half way: roll back before anything else         */
+    PST_TOO_LARGE = 19,        /* a value or key above PST_MAX_BYTES, or a full table             */
+    PST_CALLBACK = 20,         /* an I/O or codec callback failed; it keeps its own error         */
+    PST_SCHEMA = 21,           /* a file's schema does not fit the table's                        */
+} pst_status;
+
+/* Where a status came from. Fields that do not apply are -1. */
+typedef struct pst_detail {
+    int64_t offset;    /* in the file */
+    int64_t row;       /* in the batch */
+    int32_t column;    /* state column, or key column for PST_WRONG_TYPE on keys */
+    int32_t key_group;
+    int32_t sys_errno;
+} pst_detail;
+
+/* A short constant text for a status. */
+const char *pst_status_name(pst_status s);
+
+/* ---- types and schema ---------------------------------------------------------------------- */
+
+/* Part of the file format: never renumbered. */
+typedef enum pst_type {
+    PST_BOOL = 1,       /* in arrays: bit-packed as Arrow does; in cells: 0 or 1                  */
+    PST_INT8 = 2,
+    PST_INT16 = 3,
+    PST_INT32 = 4,
+    PST_INT64 = 5,
+    PST_FLOAT32 = 6,
+    PST_FLOAT64 = 7,
+    PST_DATE32 = 8,     /* days since 1970-01-01, 32 bits                                         */
+    PST_TIMESTAMP = 9,  /* microseconds, 64 bits                                                  */
+    PST_DECIMAL = 10,   /* 128 bits, little-endian two's complement, unscaled                     */
+    PST_STRING = 11,    /* UTF-8, 32-bit offsets                                                  */
+    PST_BINARY = 12,    /* bytes, 32-bit offsets                                                  */
+    PST_OBJECT = 13,    /* pickled bytes; only a value, never a key                               */
+} pst_type;
+
+enum {
+    PST_MAX_KEYS = 16,                /* key columns                                              */
+    PST_MAX_STATES = 64,              /* state columns                                            */
+    PST_MAX_BYTES = 256 * 1024 * 1024 /* one key or value                                         */
+};
+
+typedef struct pst_column {
+    const char *name; /* UTF-8, NUL-terminated; copied by whoever keeps the schema */
+    pst_type type;
+    uint8_t precision; /* decimals, else 0 */
+    uint8_t scale;
+    /* The value that `add` starts from where the state is absent; fixed-width types only. */
+    uint8_t has_default;
+    uint64_t default_word[2]; /* as in pst_cell.word */
+} pst_column;
+
+typedef struct pst_schema {
+    int32_t n_keys;
+    int32_t n_states;
+    const pst_column *keys;
+    const pst_column *states;
+} pst_schema;
+
+/* Bytes that somebody else owns. */
+typedef struct pst_bytes {
+    const uint8_t *data;
+    uint32_t size;
+} pst_bytes;
+
+/* One value outside a table. Fixed-width types use `word`: integers, dates and timestamps are
+ * sign-extended into word[0], floats are their bits (32 bits for float), decimals both words.
+ * STRING, BINARY and OBJECT use `bytes`. */
+typedef struct pst_cell {
+    uint64_t word[2];
+    pst_bytes bytes;
+} pst_cell;
+
+/* A column of values in Arrow's layout, owned by the caller. Row i is at physical `offset + i`. */
+typedef struct pst_array {
+    pst_type type;
+    int64_t length;
+    int64_t offset;
+    const uint8_t *validity; /* LSB-first bitmap, or NULL: no nulls */
+    const void *values;      /* fixed-width values, bits for BOOL, or the bytes' data */
+    const int32_t *offsets;  /* STRING and BINARY: length + offset + 1 entries */
+} pst_array;
+
+/* ---- hash and key groups ------------------------------------------------------------------- */
+
+/* hash[i] = xxhash64(columns of row i) as Spark SQL computes it: seed 42, columns chained, a null
+ * leaves the seed unchanged, -0.0 and NaN canonical. O(rows). Never fails for valid arrays of
+ * equal length; PST_WRONG_TYPE for OBJECT. `precision` of a decimal column decides between Spark's
+ * two forms (<= 18: the unscaled long, else the big-endian two's complement bytes). */
+pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
+                    uint64_t *hash);
+
+/* pmod(hash, max_parallelism), hash taken as signed. */
+int32_t pst_key_group(uint64_t hash, int32_t max_parallelism);
+/* The range that owns a key group: kg * parallelism / max_parallelism. */
+int32_t pst_range_of(int32_t key_group, int32_t max_parallelism, int32_t parallelism);
+/* Inclusive ends of range i. */
+void pst_range_bounds(int32_t i, int32_t max_parallelism, int32_t parallelism, int32_t *first,
+                      int32_t *last);
+
+/* ---- table --------------------------------------------------------------------------------- */
+
+typedef struct pst_table pst_table;
+typedef struct pst_batch pst_batch;
+typedef struct pst_sealed pst_sealed;
+typedef struct pst_reader pst_reader;
+
+/* The name of a sealed epoch. `id` all zero: the empty table before its first seal. */
+typedef struct pst_lineage {
+    uint8_t id[16];     /* attempt uuid = id of the epoch's delta file */
+    uint8_t parent[16]; /* the id that it was built on                 */
+    uint64_t epoch;     /* the coordinator's number                    */
+    uint64_t query;     /* fingerprint of (query id, operator uid, range) */
+} pst_lineage;
+
+/* Who may use a shared table. Differences make it PST_MISMATCH. */
+typedef struct pst_identity {
+    uint8_t boot_id[16];
+    uint64_t pid_namespace;
+    uint32_t owner_pid; /* the executor JVM, or the process itself */
+    uint64_t owner_start; /* its start time in clock ticks since boot */
+    uint8_t application[32];
+} pst_identity;
+
+typedef struct pst_table_options {
+    int32_t max_parallelism;
+    int32_t first_key_group; /* inclusive */
+    int32_t last_key_group;  /* inclusive */
+    uint64_t limit_bytes;    /* of committed memory; 0: three quarters of the machine's (cgroup's) */
+    const char *path;        /* shared: the table's file; NULL: heap                        */
+    const pst_identity *identity; /* shared only */
+    int32_t lock_timeout_ms;      /* shared only: how long to wait for the lock               */
+    int32_t create;               /* shared only: make the file if it is not there           */
+} pst_table_options;
+
+/* Creates a heap table, or creates or attaches a shared one under its exclusive lock. An attached
+ * table that its last owner left in the middle of an epoch or of a roll back is recovered to its
+ * last sealed epoch first. `created` (may be NULL) tells whether the table is new and empty.
+ * Statuses: PST_BUSY, PST_MISMATCH (the file is left as it is), PST_NOT_FOUND (create == 0),
+ * PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID. `detail` may be
+ * NULL. */
+pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
+                          pst_table **table, int *created, pst_detail *detail);
+
+/* Releases the lock, keeping the mapping so that pst_table_attach is warm. The table must be
+ * sealed or is rolled back first. No other call but attach and close is valid until then.
+ * Heap: PST_INVALID. */
+pst_status pst_table_detach(pst_table *t);
+/* Takes the lock again. PST_BUSY as open; PST_MISMATCH if the file was replaced meanwhile (close
+ * and open again). Recovers like open. */
+pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms);
+
+/* Unmaps and frees. An unsealed epoch of a heap table is lost; of a shared one, undone by the next
+ * attach. Batches must be destroyed first. NULL is allowed. */
+void pst_table_close(pst_table *t);
+
+/* A forked child's copy: frees the handle and closes the descriptor without unlocking. */
+void pst_table_abandon(pst_table *t);
+
+const pst_detail *pst_table_detail(const pst_table *t);
+
+typedef struct pst_table_stats {
+    uint64_t keys;            /* live rows                                              */
+    uint64_t slots;           /* rows ever taken (live, dead and reusable)              */
+    uint64_t row_bytes;       /* committed for rows                                     */
+    uint64_t index_bytes;     /* in use by the index                                    */
+    uint64_t block_bytes;     /* in use or reusable: strings, bytes, index pages        */
+    uint64_t undo_bytes;      /* committed for undo logs                                */
+    uint64_t ring_bytes;      /* committed for rings of reusable memory                 */
+    uint64_t meta_bytes;
+    uint64_t committed_bytes; /* all of the above as taken from the system              */
+    uint64_t changed_rows;    /* rows touched in the open epoch                         */
+    uint64_t recovered_records; /* undo records replayed by the last attach or open     */
+    uint64_t recovery_ns;
+    uint32_t row_size;
+} pst_table_stats;
+void pst_table_get_stats(const pst_table *t, pst_table_stats *stats);
+
+/* ---- epochs -------------------------------------------------------------------------------- */
+
+/* Seals the open epoch under `lineage` and opens the next one. O(rows changed). `sealed` (may be
+ * NULL: no delta wanted) receives the after-images of the changed columns. On failure nothing is
+ * sealed. Batches made before become stale. PST_NO_MEMORY, PST_POISONED. */
+pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
+
+/* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2. PST_NO_UNDO where the
+ * window does not reach. */
+pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage);
+
+/* Undoes the open epoch, and then `back` sealed ones (0, 1 or 2). Killed at any point, the next
+ * attach completes it. Cannot fail but for PST_NO_UNDO. O(rows changed). */
+pst_status pst_table_rollback(pst_table *t, int32_t back);
+
+/* 1 while the open epoch has touched anything. */
+int pst_table_dirty(const pst_table *t);
+
+/* ---- batches ------------------------------------------------------------------------------- */
+
+/* Hashes the keys and checks them against the table's range; rows are looked up on first use.
+ * The key arrays must live as long as the batch, which is valid until the next seal or roll back
+ * (PST_STALE after). PST_WRONG_KEY_GROUP names the row and its key group in the detail. */
+pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch);
+void pst_batch_destroy(pst_batch *b);
+int64_t pst_batch_length(const pst_batch *b);
+
+/* Copies a fixed-width column: values[i] in the type's own width (BOOL: one byte each); valid[i]
+ * (a byte each) is 0 where the key or the state is absent, and values[i] is then zero. */
+pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid);
+/* Variable width: first call with data == NULL fills offsets (length + 1, starting at 0) and
+ * valid; the second copies offsets[length] bytes. PST_TOO_LARGE above 2^31 - 1 bytes in all. */
+pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
+                               uint8_t *data);
+/* Stores a value per key, the last of a repeated key wins; a null clears. `values->length` is the
+ * batch's, or 1 for a scalar for every key. A key whose last state is cleared ceases to exist. */
+pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values);
+
+typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
+/* Reads, modifies and writes per row, in order; a repeated key sees its earlier rows. Nulls are
+ * skipped; an absent state counts as its default (else zero) for ADD and as the identity for MIN
+ * and MAX. Integers, dates and timestamps overflow with PST_OVERFLOW (the row in the detail; the
+ * table is then poisoned); decimals too, by precision. NaN is larger than any float, as in Spark.
+ * The array's type must be the column's; length as in put. PST_WRONG_TYPE for bool, string,
+ * binary, object. */
+pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values);
+
+/* Clears one column, or with column == -1 deletes the keys altogether. */
+pst_status pst_batch_clear(pst_batch *b, int32_t column);
+
+/* ---- one key ------------------------------------------------------------------------------- */
+
+/* Makes the key of batch row i current, or the single key given as cells (nulls: a bit per key
+ * column). The current key survives until the next set, seal or roll back. */
+pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i);
+pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls);
+/* For a table with one non-decimal fixed-width key column: the canonical word, never null. */
+pst_status pst_key_set_word(pst_table *t, uint64_t word);
+
+/* PST_NOT_FOUND: absent. `cell->bytes` is valid until the next write to the table. PST_INVALID
+ * without a current key. */
+pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell);
+pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell);
+pst_status pst_value_clear(pst_table *t, int32_t column); /* -1: the whole key */
+
+/* ---- records: rows outside a table ---------------------------------------------------------- */
+
+typedef enum pst_record_op {
+    PST_PUT = 1,   /* the columns in `changed` take the cells' values (or become null)  */
+    PST_DELETE = 2 /* the key ceases to exist                                           */
+} pst_record_op;
+
+/* One row as files and iterations carry it. All bytes belong to the producer and are valid until
+ * its next step. `key`: one cell per key column. `changed`: a bit per state column that the record
+ * carries; `present`: which of those are not null; cells elsewhere are undefined. */
+typedef struct pst_record {
+    uint64_t hash;
+    int32_t key_group;
+    pst_record_op op;
+    uint32_t key_nulls;
+    uint64_t changed;
+    uint64_t present;
+    pst_cell key[PST_MAX_KEYS];
+    pst_cell cells[PST_MAX_STATES];
+} pst_record;
+
+/* Visits the live rows of the table as of now, in slot order: pass *cursor = 0 first. Writing to
+ * the table in between is allowed; a row written meanwhile may or may not be seen. PST_NOT_FOUND
+ * at the end. */
+pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record);
+
+/* Applies a record to the open epoch. `columns[i]` is the table's column for the record's column
+ * i, or -1 to drop it; NULL: the identity. The record's hash is trusted. */
+pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
+                           int32_t n_columns);
+
+/* ---- sealed epochs -> delta files ------------------------------------------------------------ */
+
+/* Independent of the table: lives until destroyed, usable from any one thread. */
+void pst_sealed_destroy(pst_sealed *s);
+uint64_t pst_sealed_rows(const pst_sealed *s);
+/* Bytes of keys and changed columns, the measure that P5 compares a file with. */
+uint64_t pst_sealed_bytes(const pst_sealed *s);
+const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
+
+/* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends
+ * the call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. */
+typedef struct pst_io {
+    void *ctx;
+    int (*write)(void *ctx, const void *data, size_t size); /* append */
+    int (*read_at)(void *ctx, uint64_t offset, void *data, size_t size); /* all of it or failure */
+    /* Compresses into dst (capacity *dst_size); sets *dst_size, or 0 where that does not pay. */
+    int (*compress)(void *ctx, const void *src, size_t size, void *dst, size_t *dst_size);
+    int (*decompress)(void *ctx, const void *src, size_t size, void *dst, size_t dst_size);
+} pst_io;
+
+typedef enum pst_file_kind { PST_DELTA = 1, PST_BASE = 2 } pst_file_kind;
+
+typedef struct pst_file_info {
+    pst_file_kind kind;
+    pst_lineage lineage;
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint64_t rows;       /* puts */
+    uint64_t tombstones; /* deletes */
+    uint64_t raw_bytes;  /* of all data blocks before compression */
+    uint64_t file_bytes;
+    uint64_t checksum;   /* XXH64 of the whole file, what a manifest records */
+} pst_file_info;
+
+/* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. */
+pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info);
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+typedef struct pst_sst_writer pst_sst_writer;
+typedef struct pst_sst_reader pst_sst_reader;
+
+/* Writes a file record by record; records must come sorted by (key group, hash, key bytes).
+ * `info` gives kind, lineage, max_parallelism and key-group range. Nothing is buffered beyond one
+ * block. */
+pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
+                                 const pst_io *io, pst_sst_writer **writer);
+pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
+/* Writes index, properties and footer, and fills `info` (all fields). */
+pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
+void pst_sst_writer_destroy(pst_sst_writer *w);
+
+/* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT,
+ * PST_NEWER_FORMAT, PST_CALLBACK. */
+pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
+                               pst_detail *detail);
+void pst_sst_reader_close(pst_sst_reader *r);
+const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r);
+/* The schema as written, owned by the reader. */
+const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r);
+const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r);
+/* Positions before the first record of the inclusive range; reads only blocks that meet it. */
+pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group);
+/* PST_NOT_FOUND at the end of the range. The record is valid until the next call. */
+pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
+
+/* Applies all records of the seeked range to the open epoch of the table. `columns` as in
+ * pst_table_apply. `rows` (may be NULL) counts them. */
+pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
+                          int32_t n_columns, uint64_t *rows);
+
+/* Merges files, oldest first, into one writer (PST_BASE drops tombstones and cleared columns).
+ * All must have the schema that the writer was made with, or a prefix mapping in columns[f] (NULL:
+ * identity). The readers are seeked by the call to the writer's range. */
+pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                     pst_sst_writer *writer);
+
+/* ---- readers of the last sealed epoch --------------------------------------------------------- */
+
+/* Pins the last sealed epoch of a table, in this process (table != NULL) or of a shared table's
+ * file (path != NULL; the schema must be the table's). Never blocks the writer. */
+pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
+                           pst_reader **reader, pst_detail *detail);
+void pst_reader_close(pst_reader *r);
+const pst_lineage *pst_reader_lineage(const pst_reader *r);
+/* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND,
+ * PST_SNAPSHOT_TOO_OLD. */
+pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, pst_record *record);
+/* Live rows as of the pinned epoch, in slot order. PST_NOT_FOUND at the end. */
+pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+/* store.h: every store to memory that another process or thread may look at.
+ *
+ * Purpose: one vocabulary for stores and loads of table memory, so that (1) no store is torn or
+ * moved by the compiler across a fence, (2) a test build can stop the world after each of them.
+ *
+ * Thread safety: these are the primitives that it is made of.
+ *
+ * Invariants
+ *  S1. Table memory is written through these functions only; never by memcpy or by assignment.
+ *  S2. What a concurrent reader may look at is loaded through these functions only.
+ *  S3. In a build with PST_CRASH_POINTS each store is followed by pst_crash_hook(), so a test
+ *      sees memory exactly as a SIGKILL between two stores leaves it.
+ *
+ * Relaxed stores of naturally aligned words cost what plain ones cost. ThreadSanitizer does not
+ * model fences; all accesses that can race are atomic, so it needs none.
+ */
+#ifndef PST_STORE_H
+#define PST_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef PST_CRASH_POINTS
+extern void (*pst_crash_hook)(void);
+#define PST_POINT()                         \
+    do {                                    \
+        if (pst_crash_hook) pst_crash_hook(); \
+    } while (0)
+#else
+#define PST_POINT() ((void)0)
+#endif
+
+#ifdef __SANITIZE_THREAD__
+#define PST_FENCE(order) __atomic_signal_fence(order)
+#else
+#define PST_FENCE(order) __atomic_thread_fence(order)
+#endif
+
+static inline void pst_put8(void *p, uint8_t v) {
+    __atomic_store_n((uint8_t *)p, v, __ATOMIC_RELAXED);
+    PST_POINT();
+}
+
+static inline void pst_put16(void *p, uint16_t v) {
+    __atomic_store_n((uint16_t *)p, v, __ATOMIC_RELAXED);
+    PST_POINT();
+}
+
+static inline void pst_put32(void *p, uint32_t v) {
+    __atomic_store_n((uint32_t *)p, v, __ATOMIC_RELAXED);
+    PST_POINT();
+}
+
+static inline void pst_put64(void *p, uint64_t v) {
+    __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELAXED);
+    PST_POINT();
+}
+
+/* All earlier stores are visible to whoever sees this one with pst_acquire64. */
+static inline void pst_release64(void *p, uint64_t v) {
+    __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELEASE);
+    PST_POINT();
+}
+
+static inline uint8_t pst_get8(const void *p) {
+    return __atomic_load_n((const uint8_t *)p, __ATOMIC_RELAXED);
+}
+
+static inline uint16_t pst_get16(const void *p) {
+    return __atomic_load_n((const uint16_t *)p, __ATOMIC_RELAXED);
+}
+
+static inline uint32_t pst_get32(const void *p) {
+    return __atomic_load_n((const uint32_t *)p, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t pst_get64(const void *p) {
+    return __atomic_load_n((const uint64_t *)p, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t pst_acquire64(const void *p) {
+    return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
+}
+
+/* n words from private or immutable memory into the table. */
+static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
+    for (size_t i = 0; i < n; i++) pst_put64(dst + i, src[i]);
+}
+
+/* n words of the table into private memory, beside a writer. */
+static inline void pst_get_words(uint64_t *dst, const uint64_t *src, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = pst_get64(src + i);
+}
+
+#endif

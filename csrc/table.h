@@ -1,0 +1,171 @@
+/* table.h: the parts of a table that its modules share.
+ *
+ * Purpose: the process-local handle behind pst_table and the small inline steps (finding a row,
+ * testing a header) that every module takes. IMPL.md walks through them.
+ *
+ * Thread safety: a handle belongs to one thread at a time.
+ *
+ * Invariants
+ *  T1. While attached, an epoch is open: h->active == h->sealed + 1 and m is its meta.
+ *  T2. Nothing here is needed to recover: all that matters after a kill is in the shared header,
+ *      metas, rows, blocks, rings and undo logs.
+ *  T3. `generation` changes at each seal, roll back and attach; batches and the current key
+ *      remember it.
+ */
+#ifndef PST_TABLE_H
+#define PST_TABLE_H
+
+#include "arena.h"
+#include "layout.h"
+#include "pystate.h"
+#include "store.h"
+
+/* How a key is kept: one canonical word, or bytes with their hash beside them. */
+typedef enum pst_key_kind { PST_KEY_WORD = 1, PST_KEY_BYTES = 2 } pst_key_kind;
+
+/* A state's place in the row. `width` in bytes: 1, 2, 4, 8 or 16; strings, binary and objects are
+ * 16-byte references (see value.h). */
+typedef struct pst_field {
+    uint32_t offset;
+    uint8_t width;
+    uint8_t is_bytes;
+    uint8_t type; /* pst_type */
+    uint8_t has_default;
+    uint64_t default_word[2];
+} pst_field;
+
+/* Flags: the low byte of a row's header word. Up to seven states keep their presence in bits 1 to
+ * 7; more have a word of presence bits at the start of the image, and bit 1 says that it is not
+ * zero. A row without a present state is dead: its key does not exist. */
+enum { PST_FLAG_NULL_KEY = 1, PST_FLAG_LIVE = 2, PST_INLINE_STATES = 7 };
+
+typedef struct pst_row_layout {
+    uint32_t row_size;
+    uint32_t key_offset;   /* word, or {hash, 16-byte reference} */
+    uint32_t image_offset; /* presence word (if wide), then the states */
+    uint32_t image_words;
+    uint32_t record_size; /* of an undo record: slot, previous header, image */
+    pst_key_kind key_kind;
+    int wide; /* more than PST_INLINE_STATES states */
+    int has_bytes;
+    int32_t n_states;
+    pst_field fields[PST_MAX_STATES];
+} pst_row_layout;
+
+typedef struct pst_current_key {
+    uint64_t generation; /* of the table when it was set; 0: none */
+    uint64_t hash;
+    uint64_t word;
+    pst_bytes bytes;
+    uint32_t slot; /* PST_NONE: absent */
+    uint8_t null;
+} pst_current_key;
+
+typedef struct pst_key_buffer {
+    uint8_t *data;
+    size_t size;
+    size_t capacity;
+} pst_key_buffer;
+
+struct pst_pool; /* of gather buffers, see sealed.c */
+
+struct pst_table {
+    pst_arena arena;
+    pst_header *h;
+    pst_meta *m; /* of the open epoch */
+    uint8_t *rows;
+    uint8_t *heap;
+    uint8_t *undo; /* log of the open epoch */
+    uint64_t undo_count;
+    uint64_t undo_capacity; /* records committed in that log */
+    uint64_t row_capacity;  /* rows committed */
+    uint32_t stamp;         /* of the open epoch, shifted to its place in the header */
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
+    uint32_t subshard_bits;
+    int hot;        /* some chain of the open epoch is not empty */
+    int deaths;     /* a row may have died in the open epoch */
+    int attached;   /* the lock is held (shared), or heap */
+    pst_status poisoned;
+    uint64_t generation;
+    pst_row_layout lay;
+    pst_schema schema; /* owned copy */
+    pst_current_key current;
+    pst_key_buffer current_bytes;
+    pst_detail detail;
+    uint64_t recovered_records;
+    uint64_t recovery_ns;
+    struct pst_pool *pool;
+    char *path;
+    int lock_slot; /* in the registry of descriptors to close in forked children */
+    uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */
+};
+
+static inline pst_meta *pst_meta_of(const pst_table *t, uint64_t epoch) {
+    return (pst_meta *)(t->arena.base + 4096 * ((sizeof(pst_header) + 4095) / 4096) +
+                        (epoch % PST_METAS) * t->h->meta_size);
+}
+
+static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
+    return (uint64_t *)(t->rows + (uint64_t)slot * t->lay.row_size);
+}
+
+static inline uint8_t *pst_block(const pst_table *t, uint32_t granule) {
+    return t->heap + (uint64_t)granule * PST_GRANULE;
+}
+
+/* The stamp of a header word, still shifted. */
+static inline uint32_t pst_header_stamp(uint64_t header) {
+    return (uint32_t)header & 0xFFFFFF00u;
+}
+
+static inline uint64_t pst_make_header(uint32_t flags, uint32_t shifted_stamp, uint32_t undo) {
+    return (uint64_t)undo << 32 | shifted_stamp | (flags & 0xFFu);
+}
+
+static inline int pst_is_live(uint64_t header) { return ((uint32_t)header & 0xFEu) != 0; }
+
+static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *row) {
+    if (!lay->wide) return (row[0] >> 1) & 0x7F;
+    return row[lay->image_offset / 8];
+}
+
+static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
+    if (t->group_mask || t->max_parallelism == 1) return (int32_t)(hash & t->group_mask);
+    return pst_key_group(hash, t->max_parallelism);
+}
+
+/* The shard of a hash whose key group is in range: key groups first, then the top bits. */
+static inline uint32_t pst_shard_of(const pst_table *t, uint64_t hash) {
+    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
+    if (!t->subshard_bits) return group;
+    return group << t->subshard_bits | (uint32_t)(hash >> (64 - t->subshard_bits));
+}
+
+/* The index tag: the upper half of the hash, less the bits that chose the shard. Its order is the
+ * order of home positions, so that a rebuild is one pass over the old entries. */
+static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
+    return (uint32_t)((hash << t->subshard_bits) >> 32);
+}
+
+static inline void pst_no_detail(pst_detail *d) {
+    d->offset = d->row = -1;
+    d->column = d->key_group = -1;
+    d->sys_errno = 0;
+}
+
+/* A handle that only maps a shared table's file, for readers: no lock, no open epoch. The schema
+ * must be the table's; its key groups are taken from the file. */
+pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
+                              pst_detail *detail);
+
+/* Marks the open epoch as fit only for a roll back, and hands the status through. */
+static inline pst_status pst_poison(pst_table *t, pst_status s) {
+    if (s && !t->poisoned) t->poisoned = s;
+    if (s) t->detail.sys_errno = t->arena.last_errno;
+    return s;
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* undo.h: before-images, and the way back.
+ *
+ * Purpose: the first touch of a row in an epoch saves the row's header and image; undoing an epoch
+ * puts them back.
+ *
+ * Thread safety: the writer's alone. Readers follow records that a row's header names.
+ *
+ * Invariants
+ *  U1. First touch: record complete -> count released -> release fence -> header and image as
+ *      relaxed stores. A header whose record is not counted counts as untouched, so a kill in
+ *      between loses nothing.
+ *  U2. Record i of epoch e lies at i * record_size in log e % 3 as
+ *      {slot, header before, image before}. A log is overwritten from its start when epoch e + 3
+ *      begins, after `floor` says so.
+ *  U3. Undoing writes only values that the records and the target's meta hold, newest epoch
+ *      first, newest record first; done again from the start after a kill it ends the same.
+ *  U4. An insert has no record: the slots that an epoch took are the difference of its meta and
+ *      its predecessor's. Their index entries go back to empty, newest first, and their headers
+ *      to zero.
+ */
+#ifndef PST_UNDO_H
+#define PST_UNDO_H
+
+#include "table.h"
+
+/* Guarantees room for n first touches and n inserts without further checks. */
+pst_status pst_undo_reserve(pst_table *t, uint64_t n);
+
+static inline uint64_t *pst_undo_record(const pst_table *t, uint8_t *log, uint64_t i) {
+    return (uint64_t *)(log + i * t->lay.record_size);
+}
+
+/* The log of an epoch. */
+static inline uint8_t *pst_undo_log(const pst_table *t, uint64_t epoch) {
+    return pst_space(&t->arena, PST_SPACE_UNDO + (int)(epoch % PST_UNDO_LOGS));
+}
+
+static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
+    uint64_t header = row[0];
+    uint64_t *record = pst_undo_record(t, t->undo, t->undo_count);
+    pst_put64(record, slot);
+    pst_put64(record + 1, header);
+    pst_put_words(record + 2, row + t->lay.image_offset / 8, t->lay.image_words);
+    uint32_t index = (uint32_t)t->undo_count++;
+    pst_release64(&t->h->undo_count[t->h->active % PST_UNDO_LOGS], t->undo_count);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(row, pst_make_header((uint32_t)header, t->stamp, index));
+}
+
+/* After it the row may be changed. Room was reserved. */
+static inline void pst_touch(pst_table *t, uint32_t slot, uint64_t *row) {
+    if (pst_header_stamp(row[0]) != t->stamp) pst_touch_first(t, slot, row);
+}
+
+/* Undoes every epoch above h->sealed, which the caller has set to the target. Returns the number
+ * of records put back. */
+uint64_t pst_undo_to_sealed(pst_table *t);
+
+#endif

@@ -1,0 +1,141 @@
+#include "value.h"
+
+#include "alloc.h"
+#include "hash.h"
+
+static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
+    uint64_t *to = (uint64_t *)pst_block(t, granule), word;
+    uint32_t whole = b.size / 8, rest = b.size % 8;
+    for (uint32_t i = 0; i < whole; i++) {
+        memcpy(&word, b.data + (size_t)i * 8, 8);
+        pst_put64(to + i, word);
+    }
+    if (!rest) return;
+    word = 0;
+    memcpy(&word, b.data + (size_t)whole * 8, rest);
+    pst_put64(to + whole, word);
+}
+
+static uint64_t row_hash(const pst_table *t, const uint64_t *row) {
+    uint64_t key = row[t->lay.key_offset / 8];
+    if (t->lay.key_kind == PST_KEY_BYTES) return key;
+    if (row[0] & PST_FLAG_NULL_KEY) return PST_HASH_SEED;
+    return pst_hash_word(t->schema.keys[0].type, key, PST_HASH_SEED);
+}
+
+/* A reusable slot if the window allows one, else a fresh one. Of a reusable slot the old entry
+ * goes first: from the moment that the ring's head has passed it, undoing takes the slot for an
+ * insert of this epoch (I4). */
+static void take_slot(pst_table *t, uint32_t *slot) {
+    pst_ring *r = &t->m->rings[PST_RING_SLOTS];
+    if (r->head != r->sealed_tail[2]) {
+        uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, r->head);
+        pst_index_bury(t, row_hash(t, pst_row(t, reused)), reused);
+        (void)pst_ring_pop(t, PST_RING_SLOTS, slot);
+        return;
+    }
+    *slot = t->m->slots;
+    pst_put32(&t->m->slots, t->m->slots + 1);
+}
+
+pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
+    pst_status s = pst_index_reserve(t, key->hash);
+    if (s) return s;
+    uint64_t ref[2] = {0, 0};
+    if (t->lay.key_kind == PST_KEY_BYTES) {
+        pst_ref_make(ref, key->bytes);
+        if (pst_ref_is_block(ref)) {
+            uint32_t granule;
+            s = pst_block_alloc(t, pst_class_of(key->bytes.size), &granule);
+            if (s) return s;
+            write_block(t, granule, key->bytes);
+            ref[1] = granule;
+        }
+    }
+    take_slot(t, slot);
+    uint64_t *row = pst_row(t, *slot), *k = row + t->lay.key_offset / 8;
+    if (t->lay.key_kind == PST_KEY_WORD) {
+        pst_put64(k, key->word);
+    } else {
+        pst_put64(k, key->hash);
+        pst_put64(k + 1, ref[0]);
+        pst_put64(k + 2, ref[1]);
+    }
+    if (t->lay.wide) pst_put64(row + t->lay.image_offset / 8, 0);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(row, pst_make_header(key->null, t->stamp, PST_NONE));
+    pst_index_insert(t, key->hash, *slot);
+    return PST_OK;
+}
+
+/* Was the block that a present reference names taken in the open epoch? */
+static int is_born(const pst_table *t, const uint64_t *row, int32_t i, uint32_t granule) {
+    uint32_t undo = (uint32_t)(row[0] >> 32);
+    if (undo == PST_NONE) return 1;
+    const uint64_t *record = pst_undo_record(t, t->undo, undo);
+    uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
+    if (!(before >> i & 1)) return 1;
+    const uint64_t *ref = record + 2 + (t->lay.fields[i].offset - t->lay.image_offset) / 8;
+    return !(pst_ref_is_block(ref) && pst_ref_granule(ref) == granule);
+}
+
+static pst_status free_ref(pst_table *t, const uint64_t *row, int32_t i, const uint64_t ref[2]) {
+    if (!pst_ref_is_block(ref)) return PST_OK;
+    return pst_block_free(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref),
+                          is_born(t, row, i, pst_ref_granule(ref)));
+}
+
+pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes) {
+    uint64_t *field = pst_field_at(&t->lay, row, i), ref[2], old[2] = {0, 0};
+    if (bytes.size > PST_MAX_BYTES) return PST_TOO_LARGE;
+    if (pst_row_has(&t->lay, row, i)) {
+        old[0] = field[0];
+        old[1] = field[1];
+    }
+    pst_ref_make(ref, bytes);
+    if (pst_ref_is_block(ref)) {
+        uint32_t c = pst_class_of(bytes.size), granule;
+        if (pst_ref_is_block(old) && pst_class_of(pst_ref_size(old)) == c &&
+            is_born(t, row, i, pst_ref_granule(old))) {
+            granule = pst_ref_granule(old);
+            old[0] = 0;
+        } else {
+            pst_status s = pst_block_alloc(t, c, &granule);
+            if (s) return s;
+        }
+        write_block(t, granule, bytes);
+        ref[1] = granule;
+    }
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(field, ref[0]);
+    pst_put64(field + 1, ref[1]);
+    pst_row_mark(t, row, i);
+    return free_ref(t, row, i, old);
+}
+
+pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
+    uint64_t presence = pst_presence(&t->lay, row);
+    if (!(presence >> i & 1)) return PST_OK;
+    uint64_t old[2] = {0, 0};
+    if (t->lay.fields[i].is_bytes) memcpy(old, pst_field_at(&t->lay, row, i), sizeof old);
+    pst_row_set_presence(t, row, presence & ~(UINT64_C(1) << i));
+    return free_ref(t, row, i, old);
+}
+
+pst_status pst_row_delete(pst_table *t, uint64_t *row) {
+    for (int32_t i = 0; t->lay.has_bytes && i < t->lay.n_states; i++)
+        if (t->lay.fields[i].is_bytes) {
+            pst_status s = pst_row_clear(t, row, i);
+            if (s) return s;
+        }
+    if (pst_is_live(row[0])) pst_row_set_presence(t, row, 0);
+    return PST_OK;
+}
+
+pst_status pst_row_free_key(pst_table *t, const uint64_t *row) {
+    if (t->lay.key_kind != PST_KEY_BYTES) return PST_OK;
+    const uint64_t *ref = row + t->lay.key_offset / 8 + 1;
+    if (!pst_ref_is_block(ref)) return PST_OK;
+    /* A row's key is as old as the row; one born in this epoch waits like the others. */
+    return pst_ring_push(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref));
+}
