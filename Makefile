@@ -73,10 +73,10 @@ $(VENV)/.built: $(VENV)/.installed $(CORE)
 	@touch $@
 
 test-c:
-	@cc=$$(.ci/preflight compiler $(PY)) && $(MAKE) -s -C csrc/tests test CC=$$cc
+	@cc=$$(.ci/preflight compiler $(PY)) && $(MAKE) -s -C csrc/tests CC=$$cc
 
 # The C tests under ASan and UBSan, and those with threads under TSan.
 sanitize: build
 	@cc=$$(.ci/preflight compiler $(PY)) && \
-	    $(MAKE) -s -C csrc/tests test CC=$$cc SANITIZE=address,undefined && \
-	    $(MAKE) -s -C csrc/tests test CC=$$cc SANITIZE=thread
+	    $(MAKE) -s -C csrc/tests CC=$$cc SANITIZE=address,undefined && \
+	    $(MAKE) -s -C csrc/tests CC=$$cc SANITIZE=thread

@@ -1,0 +1,101 @@
+"""Runs the benchmarks by turns and prints one table: ``python -m bench [--only P1,P4] [--spark]``.
+
+``PYSTATE_BENCH_SCALE`` is `smoke`, `short` (the default) or `large`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.measure import Row, Scale
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
+    """What answers each question; imports only what the run needs."""
+    if spark:
+        from bench import spark_jobs
+
+        return {"P9": spark_jobs.jobs}
+    from bench import keyed, memory, shared, snapshots
+
+    return {
+        "P1": keyed.vectorised,
+        "P2": keyed.scalar,
+        "P4": snapshots.pause,
+        "P5": snapshots.bytes_written,
+        "P7": shared.shared,
+        "P8": memory.per_entry,
+    }
+
+
+def save(rows: list[Row], scale: Scale) -> Path:
+    """Write the run as JSON and return where."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
+    run = {
+        "time": now.isoformat(timespec="seconds"),
+        "scale": dataclasses.asdict(scale),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load": os.getloadavg(),
+        },
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    return path
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1] for line in info.splitlines() if line.startswith("model name")]
+    return models[0].strip() if models else platform.machine()
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", help="questions, separated by commas: P1,P4")
+    parser.add_argument("--spark", action="store_true", help="the jobs on Spark (P9)")
+    arguments = parser.parse_args()
+    scale = measure.chosen_scale()
+    answers = questions(arguments.spark)
+    wanted = arguments.only.split(",") if arguments.only else list(answers)
+    if unknown := [name for name in wanted if name not in answers]:
+        parser.error(f"no such question: {', '.join(unknown)} (there are {', '.join(answers)})")
+    rows = []
+    for name in wanted:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += answers[name](scale)
+    path = save(rows, scale)
+    print(measure.table(rows))
+    print(
+        f"\nmedians, smallest and largest round in brackets; {cpu_name()}, {os.cpu_count()} cores"
+    )
+    print(f"all figures: {os.path.relpath(path)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

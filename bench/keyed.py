@@ -1,0 +1,175 @@
+"""P1 and P2: keyed counts and sums, a batch at a time and a key at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+import pystate as ps
+from bench import peers
+from bench.measure import Row, Scale, Work, by_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pystate import KeyedStateBackend
+
+BATCH_ROWS = 65_536
+"""Rows that one KeyBatch sees."""
+
+
+def long_backend(*names: str) -> KeyedStateBackend:
+    """A heap table with a long key and long states."""
+    return ps.KeyedStateBackend(
+        key="long", states={name: ps.ValueState("long", default=0) for name in names}
+    )
+
+
+def in_batches(array: pa.Array) -> Iterator[pa.Array]:
+    """Slices of `BATCH_ROWS` rows."""
+    for start in range(0, len(array), BATCH_ROWS):
+        yield array.slice(start, BATCH_ROWS)
+
+
+def fill(backend: KeyedStateBackend, n_keys: int, *names: str) -> None:
+    """Insert the keys 0..n_keys - 1 with zeros and seal, in epochs of a million."""
+    for start in range(0, n_keys, 1_000_000):
+        keys = pa.array(np.arange(start, min(start + 1_000_000, n_keys), dtype=np.int64))
+        for part in in_batches(keys):
+            batch = backend.keys(part)
+            for name in names:
+                backend[name].add(batch, 0)
+        seal(backend)
+
+
+def seal(backend: KeyedStateBackend) -> None:
+    """Seal and drop the snapshot."""
+    backend.seal().close()
+
+
+def random_keys(n_keys: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Uniform, the same for everybody who takes part."""
+    return np.random.default_rng(42).integers(0, n_keys, rows)
+
+
+def count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
+    """Rows per key, all keys being there already."""
+    keys = random_keys(n_keys, scale.rows)
+    backend = long_backend("n")
+    fill(backend, n_keys, "n")
+    batches = list(in_batches(pa.array(keys)))
+    count = backend["n"]
+
+    def add() -> None:
+        for batch in batches:
+            count.add(backend.keys(batch), 1)
+
+    def add_and_seal() -> None:
+        add()
+        seal(backend)
+
+    dict_keys = keys.tolist()
+    counts = dict.fromkeys(range(n_keys), 0)
+    slots = np.zeros(n_keys, np.int64)
+    return {
+        "pystate": Work(add, after=lambda: seal(backend)),
+        "pystate, seal timed": Work(add_and_seal),
+        "dict": Work(lambda: peers.count_in_dict(counts, dict_keys)),
+        "numpy.add.at": Work(lambda: peers.count_in_array(slots, keys)),
+    }
+
+
+def sum_and_count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
+    """Sum and count per key."""
+    keys = random_keys(n_keys, scale.rows)
+    values = np.random.default_rng(43).integers(0, 1_000, scale.rows)
+    backend = long_backend("total", "n")
+    fill(backend, n_keys, "total", "n")
+    batches = list(zip(in_batches(pa.array(keys)), in_batches(pa.array(values)), strict=True))
+    total, count = backend["total"], backend["n"]
+
+    def add() -> None:
+        for batch, amounts in batches:
+            found = backend.keys(batch)
+            total.add(found, amounts)
+            count.add(found, 1)
+
+    def add_and_seal() -> None:
+        add()
+        seal(backend)
+
+    dict_keys, dict_values = keys.tolist(), values.tolist()
+    rows = dict.fromkeys(range(n_keys), (0, 0))
+    return {
+        "pystate": Work(add, after=lambda: seal(backend)),
+        "pystate, seal timed": Work(add_and_seal),
+        "dict": Work(lambda: peers.sum_and_count_in_dict(rows, dict_keys, dict_values)),
+    }
+
+
+def count_one_by_one(backend: KeyedStateBackend, keys: Sequence[int]) -> None:
+    """P2: what a function that sees one row at a time costs, without its own work."""
+    count = backend["n"]
+    for k in keys:
+        backend.set_current_key(k)
+        n = count.value()
+        count.update(n + 1)
+
+
+def scalar_works(scale: Scale, n_keys: int) -> dict[str, Work]:
+    """Set the key, read, update."""
+    keys = random_keys(n_keys, scale.scalar_rows).tolist()
+    backend = long_backend("n")
+    fill(backend, n_keys, "n")
+    counts = dict.fromkeys(range(n_keys), 0)
+    return {
+        "pystate": Work(lambda: count_one_by_one(backend, keys), after=lambda: seal(backend)),
+        "dict": Work(lambda: peers.read_and_update_dict(counts, keys)),
+    }
+
+
+def vectorised(scale: Scale) -> list[Row]:
+    """P1."""
+    rows = []
+    for what, works_of, expected in (
+        ("count", count_works, ">= 15x (goal 20x)"),
+        ("sum+count", sum_and_count_works, ">= 15x (goal 20x)"),
+    ):
+        for n_keys in scale.key_counts:
+            timings = by_turns(works_of(scale, n_keys), scale.rounds)
+            for name in timings.seconds:
+                is_peer = not name.startswith("pystate")
+                rows.append(
+                    Row(
+                        "P1",
+                        f"{what}, {n_keys:,} keys: {name}",
+                        timings.rate(name, scale.rows / 1e6),
+                        "M rows/s",
+                        peer="" if is_peer else "dict",
+                        ratio=None if is_peer else timings.ratio(name, "dict"),
+                        expected=expected if name == "pystate" else "",
+                        detail={"seconds": timings.seconds[name], "rows": scale.rows},
+                    )
+                )
+    return rows
+
+
+def scalar(scale: Scale) -> list[Row]:
+    """P2, at the smallest number of keys."""
+    n_keys = scale.key_counts[0]
+    timings = by_turns(scalar_works(scale, n_keys), scale.rounds)
+    return [
+        Row(
+            "P2",
+            f"one key at a time, {n_keys:,} keys: {name}",
+            timings.rate(name, scale.scalar_rows / 1e6),
+            "M rows/s",
+            peer="dict" if name == "pystate" else "",
+            ratio=timings.ratio(name, "dict") if name == "pystate" else None,
+            expected=">= 0.5x (goal 1x)" if name == "pystate" else "",
+            detail={"seconds": timings.seconds[name], "rows": scale.scalar_rows},
+        )
+        for name in timings.seconds
+    ]

@@ -1,0 +1,205 @@
+"""Measuring by turns: every figure is a ratio of things run side by side in one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much a run does; chosen by ``PYSTATE_BENCH_SCALE``."""
+
+    name: str
+    rounds: int
+    key_counts: tuple[int, ...]
+    rows: int
+    scalar_rows: int
+    state_sizes: tuple[int, ...]
+    changed_rows: tuple[int, ...]
+    shared_keys: int
+    undo_records: int
+    memory_keys: tuple[int, int]
+    spark_rows: int
+    spark_keys: int
+    spark_batches: int
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            name="smoke",
+            rounds=2,
+            key_counts=(2_000,),
+            rows=4_000,
+            scalar_rows=500,
+            state_sizes=(100, 2_000),
+            changed_rows=(10, 1_000),
+            shared_keys=2_000,
+            undo_records=500,
+            memory_keys=(1_000, 4_000),
+            spark_rows=4_000,
+            spark_keys=1_000,
+            spark_batches=1,
+        ),
+        Scale(
+            name="short",
+            rounds=5,
+            key_counts=(1_000_000, 10_000_000),
+            rows=2_000_000,
+            scalar_rows=500_000,
+            state_sizes=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
+            changed_rows=(1_000, 10_000, 100_000, 1_000_000),
+            shared_keys=1_000_000,
+            undo_records=200_000,
+            memory_keys=(1_000_000, 4_000_000),
+            spark_rows=2_000_000,
+            spark_keys=1_000_000,
+            spark_batches=5,
+        ),
+        Scale(
+            name="large",
+            rounds=7,
+            key_counts=(1_000_000, 10_000_000),
+            rows=4_000_000,
+            scalar_rows=1_000_000,
+            state_sizes=(1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000),
+            changed_rows=(1_000, 10_000, 100_000, 1_000_000, 2_000_000),
+            shared_keys=10_000_000,
+            undo_records=1_000_000,
+            memory_keys=(1_000_000, 4_000_000),
+            spark_rows=2_000_000,
+            spark_keys=1_000_000,
+            spark_batches=9,
+        ),
+    )
+}
+
+
+def chosen_scale() -> Scale:
+    """The scale that ``PYSTATE_BENCH_SCALE`` names; `short` without it."""
+    return SCALES[os.environ.get("PYSTATE_BENCH_SCALE", "short")]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something to time: `run` is timed, `before` and `after` are not."""
+
+    run: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+    after: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with the smallest and largest value that it was taken from."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per round of each thing that took part."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+
+    def rate(self, name: str, amount: float) -> Spread:
+        """`amount` per second."""
+        return Spread.of([amount / taken for taken in self.seconds[name]])
+
+    def ratio(self, name: str, peer: str) -> Spread:
+        """How many times as fast as the peer, round by round."""
+        pairs = zip(self.seconds[peer], self.seconds[name], strict=True)
+        return Spread.of([theirs / ours for theirs, ours in pairs])
+
+
+def by_turns(works: Mapping[str, Work], rounds: int, warm_up: int = 1) -> Timings:
+    """Times all works in each round, one after the other, with the garbage collector at rest."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for current in range(-warm_up, rounds):
+        for name, work in works.items():
+            work.before()
+            gc.collect()
+            gc.disable()
+            try:
+                start = time.perf_counter()
+                work.run()
+                taken = time.perf_counter() - start
+            finally:
+                gc.enable()
+            work.after()
+            if current >= 0:
+                seconds[name].append(taken)
+    return Timings({name: tuple(values) for name, values in seconds.items()})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    `figure` in `unit` is what was measured; `ratio` compares it with `peer`, where there is one;
+    `expected` is the goal in the words of the question.
+    """
+
+    question: str
+    what: str
+    figure: Spread
+    unit: str
+    peer: str = ""
+    ratio: Spread | None = None
+    expected: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def number(value: float) -> str:
+    """A figure with three digits that matter."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def spread(value: Spread, suffix: str = "") -> str:
+    """The median and, where they differ from it, the ends."""
+    text = f"{number(value.median)}{suffix}"
+    if value.low == value.high:
+        return text
+    return f"{text} ({number(value.low)}-{number(value.high)})"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows, aligned; medians first, the smallest and largest round in brackets."""
+    head = ("", "what", "measured", "ratio", "of", "expected")
+    body = [
+        (
+            row.question,
+            row.what,
+            f"{spread(row.figure)} {row.unit}".rstrip(),
+            "" if row.ratio is None else spread(row.ratio, "x"),
+            row.peer,
+            row.expected,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, tuple("-" * width for width in widths), *body)
+    ]
+    return "\n".join(lines)

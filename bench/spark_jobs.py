@@ -1,0 +1,216 @@
+"""P9: the same count per key on Spark without state, with pystate, and with Spark's own state.
+
+All run in one session over the same stream, shuffle by key into as many partitions, and write as
+many output rows to Parquet in `foreachBatch`. The job without state sends its rows through a
+Python worker (`mapInArrow`) that passes on as many of them as the others have keys to update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import pystate as ps
+from bench.measure import Row, Scale, Spread
+from pystate.spark import Job, ParquetSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+PARALLELISM = 2
+MAX_PARALLELISM = 128
+WARM_UP = 3
+"""Batches that nobody times: after them 99.7 % of the keys exist and the JVM has compiled."""
+PROVIDERS = {
+    "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+
+
+@contextlib.contextmanager
+def session(folder: Path) -> Iterator[SparkSession]:
+    """Two cores of this machine, quiet."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = (
+        SparkSession.builder.master(f"local[{PARALLELISM}]")
+        .appName("pystate-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.shuffle.partitions", str(PARALLELISM))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def write_input(spark: SparkSession, scale: Scale, folder: Path, batches: int) -> None:
+    """A file per core and batch; keys uniform over `spark_keys`."""
+    rows = spark.range(0, scale.spark_rows * batches, 1, PARALLELISM * batches)
+    spread = F.pmod(F.xxhash64(F.col("id") + 1_000_003), F.lit(scale.spark_keys))
+    rows.select(spread.cast("long").alias("key"), F.col("id").alias("value")).write.parquet(
+        str(folder)
+    )
+
+
+def source(spark: SparkSession, folder: Path) -> DataFrame:
+    """A batch of the input per trigger, until there is no more."""
+    return (
+        spark.readStream.schema("key long, value long")
+        .option("maxFilesPerTrigger", PARALLELISM)
+        .parquet(str(folder))
+    )
+
+
+def updated_share(scale: Scale) -> float:
+    """The share of distinct keys among a batch's rows, drawn at random."""
+    drawn = scale.spark_rows / scale.spark_keys
+    return (1 - math.exp(-drawn)) / drawn
+
+
+def start_without_state(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
+    """The pass-through job."""
+    share = updated_share(scale)
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.slice(0, round(batch.num_rows * share))
+
+    group = F.pmod(F.xxhash64("key"), F.lit(MAX_PARALLELISM).cast("long"))
+    owner = F.call_function("div", group * PARALLELISM, F.lit(MAX_PARALLELISM).cast("long"))
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        routed = frame.repartitionById(PARALLELISM, owner.cast("int"))
+        passed = routed.mapInArrow(pass_on, frame.schema)
+        passed.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
+
+    return started(stream.writeStream.foreachBatch(write), folder)
+
+
+def start_with_pystate(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
+    """The product."""
+    job = Job(
+        "bench",
+        checkpoint=str(folder / "checkpoint"),
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=PARALLELISM,
+    )
+
+    def pipeline(frame: DataFrame) -> DataFrame:
+        return job.key_by(frame, "key", uid="count").aggregate(n=ps.count())
+
+    return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
+
+
+def start_native(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
+    """Spark's own streaming aggregation, updated rows only."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
+
+    counts = stream.groupBy("key").agg(F.count("*").alias("n"))
+    return started(counts.writeStream.outputMode("update").foreachBatch(write), folder)
+
+
+def started(writer: object, folder: Path) -> StreamingQuery:
+    """Start a writer with a checkpoint of its own."""
+    query: StreamingQuery = writer.option(  # type: ignore[attr-defined]
+        "checkpointLocation", str(folder / "checkpoint")
+    ).start()
+    return query
+
+
+def batch_seconds(query: StreamingQuery, batches: int) -> list[float]:
+    """Whole micro-batches as Spark times them, source and commit included."""
+    try:
+        query.processAllAvailable()
+        progress = [p for p in query.recentProgress if p.numInputRows]
+    finally:
+        query.stop()
+    if len(progress) != batches:
+        raise AssertionError(f"{len(progress)} batches instead of {batches}")
+    return [p.durationMs["triggerExecution"] / 1e3 for p in progress]
+
+
+def jobs(scale: Scale) -> list[Row]:
+    """P9: each job in turn in one session; the first turn only warms the JVM."""
+    starts: dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]] = {
+        "without state": (start_without_state, "HDFSBacked"),
+        "pystate": (start_with_pystate, "HDFSBacked"),
+        "Spark, in memory": (start_native, "HDFSBacked"),
+        "Spark, RocksDB": (start_native, "RocksDB"),
+    }
+    seconds: dict[str, list[float]] = {}
+    written: dict[str, int] = {}
+    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
+    try:
+        with session(root) as spark:
+            for turn, batches in (("warm-up", 2), ("timed", WARM_UP + scale.spark_batches)):
+                write_input(spark, scale, root / turn, batches)
+                for name, (start, provider) in starts.items():
+                    spark.conf.set(
+                        "spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider]
+                    )
+                    folder = root / f"{turn}-{name.replace(' ', '-')}"
+                    query = start(source(spark, root / turn), scale, folder)
+                    seconds[name] = batch_seconds(query, batches)[WARM_UP:]
+                    written[name] = last_output_rows(spark, folder)
+                    shutil.rmtree(folder)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return [row_of(name, seconds, written, scale) for name in starts]
+
+
+def last_output_rows(spark: SparkSession, folder: Path) -> int:
+    """Rows of the last epoch: the jobs are comparable only if these are about equal."""
+    epochs = sorted(
+        (folder / "out").glob("epoch=*"), key=lambda path: int(path.name.removeprefix("epoch="))
+    )
+    return spark.read.parquet(str(epochs[-1])).count()
+
+
+def row_of(
+    name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
+) -> Row:
+    """A job's rate; pystate's share of the job without state, and how far ahead of the others."""
+    rates = {job: [scale.spark_rows / taken / 1e6 for taken in seconds[job]] for job in seconds}
+    ratio, peer, expected = None, "", ""
+    if name != "pystate":
+        ratio = Spread.of(
+            [ours / theirs for ours, theirs in zip(rates["pystate"], rates[name], strict=True)]
+        )
+        peer = f"pystate / {name}"
+        expected = {
+            "without state": ">= 0.7x (goal 0.9x)",
+            "Spark, in memory": "goal 4x",
+            "Spark, RocksDB": ">= 4x (goal 8x)",
+        }[name]
+    return Row(
+        "P9",
+        f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}",
+        Spread.of(rates[name]),
+        "M rows/s",
+        peer=peer,
+        ratio=ratio,
+        expected=expected,
+        detail={"seconds": seconds[name], "output_rows": written[name]},
+    )
