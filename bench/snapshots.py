@@ -38,7 +38,7 @@ def pauses(backend: KeyedStateBackend, n_keys: int, changed: int) -> Pauses:
         snapshot = backend.seal()
         sealed = time.perf_counter()
         backend.set_current_key(0)
-        backend["n"].update(1)
+        backend["n"].update(backend["n"].value() + 1)
         stepped = time.perf_counter()
         if snapshot.rows < changed:
             raise AssertionError(f"{snapshot.rows} rows in a snapshot of {changed} changed ones")
