@@ -1,0 +1,208 @@
+# cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False
+"""The extension module: thin handles over the C core's public header.
+
+Only `pystate` itself uses it. Every C call goes through one `check`, batches, seals, snapshots,
+loads and file access run without the GIL, a single get or put does not. Arrays arrive as addresses
+with an owner that is kept alive; pyarrow and numpy are not known here.
+
+Thread safety: a handle that is at work without the GIL is marked busy, and any other use of it,
+`close` included, raises `InUseError`. After a fork the child's handles refuse to work.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact, PyLong_FromLongLong
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from cpython.object cimport PyObject
+from libc.errno cimport EINTR, errno
+from libc.math cimport isinf, isnan
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stddef cimport size_t
+from libc.stdint cimport (
+    INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN,
+    int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t,
+)
+from libc.string cimport memcpy, memset
+from posix.unistd cimport pread
+
+cimport cython
+cimport cpython.datetime as cdt
+
+from pystate._cpystate cimport *
+
+import datetime
+import os
+import weakref
+from decimal import Decimal
+
+from lz4.block import compress as lz4_compress, decompress as lz4_decompress
+
+from pystate import errors
+
+cdt.import_datetime()
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+cdef extern from "pthread.h" nogil:
+    int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept,
+                       void (*child)() noexcept)
+
+
+# ---- forks ---------------------------------------------------------------------------------------
+
+cdef unsigned long fork_generation = 0
+
+
+cdef void after_fork_in_child() noexcept nogil:
+    global fork_generation
+    fork_generation += 1
+
+
+pthread_atfork(NULL, NULL, after_fork_in_child)
+
+
+# ---- statuses ------------------------------------------------------------------------------------
+
+cdef object make_error(pst_status status, const pst_detail *detail, str where, Schema schema):
+    cdef str at = where
+    cdef str reason
+    cdef object code
+    if detail is not NULL:
+        if schema is not None and 0 <= detail.column < len(schema.state_codecs):
+            at += f", state {schema.state_codecs[detail.column].name!r}"
+        if detail.row >= 0:
+            at += f", row {detail.row}"
+    if status == PST_NO_MEMORY:
+        return errors.MemoryLimitError(f"{at}: the system refused memory")
+    if status == PST_NO_SPACE:
+        return errors.NoSpaceError(28, f"{at}: the file system that holds the table is full; "
+                                   "free space there, or choose another folder")
+    if status == PST_LIMIT:
+        return errors.MemoryLimitError(f"{at}: the table would pass its memory limit; raise "
+                                       "limit_bytes or use more ranges")
+    if status == PST_ADDRESS_SPACE:
+        return errors.AddressSpaceError(
+            f"{at}: no address range for the table; raise the limit on address space (ulimit -v, "
+            "on Spark: spark.executor.pyspark.memory)")
+    if status == PST_WRONG_TYPE:
+        return errors.WrongTypeError(f"{at}: this operation does not exist for the column's type")
+    if status == PST_OVERFLOW:
+        return errors.StateOverflowError(f"{at}: the result does not fit the state's type; "
+                                         "roll the epoch back")
+    if status == PST_WRONG_KEY_GROUP:
+        reason = "" if detail is NULL or detail.key_group < 0 else f" {detail.key_group}"
+        return errors.WrongKeyGroupError(f"{at}: the key's group{reason} is not in the table's "
+                                         "key-group range: the key was routed to the wrong task")
+    if status == PST_STALE:
+        return errors.StaleKeyBatchError(f"{at}: a key batch is valid until the next seal or "
+                                         "roll back; make a new one")
+    if status == PST_BUSY:
+        return errors.TableBusyError(f"{at}: another process holds the table's lock")
+    if status == PST_MISMATCH:
+        return errors.TableMismatchError(f"{at}: the table's file belongs to another schema, "
+                                         "boot, application or format; discard it")
+    if status == PST_SNAPSHOT_TOO_OLD:
+        return errors.SnapshotTooOldError(f"{at}: the reader's epoch has left the undo window; "
+                                          "open a new reader")
+    if status == PST_NO_UNDO:
+        return errors.LineageError(f"{at}: that epoch is outside the undo window; restore instead")
+    if status == PST_CORRUPT:
+        reason = "" if detail is NULL or detail.offset < 0 else f" at byte {detail.offset}"
+        return errors.CorruptFileError(f"{at}: corrupt{reason}: the bytes contradict a checksum "
+                                       "or a bound")
+    if status == PST_NEWER_FORMAT:
+        return errors.NewerFormatError(f"{at}: written by a later version of pystate in a format "
+                                       "that this one does not read")
+    if status == PST_IO:
+        code = 0 if detail is NULL else detail.sys_errno
+        if code in FULL:
+            return errors.NoSpaceError(code, f"{at}: {os.strerror(code)}")
+        return errors.SystemCallError(code, f"{at}: {os.strerror(code)}")
+    if status == PST_POISONED:
+        return errors.PoisonedError(f"{at}: an earlier write failed half way; roll the epoch back")
+    if status == PST_TOO_LARGE:
+        return errors.InvalidArgumentError(f"{at}: a key or value has more than {PST_MAX_BYTES} "
+                                           "bytes, or the result or the table is full")
+    if status == PST_SCHEMA:
+        return errors.SchemaError(f"{at}: the file's schema does not fit the table's")
+    return errors.InvalidArgumentError(f"{at}: {pst_status_name(status).decode()}")
+
+
+FULL = frozenset((28, 122, 27))  # ENOSPC, EDQUOT, EFBIG
+
+
+cdef int check(pst_status status, const pst_detail *detail, str where, Schema schema) except -1:
+    if status == PST_OK:
+        return 0
+    raise make_error(status, detail, where, schema)
+
+
+include "_core_cells.pxi"
+include "_core_table.pxi"
+include "_core_files.pxi"
+
+
+# ---- key groups ----------------------------------------------------------------------------------
+
+def hash_keys(list columns, size_t out):
+    """Write Spark's xxhash64 of each row of the columns to the address `out` (uint64)."""
+    cdef pst_array arrays[PST_MAX_KEYS_]
+    cdef uint8_t precision[PST_MAX_KEYS_]
+    cdef int32_t n = check_columns(columns)
+    cdef int32_t i
+    cdef pst_status status
+    cdef ArrayRef column
+    for i in range(n):
+        column = columns[i]
+        arrays[i] = column.c
+        precision[i] = column.precision
+    with nogil:
+        status = pst_hash(arrays, precision, n, <uint64_t *> out)
+    check(status, NULL, "hash_keys", None)
+
+
+cdef int32_t check_columns(list columns) except -1:
+    if not 0 < len(columns) <= PST_MAX_KEYS:
+        raise errors.InvalidArgumentError(
+            f"a key has 1 to {PST_MAX_KEYS} columns, got {len(columns)}")
+    cdef ArrayRef first = columns[0]
+    cdef ArrayRef column
+    for column in columns:
+        if column.c.length != first.c.length:
+            raise errors.InvalidArgumentError(
+                f"key columns differ in length: {first.c.length} and {column.c.length}")
+    return <int32_t> len(columns)
+
+
+def key_group(hash, int32_t max_parallelism):
+    """Return the key group of a hash: pmod(hash, max_parallelism), the hash taken as signed."""
+    if max_parallelism < 1:
+        raise errors.InvalidArgumentError(f"max_parallelism is {max_parallelism}")
+    return pst_key_group(<uint64_t> (hash & 0xFFFFFFFFFFFFFFFF), max_parallelism)
+
+
+def range_of(int32_t key_group, int32_t max_parallelism, int32_t parallelism):
+    """Return the range that owns a key group: ``key_group * parallelism // max_parallelism``."""
+    check_ranges(max_parallelism, parallelism)
+    if not 0 <= key_group < max_parallelism:
+        raise errors.InvalidArgumentError(f"there is no key group {key_group}")
+    return pst_range_of(key_group, max_parallelism, parallelism)
+
+
+def range_bounds(int32_t index, int32_t max_parallelism, int32_t parallelism):
+    """Return the first and last key group of a range, both inclusive."""
+    cdef int32_t first, last
+    check_ranges(max_parallelism, parallelism)
+    if not 0 <= index < parallelism:
+        raise errors.InvalidArgumentError(f"there is no range {index} of {parallelism}")
+    pst_range_bounds(index, max_parallelism, parallelism, &first, &last)
+    return first, last
+
+
+cdef int check_ranges(int32_t max_parallelism, int32_t parallelism) except -1:
+    if not 1 <= parallelism <= max_parallelism <= 32768:
+        raise errors.InvalidArgumentError(
+            f"parallelism {parallelism} and max_parallelism {max_parallelism}: "
+            "1 <= parallelism <= max_parallelism <= 32768")
+    return 0

@@ -1,0 +1,633 @@
+# Files and everything that produces rows: sealed epochs, file readers, merges, sealed readers.
+
+cdef enum:
+    ROWS_BYTES = 64 * 1024 * 1024
+
+
+# ---- I/O and codec -------------------------------------------------------------------------------
+
+cdef struct IoState:
+    PyObject *io
+    int fd             # >= 0: read here, without the GIL
+    int failed         # errno of a failed read, -1: the file ended
+    uint64_t offset    # of the failed read
+
+
+cdef class _Io:
+    """What the callbacks work on, and the exception that they had to keep."""
+
+    cdef pst_io c
+    cdef IoState state
+    cdef object target
+    cdef object error
+    cdef str name
+
+    def __cinit__(self, target, int fd, str name):
+        self.target = target
+        self.name = name
+        self.state.io = <PyObject *> self
+        self.state.fd = fd
+        self.c.ctx = &self.state
+        self.c.write = io_write
+        self.c.read_at = io_pread if fd >= 0 else io_read_at
+        self.c.compress = io_compress
+        self.c.decompress = io_decompress
+
+    cdef int reraise(self) except -1:
+        """Raise what made a callback fail."""
+        error, self.error = self.error, None
+        cdef int failed = self.state.failed
+        self.state.failed = 0
+        if error is not None:
+            if isinstance(error, OSError) and not isinstance(error, errors.PystateError) \
+                    and error.errno in FULL:
+                raise errors.NoSpaceError(
+                    error.errno, f"{self.name}: {os.strerror(error.errno)}: free space and try "
+                    "again; what was sealed is kept") from error
+            raise error
+        if failed == -1:
+            raise errors.CorruptFileError(
+                f"{self.name}: the file ends before byte {self.state.offset}, where a block "
+                "should be")
+        raise errors.SystemCallError(failed, f"{self.name}: {os.strerror(failed)}")
+
+
+cdef int io_write(void *ctx, const void *data, size_t size) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    try:
+        view = PyMemoryView_FromMemory(<char *> data, <Py_ssize_t> size, PyBUF_READ)
+        done = 0
+        while done < size:
+            written = io.target.write(view[done:] if done else view)
+            if written is None:
+                break
+            done += written
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1
+
+
+cdef int io_pread(void *ctx, uint64_t offset, void *data, size_t size) noexcept nogil:
+    cdef IoState *state = <IoState *> ctx
+    cdef size_t done = 0
+    cdef ssize_t n
+    while done < size:
+        n = pread(state.fd, <char *> data + done, size - done, <long> (offset + done))
+        if n < 0 and errno == EINTR:
+            continue
+        if n <= 0:
+            state.failed = errno if n < 0 else -1
+            state.offset = offset + size
+            return 1
+        done += <size_t> n
+    return 0
+
+
+cdef int io_read_at(void *ctx, uint64_t offset, void *data, size_t size) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    try:
+        view = PyMemoryView_FromMemory(<char *> data, <Py_ssize_t> size, PyBUF_WRITE)
+        io.target.seek(offset)
+        done = 0
+        while done < size:
+            n = io.target.readinto(view[done:] if done else view)
+            if not n:
+                io.state.failed = -1
+                io.state.offset = offset + size
+                return 1
+            done += n
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1
+
+
+cdef int io_compress(void *ctx, const void *src, size_t size, void *dst,
+                     size_t *dst_size) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    cdef bytes packed
+    try:
+        packed = lz4_compress(PyMemoryView_FromMemory(<char *> src, <Py_ssize_t> size, PyBUF_READ),
+                              store_size=False)
+        if <size_t> len(packed) < size and <size_t> len(packed) <= dst_size[0]:
+            memcpy(dst, PyBytes_AS_STRING(packed), <size_t> len(packed))
+            dst_size[0] = <size_t> len(packed)
+        else:
+            dst_size[0] = 0
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1
+
+
+cdef int io_decompress(void *ctx, const void *src, size_t size, void *dst,
+                       size_t dst_size) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    cdef bytes raw
+    try:
+        try:
+            raw = lz4_decompress(
+                PyMemoryView_FromMemory(<char *> src, <Py_ssize_t> size, PyBUF_READ),
+                uncompressed_size=dst_size)
+        except RuntimeError as error:  # lz4.block.LZ4BlockError
+            raise errors.CorruptFileError(f"{io.name}: corrupt: a block does not unpack: {error}")
+        if <size_t> len(raw) != dst_size:
+            raise errors.CorruptFileError(
+                f"{io.name}: corrupt: a block unpacks to {len(raw)} bytes, not {dst_size}")
+        memcpy(dst, PyBytes_AS_STRING(raw), dst_size)
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1
+
+
+cdef object info_tuple(const pst_file_info *info):
+    return ("base" if info.kind == PST_BASE else "delta",
+            PyBytes_FromStringAndSize(<const char *> info.lineage.id, 16).hex(),
+            PyBytes_FromStringAndSize(<const char *> info.lineage.parent, 16).hex(),
+            info.lineage.epoch, info.max_parallelism, info.first_key_group, info.last_key_group,
+            info.rows, info.tombstones, info.raw_bytes, info.file_bytes, info.checksum)
+
+
+# ---- sealed epochs -------------------------------------------------------------------------------
+
+cdef class Sealed:
+    """What an epoch changed; independent of its table."""
+
+    cdef pst_sealed *s
+    cdef unsigned long fork
+    cdef bint busy
+    cdef readonly str where
+
+    def __dealloc__(self):
+        if self.s is not NULL and self.fork == fork_generation:
+            pst_sealed_destroy(self.s)
+
+    cdef int ready(self) except -1:
+        if self.busy:
+            raise errors.InUseError(f"{self.where}: the snapshot is being written")
+        if self.s is NULL or self.fork != fork_generation:
+            raise errors.ClosedError(f"{self.where}: the snapshot is closed, or of another process")
+        return 0
+
+    @property
+    def rows(self):
+        """Rows that the epoch changed or deleted."""
+        self.ready()
+        return pst_sealed_rows(self.s)
+
+    @property
+    def raw_bytes(self):
+        """Bytes of keys and changed columns."""
+        self.ready()
+        return pst_sealed_bytes(self.s)
+
+    @property
+    def lineage(self):
+        """(id, parent, epoch, query)."""
+        self.ready()
+        return lineage_tuple(pst_sealed_lineage(self.s))
+
+    def write(self, out, str name):
+        """Write the delta file into a writable binary object; returns its info tuple."""
+        cdef _Io io = _Io(out, -1, name)
+        cdef pst_file_info info
+        cdef pst_status status
+        self.ready()
+        self.busy = True
+        try:
+            with nogil:
+                status = pst_sealed_write(self.s, &io.c, &info)
+        finally:
+            self.busy = False
+        if status == PST_CALLBACK:
+            io.reraise()
+        check(status, NULL, f"{self.where}, {name}", None)
+        return info_tuple(&info)
+
+    def close(self):
+        """Free the memory. Does nothing the second time."""
+        if self.s is not NULL and self.fork == fork_generation:
+            self.ready()
+            pst_sealed_destroy(self.s)
+            self.s = NULL
+
+
+cdef Sealed make_sealed(pst_sealed *sealed, str where):
+    cdef Sealed self = Sealed.__new__(Sealed)
+    self.s = sealed
+    self.fork = fork_generation
+    self.where = where
+    return self
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+cdef class FileReader:
+    """An open state file.
+
+    `fd` >= 0 is read by pread without the GIL, else `source` by seek and readinto. Both stay the
+    caller's and outlive the reader.
+    """
+
+    cdef pst_sst_reader *r
+    cdef _Io io
+    cdef bint busy
+    cdef readonly str name
+
+    def __init__(self, str name, uint64_t size_bytes, int fd, source):
+        cdef pst_detail detail
+        cdef pst_status status
+        if self.r is not NULL:
+            raise errors.InvalidArgumentError("a reader is made once")
+        memset(&detail, 0xFF, sizeof(detail))
+        self.name = name
+        self.io = _Io(source, fd, name)
+        with nogil:
+            status = pst_sst_reader_open(&self.io.c, size_bytes, &self.r, &detail)
+        if status == PST_CALLBACK:
+            self.io.reraise()
+        check(status, &detail, name, None)
+
+    def __dealloc__(self):
+        if self.r is not NULL:
+            pst_sst_reader_close(self.r)
+
+    cdef int ready(self) except -1:
+        if self.busy:
+            raise errors.InUseError(f"{self.name}: the file is being read")
+        if self.r is NULL:
+            raise errors.ClosedError(f"{self.name}: the file is closed")
+        return 0
+
+    cdef int check(self, pst_status status) except -1:
+        if status == PST_CALLBACK:
+            self.io.reraise()
+        return check(status, pst_sst_reader_detail(self.r), self.name, None)
+
+    def close(self):
+        """Close the reader. Does nothing the second time."""
+        if self.r is not NULL:
+            self.ready()
+            pst_sst_reader_close(self.r)
+            self.r = NULL
+
+    def info(self):
+        """Return the info tuple: kind, id, parent, epoch, ..., checksum."""
+        self.ready()
+        return info_tuple(pst_sst_reader_info(self.r))
+
+    def lineage(self):
+        """(id, parent, epoch, query) of the file."""
+        self.ready()
+        return lineage_tuple(&pst_sst_reader_info(self.r).lineage)
+
+    def schema(self):
+        """Return key and state columns, each (name, code, precision, scale)."""
+        self.ready()
+        cdef const pst_schema *schema = pst_sst_reader_schema(self.r)
+        return (column_tuples(schema.keys, schema.n_keys),
+                column_tuples(schema.states, schema.n_states))
+
+    def seek(self, int32_t first_key_group, int32_t last_key_group):
+        """Position before the first record of the range."""
+        self.ready()
+        self.check(pst_sst_reader_seek(self.r, first_key_group, last_key_group))
+
+    def count(self):
+        """Read and check every remaining record of the range: (puts, deletes)."""
+        cdef pst_record *record = new_record()
+        cdef uint64_t puts = 0, deletes = 0
+        cdef pst_status status
+        try:
+            self.ready()
+            self.busy = True
+            with nogil:
+                while True:
+                    status = pst_sst_reader_next(self.r, record)
+                    if status != PST_OK:
+                        break
+                    if record.op == PST_DELETE:
+                        deletes += 1
+                    else:
+                        puts += 1
+        finally:
+            self.busy = False
+            free(record)
+        if status != PST_NOT_FOUND:
+            self.check(status)
+        return puts, deletes
+
+
+cdef list column_tuples(const pst_column *columns, int32_t n):
+    return [(columns[i].name.decode(), <int> columns[i].type, columns[i].precision,
+             columns[i].scale) for i in range(n)]
+
+
+def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes parent,
+          uint64_t epoch, uint64_t query, int32_t max_parallelism, int32_t first_key_group,
+          int32_t last_key_group, out, str name):
+    """Merge open files, oldest first, into `out`; returns the new file's info tuple.
+
+    `columns[f]` maps file f's states to the schema's.
+    """
+    cdef _Io io = _Io(out, -1, name)
+    cdef pst_file_info info
+    cdef pst_sst_writer *writer = NULL
+    cdef int32_t n = <int32_t> len(readers)
+    cdef int32_t i
+    cdef pst_status status
+    cdef FileReader reader
+    cdef pst_sst_reader **files = <pst_sst_reader **> calloc(n + 1, sizeof(void *))
+    cdef const int32_t **mappings = <const int32_t **> calloc(n + 1, sizeof(void *))
+    cdef int32_t *mapping = <int32_t *> calloc((n + 1) * PST_MAX_STATES, sizeof(int32_t))
+    memset(&info, 0, sizeof(info))
+    busy = []
+    try:
+        if files is NULL or mappings is NULL or mapping is NULL:
+            raise MemoryError
+        info.kind = PST_BASE if kind == "base" else PST_DELTA
+        fill_lineage(&info.lineage, id, parent, epoch, query)
+        info.max_parallelism = max_parallelism
+        info.first_key_group = first_key_group
+        info.last_key_group = last_key_group
+        for i in range(n):
+            reader = readers[i]
+            reader.ready()
+            files[i] = reader.r
+            mappings[i] = mapping + i * PST_MAX_STATES
+            fill_mapping(mapping + i * PST_MAX_STATES, columns[i], <int32_t> len(columns[i]))
+            reader.busy = True
+            busy.append(reader)
+        with nogil:
+            status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
+            if status == PST_OK:
+                status = pst_merge(files, mappings, n, writer)
+            if status == PST_OK:
+                status = pst_sst_writer_finish(writer, &info)
+            pst_sst_writer_destroy(writer)
+    finally:
+        for reader in busy:
+            reader.busy = False
+        free(files)
+        free(mappings)
+        free(mapping)
+    if status == PST_CALLBACK and io.error is not None:
+        io.reraise()
+    for reader in readers:
+        if status == PST_CALLBACK and (reader.io.error is not None or reader.io.state.failed):
+            reader.io.reraise()
+        if status == PST_CORRUPT and pst_sst_reader_detail(reader.r).offset >= 0:
+            reader.check(status)
+    check(status, NULL, name, schema)
+    return info_tuple(&info)
+
+
+# ---- rows as columns -----------------------------------------------------------------------------
+
+cdef struct Cells:
+    int code
+    size_t width        # 0: variable
+    uint8_t *values
+    uint8_t *valid
+    int32_t *offsets
+    size_t rows_capacity
+    size_t data_capacity
+    size_t used         # of values, variable width
+
+
+cdef class _Rows:
+    """Collects records into Arrow-layout buffers, keys first, then states."""
+
+    cdef Cells cells[80]
+    cdef int n_keys
+    cdef int n_states
+    cdef Py_ssize_t n
+    cdef size_t bytes
+
+    def __cinit__(self, Schema schema):
+        cdef int i = 0
+        cdef Codec codec
+        self.n_keys = <int> len(schema.key_codecs)
+        self.n_states = <int> len(schema.state_codecs)
+        for codec in schema.key_codecs + schema.state_codecs:
+            self.cells[i].code = codec.code
+            self.cells[i].width = cell_width(codec.code)
+            i += 1
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.n_keys + self.n_states):
+            free(self.cells[i].values)
+            free(self.cells[i].valid)
+            free(self.cells[i].offsets)
+
+    cdef pst_status append(self, const pst_record *record) noexcept nogil:
+        cdef int i
+        cdef pst_status status
+        for i in range(self.n_keys):
+            status = append_cell(&self.cells[i], self.n, &record.key[i],
+                                 not (record.key_nulls >> i & 1))
+            if status != PST_OK:
+                return status
+            self.bytes += 8 if self.cells[i].width else record.key[i].bytes.size
+        for i in range(self.n_states):
+            status = append_cell(&self.cells[self.n_keys + i], self.n, &record.cells[i],
+                                 record.present >> i & 1)
+            if status != PST_OK:
+                return status
+            if self.cells[self.n_keys + i].width:
+                self.bytes += 8
+            elif record.present >> i & 1:
+                self.bytes += record.cells[i].bytes.size
+        self.n += 1
+        return PST_OK
+
+    cdef list take(self):
+        """(validity bytes, values, offsets or None) per column."""
+        cdef Cells *c
+        cdef int i
+        result = []
+        for i in range(self.n_keys + self.n_states):
+            c = &self.cells[i]
+            valid = PyBytes_FromStringAndSize(<const char *> c.valid, self.n)
+            if c.width:
+                values = PyBytes_FromStringAndSize(<const char *> c.values,
+                                                   self.n * <Py_ssize_t> c.width)
+                result.append((valid, values, None))
+            else:
+                values = PyBytes_FromStringAndSize(<const char *> c.values, <Py_ssize_t> c.used)
+                if self.n:
+                    offsets = PyBytes_FromStringAndSize(<const char *> c.offsets,
+                                                        4 * (self.n + 1))
+                else:
+                    offsets = bytes(4)
+                result.append((valid, values, offsets))
+        return result
+
+
+cdef size_t cell_width(int code) noexcept nogil:
+    if code == PST_BOOL or code == PST_INT8:
+        return 1
+    if code == PST_INT16:
+        return 2
+    if code == PST_INT32 or code == PST_FLOAT32 or code == PST_DATE32:
+        return 4
+    if code == PST_DECIMAL:
+        return 16
+    if code == PST_STRING or code == PST_BINARY or code == PST_OBJECT:
+        return 0
+    return 8
+
+
+cdef pst_status append_cell(Cells *c, Py_ssize_t row, const pst_cell *cell,
+                            bint present) noexcept nogil:
+    cdef size_t n = <size_t> row
+    cdef size_t capacity
+    cdef size_t size
+    cdef void *grown
+    if n >= c.rows_capacity:
+        capacity = max(<size_t> 256, c.rows_capacity * 2)
+        grown = realloc(c.valid, capacity)
+        if grown is NULL:
+            return PST_NO_MEMORY
+        c.valid = <uint8_t *> grown
+        if c.width:
+            grown = realloc(c.values, capacity * c.width)
+            if grown is NULL:
+                return PST_NO_MEMORY
+            c.values = <uint8_t *> grown
+        else:
+            grown = realloc(c.offsets, (capacity + 1) * 4)
+            if grown is NULL:
+                return PST_NO_MEMORY
+            c.offsets = <int32_t *> grown
+            c.offsets[0] = 0 if n == 0 else c.offsets[0]
+        c.rows_capacity = capacity
+    c.valid[n] = present
+    if c.width:
+        if present:
+            memcpy(c.values + n * c.width, cell.word, c.width)
+        else:
+            memset(c.values + n * c.width, 0, c.width)
+        return PST_OK
+    size = cell.bytes.size if present else 0
+    if c.used + size > c.data_capacity:
+        capacity = max(c.used + size, c.data_capacity * 2)
+        grown = realloc(c.values, capacity)
+        if grown is NULL:
+            return PST_NO_MEMORY
+        c.values = <uint8_t *> grown
+        c.data_capacity = capacity
+    if size:
+        memcpy(c.values + c.used, cell.bytes.data, size)
+    c.used += size
+    c.offsets[n + 1] = <int32_t> c.used
+    return PST_OK
+
+
+# ---- readers of the last sealed epoch ------------------------------------------------------------
+
+@cython.no_gc_clear  # the table outlives the reader
+cdef class Reader:
+    """The last sealed epoch of a table of this process, or of a shared table's file."""
+
+    cdef object __weakref__
+    cdef pst_reader *r
+    cdef pst_record *record
+    cdef unsigned long fork
+    cdef bint busy
+    cdef readonly Table table
+    cdef readonly Schema schema
+    cdef readonly str where
+
+    def __init__(self, Table table, Schema schema, path, str where):
+        cdef pst_detail detail
+        cdef pst_status status
+        cdef bytes encoded = b"" if path is None else os.fsencode(path)
+        cdef const char *file = NULL if path is None else <const char *> encoded
+        cdef pst_table *t = NULL
+        if self.r is not NULL:
+            raise errors.InvalidArgumentError("a reader is made once")
+        memset(&detail, 0xFF, sizeof(detail))
+        self.fork = fork_generation
+        self.schema = schema
+        self.where = where
+        self.record = new_record()
+        if table is not None:
+            table.ready()
+            t = table.t
+            self.table = table
+        with nogil:
+            status = pst_reader_open(t, &schema.c, file, &self.r, &detail)
+        if status == PST_NOT_FOUND:
+            raise FileNotFoundError(2, "no shared table", path)
+        check(status, &detail, where, schema)
+        if table is not None:
+            table.dependents.add(self)
+
+    def __dealloc__(self):
+        # A forked child must not release its parent's pin.
+        if self.r is not NULL and self.fork == fork_generation:
+            pst_reader_close(self.r)
+        free(self.record)
+
+    cdef int ready(self) except -1:
+        if self.busy:
+            raise errors.InUseError(f"{self.where}: the reader is in use by another thread")
+        if self.r is NULL or self.fork != fork_generation:
+            raise errors.ClosedError(f"{self.where}: the reader is closed, or of another process")
+        return 0
+
+    def close(self):
+        """Release the epoch. Does nothing the second time."""
+        if self.r is not NULL and self.fork == fork_generation:
+            self.ready()
+            pst_reader_close(self.r)
+            self.r = NULL
+
+    def lineage(self):
+        """(id, parent, epoch, query) of the pinned epoch."""
+        self.ready()
+        return lineage_tuple(pst_reader_lineage(self.r))
+
+    def get(self, key):
+        """Return the states of a key as a list, None for an absent one; None without the key."""
+        cdef pst_cell cells[PST_MAX_KEYS_]
+        cdef uint32_t nulls = 0
+        cdef Codec codec
+        cdef int i
+        self.ready()
+        owner = self.schema.encode_key(key, cells, &nulls)
+        cdef pst_status status = pst_reader_get(self.r, cells, nulls, self.record)
+        del owner
+        if status == PST_NOT_FOUND:
+            return None
+        check(status, NULL, self.where, self.schema)
+        result = []
+        for i in range(len(self.schema.state_codecs)):
+            codec = self.schema.state_codecs[i]
+            result.append(codec.decode(&self.record.cells[i])
+                          if self.record.present >> i & 1 else None)
+        return result
+
+    def scan(self, uint64_t cursor, Py_ssize_t limit):
+        """Copy up to `limit` rows: (cursor or None at the end, rows, columns)."""
+        cdef _Rows rows = _Rows(self.schema)
+        cdef pst_status status = PST_OK
+        self.ready()
+        self.busy = True
+        try:
+            with nogil:
+                while rows.n < limit and rows.bytes < ROWS_BYTES:
+                    status = pst_reader_next(self.r, &cursor, self.record)
+                    if status == PST_OK:
+                        status = rows.append(self.record)
+                    if status != PST_OK:
+                        break
+        finally:
+            self.busy = False
+        if status != PST_NOT_FOUND:
+            check(status, NULL, self.where, self.schema)
+        return None if status == PST_NOT_FOUND else cursor, rows.n, rows.take()

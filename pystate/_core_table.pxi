@@ -1,0 +1,646 @@
+# The table, its batches and its scalar handles.
+
+cdef enum:
+    UNOPENED = 0
+    USABLE = 1
+    BUSY = 2
+    DETACHED = 3
+    CLOSED = 4
+
+cdef object UNKNOWN = object()
+
+
+cdef class Table:
+    """A keyed table. Made unopened; the first use calls `on_first_use`, which must `open` it."""
+
+    cdef pst_table *t
+    cdef int state
+    cdef unsigned long fork
+    cdef bint has_key
+    cdef bint int_key
+    cdef int64_t least
+    cdef int64_t most
+    cdef object current        # the current key, or UNKNOWN while only its batch row is known
+    cdef object owner          # of the bytes that C may refer to
+    cdef Batch current_batch
+    cdef int64_t current_row
+    cdef unsigned long epochs  # seals, roll backs and detaches: what ends a batch
+    cdef object on_first_use
+    cdef object dependents
+    cdef readonly str where
+    cdef readonly Schema schema
+
+    def __init__(self, str where, on_first_use):
+        self.where = where
+        self.on_first_use = on_first_use
+        self.dependents = weakref.WeakSet()
+        self.fork = fork_generation
+        self.state = UNOPENED
+
+    def __dealloc__(self):
+        if self.t is NULL:
+            return
+        if self.fork != fork_generation:
+            pst_table_abandon(self.t)
+        else:
+            pst_table_close(self.t)
+        self.t = NULL
+
+    # -- guards
+
+    cdef inline int ready(self) except -1:
+        if self.state != USABLE or self.fork != fork_generation:
+            self.refuse()
+        return 0
+
+    cdef int refuse(self) except -1:
+        """Open the table if that is all that is missing, else say what is wrong."""
+        if self.fork != fork_generation:
+            raise errors.ClosedError(f"{self.where}: a table does not survive a fork; open or "
+                                     "attach it in the child")
+        if self.state == UNOPENED:
+            self.on_first_use()
+            if self.state == USABLE:
+                return 0
+            raise errors.ClosedError(f"{self.where}: the table is not open")
+        if self.state == BUSY:
+            raise errors.InUseError(f"{self.where}: the table is in use by another thread")
+        if self.state == DETACHED:
+            raise errors.ClosedError(f"{self.where}: the table is detached; attach it first")
+        raise errors.ClosedError(f"{self.where}: the table is closed")
+
+    cdef int need_key(self, Codec codec) except -1:
+        if self.has_key:
+            return 0
+        raise errors.NoCurrentKeyError(
+            f"{self.where}, state {codec.name!r}: no key is current; set_current_key first "
+            "(a seal or roll back ends the current key)")
+
+    cdef inline int check(self, pst_status status) except -1:
+        if status == PST_OK:
+            return 0
+        raise make_error(status, pst_table_detail(self.t), self.where, self.schema)
+
+    # -- life
+
+    @property
+    def is_open(self):
+        """Whether `open` has succeeded and `close` was not called."""
+        return self.t is not NULL and self.fork == fork_generation
+
+    def open(self, Schema schema, int32_t max_parallelism, int32_t first_key_group,
+             int32_t last_key_group, uint64_t limit_bytes, path, identity, int32_t lock_timeout_ms,
+             bint create):
+        """Create or attach the table; returns whether it is new."""
+        cdef pst_table_options options
+        cdef pst_identity who
+        cdef pst_detail detail
+        cdef int created = 0
+        cdef pst_status status
+        cdef Codec codec = schema.key_codecs[0]
+        cdef bytes encoded
+        if self.state != UNOPENED:
+            raise errors.ClosedError(f"{self.where}: the table was opened before")
+        memset(&options, 0, sizeof(options))
+        memset(&detail, 0xFF, sizeof(detail))
+        options.max_parallelism = max_parallelism
+        options.first_key_group = first_key_group
+        options.last_key_group = last_key_group
+        options.limit_bytes = limit_bytes
+        options.lock_timeout_ms = lock_timeout_ms
+        options.create = create
+        if path is not None:
+            encoded = os.fsencode(path)
+            options.path = encoded
+        if identity is not None:
+            fill_identity(&who, identity)
+            options.identity = &who
+        self.state = BUSY
+        try:
+            with nogil:
+                status = pst_table_open(&schema.c, &options, &self.t, &created, &detail)
+        finally:
+            self.state = UNOPENED
+        if status == PST_NOT_FOUND:
+            raise FileNotFoundError(2, "no shared table", path)
+        check(status, &detail, self.where if path is None else f"{self.where}, {path}", schema)
+        self.schema = schema
+        self.int_key = len(schema.key_codecs) == 1 and codec.is_int
+        self.least, self.most = codec.least, codec.most
+        self.state = USABLE
+        return created != 0
+
+    def close(self):
+        """Release the table and everything that depends on it. Does nothing the second time."""
+        if self.fork != fork_generation:
+            return
+        if self.state == BUSY:
+            self.refuse()
+        for dependent in list(self.dependents):
+            dependent.close()
+        self.forget_key()
+        self.state = CLOSED
+        if self.t is not NULL:
+            pst_table_close(self.t)
+            self.t = NULL
+
+    def detach(self):
+        """Release the lock and keep the mapping."""
+        self.ready()
+        self.forget_key()
+        for dependent in list(self.dependents):
+            dependent.close()
+        self.check(pst_table_detach(self.t))
+        self.end_epoch()
+        self.state = DETACHED
+
+    def attach(self, int32_t lock_timeout_ms):
+        """Take the lock again."""
+        cdef pst_status status
+        if self.state != DETACHED or self.fork != fork_generation:
+            self.ready()
+            return
+        self.state = BUSY
+        try:
+            with nogil:
+                status = pst_table_attach(self.t, lock_timeout_ms)
+        finally:
+            self.state = DETACHED
+        self.check(status)
+        self.state = USABLE
+
+    # -- epochs
+
+    def seal(self, bytes id, bytes parent, uint64_t epoch, uint64_t query, bint wanted):
+        """Seal the open epoch; returns its `Sealed`, or None where it is not wanted."""
+        cdef pst_lineage lineage
+        cdef pst_sealed *sealed = NULL
+        cdef pst_status status
+        self.ready()
+        fill_lineage(&lineage, id, parent, epoch, query)
+        self.state = BUSY
+        try:
+            with nogil:
+                status = pst_table_seal(self.t, &lineage, &sealed if wanted else NULL)
+        finally:
+            self.state = USABLE
+        self.check(status)
+        self.end_epoch()
+        return make_sealed(sealed, self.where) if wanted else None
+
+    def rollback(self, int32_t back):
+        """Undo the open epoch and `back` sealed ones."""
+        cdef pst_status status
+        self.ready()
+        self.state = BUSY
+        try:
+            with nogil:
+                status = pst_table_rollback(self.t, back)
+        finally:
+            self.state = USABLE
+        self.check(status)
+        self.end_epoch()
+
+    def lineage(self, int32_t back):
+        """Return (id, parent, epoch, query) of a sealed epoch, or None outside the window."""
+        cdef pst_lineage lineage
+        self.ready()
+        cdef pst_status status = pst_table_lineage(self.t, back, &lineage)
+        if status == PST_NO_UNDO:
+            return None
+        self.check(status)
+        return lineage_tuple(&lineage)
+
+    def dirty(self):
+        """Whether the open epoch has touched anything."""
+        self.ready()
+        return pst_table_dirty(self.t) != 0
+
+    def stats(self):
+        """Return the counters in the order of ``pst_table_stats``."""
+        cdef pst_table_stats s
+        self.ready()
+        pst_table_get_stats(self.t, &s)
+        return (s.keys, s.slots, s.row_bytes, s.index_bytes, s.block_bytes, s.undo_bytes,
+                s.ring_bytes, s.meta_bytes, s.committed_bytes, s.changed_rows,
+                s.recovered_records, s.recovery_ns, s.row_size)
+
+    # -- the current key
+
+    cdef void forget_key(self):
+        self.has_key = False
+        self.current = None
+        self.owner = None
+        self.current_batch = None
+
+    cdef void end_epoch(self):
+        self.forget_key()
+        self.epochs += 1
+
+    @cython.binding(False)
+    def set_current_key(self, key):
+        """Make a key current."""
+        cdef int overflow = 0
+        cdef long long word
+        cdef pst_status status
+        self.ready()
+        if self.int_key and PyLong_CheckExact(key):
+            word = PyLong_AsLongLongAndOverflow(key, &overflow)
+            if not overflow and self.least <= word <= self.most:
+                status = pst_key_set_word(self.t, <uint64_t> word)
+                self.current = key
+                self.has_key = status == PST_OK
+                if status != PST_OK:
+                    self.check(status)
+                return
+        self.set_any_key(key)
+
+    cdef int set_any_key(self, object key) except -1:
+        cdef pst_cell cells[PST_MAX_KEYS_]
+        cdef uint32_t nulls = 0
+        self.forget_key()
+        owner = self.schema.encode_key(key, cells, &nulls)
+        self.check(pst_key_set(self.t, cells, nulls))
+        self.current = key
+        self.owner = owner
+        self.has_key = True
+        return 0
+
+    def clear_current_key(self):
+        """Leave no key current."""
+        self.forget_key()
+
+    def has_current_key(self):
+        """Whether a key is current."""
+        return self.has_key
+
+    def current_key(self):
+        """Return the current key in normal form: equal keys are equal and hash alike."""
+        if not self.has_key:
+            raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
+        if self.current is UNKNOWN:
+            self.current = self.current_batch.key_at(self.current_row)
+        return self.normal_key(self.current)
+
+    def normal_key(self, key):
+        """Return a key in normal form."""
+        if self.int_key and PyLong_CheckExact(key):
+            return key
+        if key is None:
+            return None
+        if len(self.schema.key_codecs) == 1:
+            return self.schema.key_codecs[0].normalize(key)
+        return tuple([None if value is None else codec.normalize(value)
+                      for codec, value in zip(self.schema.key_codecs, key)])
+
+    # -- rows
+
+    def scan(self, uint64_t cursor, Py_ssize_t limit):
+        """Copy up to `limit` live rows: (cursor or None at the end, rows, columns)."""
+        cdef _Rows rows = _Rows(self.schema)
+        cdef pst_record *record = new_record()
+        cdef pst_status status = PST_OK
+        self.ready()
+        self.state = BUSY
+        try:
+            with nogil:
+                while rows.n < limit and rows.bytes < ROWS_BYTES:
+                    status = pst_table_next(self.t, &cursor, record)
+                    if status == PST_OK:
+                        status = rows.append(record)
+                    if status != PST_OK:
+                        break
+        finally:
+            self.state = USABLE
+            free(record)
+        if status != PST_NOT_FOUND:
+            self.check(status)
+        return None if status == PST_NOT_FOUND else cursor, rows.n, rows.take()
+
+    def load(self, FileReader reader, int32_t first_key_group, int32_t last_key_group,
+             list columns):
+        """Apply a range of a file to the open epoch; returns the number of records."""
+        cdef int32_t mapping[PST_MAX_STATES_]
+        cdef int32_t n = <int32_t> len(columns)
+        cdef uint64_t rows = 0
+        cdef pst_status status
+        self.ready()
+        reader.ready()
+        fill_mapping(mapping, columns, n)
+        self.forget_key()
+        self.state = BUSY
+        reader.busy = True
+        try:
+            with nogil:
+                status = pst_sst_reader_seek(reader.r, first_key_group, last_key_group)
+                if status == PST_OK:
+                    status = pst_table_load(self.t, reader.r, mapping, n, &rows)
+        finally:
+            self.state = USABLE
+            reader.busy = False
+        if status == PST_OK:
+            return rows
+        if status in (PST_CALLBACK, PST_CORRUPT, PST_NEWER_FORMAT, PST_SCHEMA, PST_IO):
+            reader.check(status)
+        self.check(status)
+
+    def get_bytes(self, int32_t column):
+        """Return the bytes of the current key's column, or None."""
+        cdef pst_cell cell
+        self.ready()
+        self.need_key(self.schema.state_codecs[column])
+        cdef pst_status status = pst_value_get(self.t, column, &cell)
+        if status == PST_NOT_FOUND:
+            return None
+        self.check(status)
+        return PyBytes_FromStringAndSize(<const char *> cell.bytes.data, cell.bytes.size)
+
+    def delete_current_key(self):
+        """Delete the current key with all its states."""
+        self.ready()
+        if not self.has_key:
+            raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
+        self.check(pst_value_clear(self.t, -1))
+
+
+cdef pst_record *new_record() except NULL:
+    cdef pst_record *record = <pst_record *> malloc(sizeof(pst_record))
+    if record is NULL:
+        raise MemoryError
+    return record
+
+
+cdef int fill_mapping(int32_t *mapping, list columns, int32_t n) except -1:
+    cdef int32_t i
+    if n > PST_MAX_STATES:
+        raise errors.InvalidArgumentError(f"{n} columns")
+    for i in range(n):
+        mapping[i] = columns[i]
+    return 0
+
+
+cdef int fill_lineage(pst_lineage *lineage, bytes id, bytes parent, uint64_t epoch,
+                      uint64_t query) except -1:
+    if len(id) != 16 or len(parent) != 16:
+        raise errors.InvalidArgumentError("a lineage's ids have 16 bytes")
+    memcpy(lineage.id, PyBytes_AS_STRING(id), 16)
+    memcpy(lineage.parent, PyBytes_AS_STRING(parent), 16)
+    lineage.epoch = epoch
+    lineage.query = query
+    return 0
+
+
+cdef object lineage_tuple(const pst_lineage *lineage):
+    return (PyBytes_FromStringAndSize(<const char *> lineage.id, 16),
+            PyBytes_FromStringAndSize(<const char *> lineage.parent, 16),
+            lineage.epoch, lineage.query)
+
+
+cdef int fill_identity(pst_identity *who, object identity) except -1:
+    cdef bytes boot_id = bytes(identity.boot_id)
+    cdef bytes application = bytes(identity.application)
+    if len(boot_id) != 16 or len(application) != 32:
+        raise errors.InvalidArgumentError(
+            "an identity has a boot_id of 16 bytes and an application of 32")
+    memcpy(who.boot_id, PyBytes_AS_STRING(boot_id), 16)
+    memcpy(who.application, PyBytes_AS_STRING(application), 32)
+    who.pid_namespace = identity.pid_namespace
+    who.owner_pid = identity.owner_pid
+    who.owner_start = identity.owner_start
+    return 0
+
+
+@cython.no_gc_clear  # the table outlives the batch
+cdef class Batch:
+    """The rows of a list of keys, looked up once. Valid until the next seal or roll back."""
+
+    cdef object __weakref__
+    cdef pst_batch *b
+    cdef list columns
+    cdef unsigned long epoch
+    cdef readonly Table table
+
+    def __init__(self, Table table, list columns):
+        cdef pst_array arrays[PST_MAX_KEYS_]
+        cdef int32_t i
+        cdef pst_status status
+        cdef ArrayRef column
+        if self.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        self.table = table
+        table.ready()
+        if check_columns(columns) != len(table.schema.key_codecs):
+            raise errors.InvalidArgumentError(
+                f"{table.where}: the key has {len(table.schema.key_codecs)} columns, "
+                f"got {len(columns)}")
+        for i in range(len(columns)):
+            column = columns[i]
+            arrays[i] = column.c
+        self.columns = columns
+        self.epoch = table.epochs
+        table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_create(table.t, arrays, &self.b)
+        finally:
+            table.state = USABLE
+        table.check(status)
+        table.dependents.add(self)
+
+    def __dealloc__(self):
+        # In a forked child the memory is left alone: it goes with the process.
+        if self.b is not NULL and self.table.fork == fork_generation:
+            pst_batch_destroy(self.b)
+
+    def __len__(self):
+        if self.b is NULL:
+            self.refuse()
+        return pst_batch_length(self.b)
+
+    def close(self):
+        """Free the batch early. Does nothing the second time."""
+        if self.b is not NULL and self.table.fork == fork_generation:
+            if self.table.state == BUSY:
+                self.table.refuse()
+            if self.table.current_batch is self:
+                self.table.forget_key()
+            pst_batch_destroy(self.b)
+            self.b = NULL
+
+    cdef int refuse(self) except -1:
+        self.table.ready()
+        if self.epoch != self.table.epochs:
+            raise make_error(PST_STALE, NULL, self.table.where, None)
+        raise errors.ClosedError(f"{self.table.where}: the key batch was closed")
+
+    cdef inline int ready(self) except -1:
+        self.table.ready()
+        if self.b is NULL or self.epoch != self.table.epochs:
+            self.refuse()
+        return 0
+
+    def check(self):
+        """Raise what an operation on a stale or closed batch would."""
+        self.ready()
+
+    def key_at(self, Py_ssize_t i):
+        """Return key `i` as a Python value; made by the subclass that knows the arrays."""
+        raise NotImplementedError
+
+    @cython.binding(False)
+    def set_current(self, Py_ssize_t i):
+        """Make the key of row `i` current."""
+        cdef pst_status status
+        self.ready()
+        if not 0 <= i < pst_batch_length(self.b):
+            raise errors.InvalidArgumentError(
+                f"there is no row {i} in a key batch of {pst_batch_length(self.b)}")
+        status = pst_key_set_row(self.table.t, self.b, i)
+        self.table.current = UNKNOWN
+        self.table.owner = None
+        self.table.current_batch = self
+        self.table.current_row = i
+        self.table.has_key = status == PST_OK
+        self.table.check(status)
+
+    def get(self, int32_t column, size_t values, size_t valid):
+        """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def get_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
+        """Copy a column of variable width: offsets and validity first, with `data` 0."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_get_bytes(self.b, column, <int32_t *> offsets,
+                                             <uint8_t *> valid, <uint8_t *> data)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def put(self, int32_t column, ArrayRef values):
+        """Store a value per key."""
+        cdef pst_status status
+        self.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_put(self.b, column, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def apply(self, int32_t column, int op, ArrayRef values):
+        """Add (1), or take the minimum (2) or maximum (3), per key."""
+        cdef pst_status status
+        self.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_apply(self.b, column, <pst_op> op, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def clear(self, int32_t column):
+        """Clear a column of every key, or with -1 delete the keys."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_clear(self.b, column)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    cdef int check_length(self, ArrayRef values) except -1:
+        self.ready()
+        if values.c.length != 1 and values.c.length != pst_batch_length(self.b):
+            raise errors.InvalidArgumentError(
+                f"{values.c.length} values for {pst_batch_length(self.b)} keys")
+        return 0
+
+
+cdef class ScalarHandle:
+    """One state of the current key."""
+
+    cdef readonly Table table
+    cdef readonly int column
+    cdef readonly object default
+    cdef readonly Codec codec
+    cdef bint is_long
+
+    def __init__(self, Table table, int column, Codec codec, default):
+        self.table = table
+        self.column = column
+        self.codec = codec
+        self.default = default
+        self.is_long = codec.is_int
+
+    def __reduce__(self):
+        raise errors.DeclarationError(
+            f"state {self.codec.name!r}: a handle belongs to its table and cannot be pickled or "
+            "copied")
+
+    @cython.binding(False)
+    def value(self):
+        """Return the current key's value, or the default."""
+        cdef pst_cell cell
+        cdef Table table = self.table
+        cdef pst_status status
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        status = pst_value_get(table.t, self.column, &cell)
+        if status == PST_OK:
+            if self.is_long:
+                return PyLong_FromLongLong(<long long> cell.word[0])
+            return self.codec.decode(&cell)
+        if status == PST_NOT_FOUND:
+            return self.default
+        table.check(status)
+
+    @cython.binding(False)
+    def update(self, value):
+        """Store a value under the current key; None clears."""
+        cdef pst_cell cell
+        cdef Table table = self.table
+        cdef int overflow = 0
+        cdef long long number
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        if self.is_long and PyLong_CheckExact(value):
+            number = PyLong_AsLongLongAndOverflow(value, &overflow)
+            if overflow or number < self.codec.least or number > self.codec.most:
+                raise self.codec.too_large(value)
+            cell.word[0] = <uint64_t> number
+            cell.word[1] = 0
+            table.check(pst_value_put(table.t, self.column, &cell))
+        elif value is None:
+            self.clear()
+        else:
+            owner = self.codec.encode(value, &cell)
+            table.check(pst_value_put(table.t, self.column, &cell))
+
+    @cython.binding(False)
+    def clear(self):
+        """Clear the current key's value."""
+        cdef Table table = self.table
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        cdef pst_status status = pst_value_clear(table.t, self.column)
+        if status != PST_NOT_FOUND:
+            table.check(status)

@@ -1,0 +1,266 @@
+# Declarations of csrc/pystate.h, and nothing else.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef extern from "pystate.h" nogil:
+    ctypedef enum pst_status:
+        PST_OK
+        PST_NOT_FOUND
+        PST_NO_MEMORY
+        PST_NO_SPACE
+        PST_LIMIT
+        PST_ADDRESS_SPACE
+        PST_INVALID
+        PST_WRONG_TYPE
+        PST_OVERFLOW
+        PST_WRONG_KEY_GROUP
+        PST_STALE
+        PST_BUSY
+        PST_MISMATCH
+        PST_SNAPSHOT_TOO_OLD
+        PST_NO_UNDO
+        PST_CORRUPT
+        PST_NEWER_FORMAT
+        PST_IO
+        PST_POISONED
+        PST_TOO_LARGE
+        PST_CALLBACK
+        PST_SCHEMA
+
+    ctypedef struct pst_detail:
+        int64_t offset
+        int64_t row
+        int32_t column
+        int32_t key_group
+        int32_t sys_errno
+
+    const char *pst_status_name(pst_status s)
+
+    ctypedef enum pst_type:
+        PST_BOOL
+        PST_INT8
+        PST_INT16
+        PST_INT32
+        PST_INT64
+        PST_FLOAT32
+        PST_FLOAT64
+        PST_DATE32
+        PST_TIMESTAMP
+        PST_DECIMAL
+        PST_STRING
+        PST_BINARY
+        PST_OBJECT
+
+    enum:
+        PST_MAX_KEYS
+        PST_MAX_STATES
+        PST_MAX_BYTES
+
+    ctypedef struct pst_column:
+        const char *name
+        pst_type type
+        uint8_t precision
+        uint8_t scale
+        uint8_t has_default
+        uint64_t default_word[2]
+
+    ctypedef struct pst_schema:
+        int32_t n_keys
+        int32_t n_states
+        const pst_column *keys
+        const pst_column *states
+
+    ctypedef struct pst_bytes:
+        const uint8_t *data
+        uint32_t size
+
+    ctypedef struct pst_cell:
+        uint64_t word[2]
+        pst_bytes bytes
+
+    ctypedef struct pst_array:
+        pst_type type
+        int64_t length
+        int64_t offset
+        const uint8_t *validity
+        const void *values
+        const int32_t *offsets
+
+    pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
+                        uint64_t *hash)
+    int32_t pst_key_group(uint64_t hash, int32_t max_parallelism)
+    int32_t pst_range_of(int32_t key_group, int32_t max_parallelism, int32_t parallelism)
+    void pst_range_bounds(int32_t i, int32_t max_parallelism, int32_t parallelism, int32_t *first,
+                          int32_t *last)
+
+    ctypedef struct pst_table:
+        pass
+    ctypedef struct pst_batch:
+        pass
+    ctypedef struct pst_sealed:
+        pass
+    ctypedef struct pst_reader:
+        pass
+
+    ctypedef struct pst_lineage:
+        uint8_t id[16]
+        uint8_t parent[16]
+        uint64_t epoch
+        uint64_t query
+
+    ctypedef struct pst_identity:
+        uint8_t boot_id[16]
+        uint64_t pid_namespace
+        uint32_t owner_pid
+        uint64_t owner_start
+        uint8_t application[32]
+
+    ctypedef struct pst_table_options:
+        int32_t max_parallelism
+        int32_t first_key_group
+        int32_t last_key_group
+        uint64_t limit_bytes
+        const char *path
+        const pst_identity *identity
+        int32_t lock_timeout_ms
+        int32_t create
+
+    pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
+                              pst_table **table, int *created, pst_detail *detail)
+    pst_status pst_table_detach(pst_table *t)
+    pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms)
+    void pst_table_close(pst_table *t)
+    void pst_table_abandon(pst_table *t)
+    const pst_detail *pst_table_detail(const pst_table *t)
+
+    ctypedef struct pst_table_stats:
+        uint64_t keys
+        uint64_t slots
+        uint64_t row_bytes
+        uint64_t index_bytes
+        uint64_t block_bytes
+        uint64_t undo_bytes
+        uint64_t ring_bytes
+        uint64_t meta_bytes
+        uint64_t committed_bytes
+        uint64_t changed_rows
+        uint64_t recovered_records
+        uint64_t recovery_ns
+        uint32_t row_size
+
+    void pst_table_get_stats(const pst_table *t, pst_table_stats *stats)
+
+    pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
+    pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
+    pst_status pst_table_rollback(pst_table *t, int32_t back)
+    int pst_table_dirty(const pst_table *t)
+
+    pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
+    void pst_batch_destroy(pst_batch *b)
+    int64_t pst_batch_length(const pst_batch *b)
+    pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
+    pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
+                                   uint8_t *data)
+    pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values)
+
+    ctypedef enum pst_op:
+        PST_ADD
+        PST_MIN
+        PST_MAX
+
+    pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values)
+    pst_status pst_batch_clear(pst_batch *b, int32_t column)
+
+    pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i)
+    pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls)
+    pst_status pst_key_set_word(pst_table *t, uint64_t word)
+    pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell)
+    pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell)
+    pst_status pst_value_clear(pst_table *t, int32_t column)
+
+    ctypedef enum pst_record_op:
+        PST_PUT
+        PST_DELETE
+
+    ctypedef struct pst_record:
+        uint64_t hash
+        int32_t key_group
+        pst_record_op op
+        uint32_t key_nulls
+        uint64_t changed
+        uint64_t present
+        pst_cell key[16]
+        pst_cell cells[64]
+
+    pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record)
+    pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
+                               int32_t n_columns)
+
+    void pst_sealed_destroy(pst_sealed *s)
+    uint64_t pst_sealed_rows(const pst_sealed *s)
+    uint64_t pst_sealed_bytes(const pst_sealed *s)
+    const pst_lineage *pst_sealed_lineage(const pst_sealed *s)
+
+    # Callbacks never leave a Python exception behind: they keep it in ctx.
+    ctypedef struct pst_io:
+        void *ctx
+        int (*write)(void *ctx, const void *data, size_t size) noexcept nogil
+        int (*read_at)(void *ctx, uint64_t offset, void *data, size_t size) noexcept nogil
+        int (*compress)(void *ctx, const void *src, size_t size, void *dst,
+                        size_t *dst_size) noexcept nogil
+        int (*decompress)(void *ctx, const void *src, size_t size, void *dst,
+                          size_t dst_size) noexcept nogil
+
+    ctypedef enum pst_file_kind:
+        PST_DELTA
+        PST_BASE
+
+    ctypedef struct pst_file_info:
+        pst_file_kind kind
+        pst_lineage lineage
+        int32_t max_parallelism
+        int32_t first_key_group
+        int32_t last_key_group
+        uint64_t rows
+        uint64_t tombstones
+        uint64_t raw_bytes
+        uint64_t file_bytes
+        uint64_t checksum
+
+    pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info)
+
+    ctypedef struct pst_sst_writer:
+        pass
+    ctypedef struct pst_sst_reader:
+        pass
+
+    pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
+                                     const pst_io *io, pst_sst_writer **writer)
+    pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record)
+    pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info)
+    void pst_sst_writer_destroy(pst_sst_writer *w)
+
+    pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
+                                   pst_detail *detail)
+    void pst_sst_reader_close(pst_sst_reader *r)
+    const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r)
+    const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r)
+    const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r)
+    pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group,
+                                   int32_t last_key_group)
+    pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record)
+    pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
+                              int32_t n_columns, uint64_t *rows)
+    # The header's two further consts make no difference to callers.
+    pst_status pst_merge(pst_sst_reader **readers, const int32_t **columns, int32_t n,
+                         pst_sst_writer *writer)
+
+    pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
+                               pst_reader **reader, pst_detail *detail)
+    void pst_reader_close(pst_reader *r)
+    const pst_lineage *pst_reader_lineage(const pst_reader *r)
+    pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls,
+                              pst_record *record)
+    pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record)

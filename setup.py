@@ -1,0 +1,78 @@
+"""Builds `pystate._core`: the C core under its own strict flags, the Cython wrapper under none.
+
+``PYSTATE_SANITIZE=address,undefined`` or ``PYSTATE_SANITIZE=thread`` instruments both.
+``PYSTATE_WERROR=0`` lets warnings of an unknown compiler pass.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes"]
+CORE_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-fvisibility=hidden"]
+WRAPPER_FLAGS = ["-std=c11", "-O3", "-w", "-fvisibility=hidden"]
+
+
+def sanitize_flags() -> list[str]:
+    """Flags of the instrumented builds."""
+    names = [name.strip() for name in os.environ.get("PYSTATE_SANITIZE", "").split(",")]
+    names = [name for name in names if name]
+    unknown = set(names) - {"address", "undefined", "thread"}
+    if unknown:
+        raise SystemExit(f"pystate: PYSTATE_SANITIZE does not know {', '.join(sorted(unknown))}")
+    if not names:
+        return []
+    return [
+        f"-fsanitize={','.join(names)}",
+        "-fno-sanitize-recover=all",
+        "-g",
+        "-O1",
+        "-fno-omit-frame-pointer",
+    ]
+
+
+class BuildCore(build_ext):
+    """Compiles `csrc` into objects of their own and links them into the extension."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile what changed, then build the extension around it."""
+        sanitize = sanitize_flags()
+        kind = "-".join(["core", *(flag.split("=")[-1] for flag in sanitize[:1])])
+        werror = [] if os.environ.get("PYSTATE_WERROR") == "0" else ["-Werror"]
+        flags = CORE_FLAGS + WARNINGS + werror + sanitize
+        headers = [path.stat().st_mtime_ns for path in Path("csrc").glob("*.h")]
+        objects = []
+        for source in sorted(Path("csrc").glob("*.c")):
+            folder = str(Path(self.build_temp) / kind)
+            [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
+            objects.append(name)
+            newest = max([source.stat().st_mtime_ns, *headers])
+            if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
+                self.compiler.compile(
+                    [str(source)], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
+                )
+        ext.extra_objects = objects
+        ext.extra_compile_args = WRAPPER_FLAGS + sanitize
+        ext.extra_link_args = sanitize
+        # Objects of another kind may be newer than the module.
+        self.force = self.force or bool(sanitize)
+        ext.depends = [*ext.depends, *objects]
+        super().build_extension(ext)
+
+
+if __name__ == "__main__":
+    extension = Extension(
+        "pystate._core",
+        ["pystate/_core.pyx"],
+        include_dirs=["csrc"],
+        depends=["csrc/pystate.h"],
+    )
+    setup(
+        ext_modules=cythonize([extension], build_dir="build/cython"),
+        cmdclass={"build_ext": BuildCore},
+    )
