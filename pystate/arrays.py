@@ -1,0 +1,256 @@
+"""Columns in and out: anything column-like -> Arrow arrays of the declared type -> addresses.
+
+Buffers are never copied where their type is the declared one already. Pure functions, safe from
+any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate import _core
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.types import StateType, parse_type
+
+__all__ = ["as_array", "from_parts", "hash_keys", "is_column", "key_groups", "reference"]
+
+
+def is_column(value: object) -> bool:
+    """Whether a value is a typed column: an Arrow array, a numpy array, a pandas series."""
+    return isinstance(value, (pa.Array, pa.ChunkedArray, np.ndarray)) or (
+        hasattr(value, "to_numpy") and not isinstance(value, (pa.Scalar, pa.RecordBatch, pa.Table))
+    )
+
+
+def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
+    """Make an Arrow array of exactly the declared type.
+
+    Parameters
+    ----------
+    values : array-like
+        A `pyarrow.Array` or `ChunkedArray` (dictionaries and large strings too), a numpy array, a
+        pandas series, or a sequence of Python values.
+    type : StateType
+        The declared type.
+    what : str
+        Names the column in errors.
+
+    Raises
+    ------
+    WrongTypeError
+        The values are of another type, and a cast would lose something.
+
+    Notes
+    -----
+    Casts are those that keep every value: between integers, from integers to floats and decimals,
+    to a wider float, between decimals and between timestamp units, each where every value fits.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        array = _combined(values)
+    elif isinstance(values, pa.Array):
+        array = values
+    else:
+        return _from_python(values, type, what)
+    return _cast(array, type, what)
+
+
+def _combined(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    combined: Any = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        raise InvalidArgumentError(
+            "a column of more than 2 GiB does not fit one array: pass it in parts"
+        )
+    array: pa.Array[Any] = combined
+    return array
+
+
+def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
+    if isinstance(values, (str, bytes)):
+        raise WrongTypeError(f"{what}: a column is a sequence of values, got {values!r:.80}")
+    try:
+        if is_column(values):
+            array = pa.array(values)
+        else:
+            values = values if isinstance(values, (list, tuple)) else list(values)
+            array = _inferred(values, type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise WrongTypeError(f"{what}: cannot be read as {type.ddl}: {error}") from error
+    if isinstance(array, pa.ChunkedArray):
+        array = _combined(array)
+    return _cast(array, type, what)
+
+
+def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
+    # Python has one float: a list of them is as good for `float` as for `double`.
+    wanted = None
+    if type.name == "float" and all(v is None or isinstance(v, float) for v in values):
+        wanted = type.arrow
+    array: pa.Array[Any] = pa.array(values, wanted)
+    return array
+
+
+def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
+    wanted = type.arrow
+    if array.type.equals(wanted):
+        return array
+    source = array.type
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    elif pa.types.is_run_end_encoded(source):
+        array = pc.call_function("run_end_decode", [array])
+    if array.type.equals(wanted):
+        return array
+    if not _allowed(array.type, type):
+        raise WrongTypeError(
+            f"{what} is {type.ddl}: a column of {source} is not cast to it{_hint(array.type, type)}"
+        )
+    try:
+        return array.cast(wanted, safe=True)
+    except (pa.ArrowException, OverflowError) as error:
+        raise WrongTypeError(
+            f"{what} is {type.ddl}: this column of {source} does not fit it without loss: {error}"
+        ) from error
+
+
+_Test = Callable[[pa.DataType], bool]
+
+#: Per declared type, the Arrow types that may be cast to it.
+_SOURCES: dict[str, tuple[_Test, ...]] = {
+    "byte": (pa.types.is_integer,),
+    "short": (pa.types.is_integer,),
+    "int": (pa.types.is_integer,),
+    "long": (pa.types.is_integer,),
+    "float": (pa.types.is_integer, pa.types.is_float16),
+    "double": (pa.types.is_integer, pa.types.is_floating),
+    "decimal": (pa.types.is_integer, pa.types.is_decimal),
+    "date": (pa.types.is_date,),
+    "timestamp": (lambda t: isinstance(t, pa.TimestampType) and t.tz is not None,),
+    "timestamp_ntz": (lambda t: isinstance(t, pa.TimestampType) and t.tz is None,),
+    "string": (pa.types.is_large_string, lambda t: t == pa.string_view()),
+    "binary": (
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+        lambda t: t == pa.binary_view(),
+    ),
+}
+
+
+def _allowed(source: pa.DataType, type: StateType) -> bool:
+    if pa.types.is_null(source):
+        return True
+    return any(test(source) for test in _SOURCES.get(type.name, ()))
+
+
+def _hint(source: pa.DataType, type: StateType) -> str:
+    if isinstance(source, pa.TimestampType) and type.name == "timestamp":
+        return (
+            "; times without a time zone are no instants: give the column one, or declare "
+            "timestamp_ntz"
+        )
+    if isinstance(source, pa.TimestampType) and type.name == "timestamp_ntz":
+        return "; it has a time zone: declare timestamp"
+    return ""
+
+
+def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
+    """The addresses of an array of exactly the declared type; the array stays alive with them."""
+    buffers = array.buffers()
+    validity = buffers[0].address if array.null_count and buffers[0] is not None else 0
+    offsets = values = 0
+    if len(array):
+        if type.is_bytes:
+            offsets = buffers[1].address if buffers[1] is not None else 0
+            values = buffers[2].address if buffers[2] is not None else offsets
+        else:
+            values = buffers[1].address if buffers[1] is not None else 0
+    return _core.ArrayRef(
+        type.code, type.precision, len(array), array.offset, validity, values, offsets, array
+    )
+
+
+def from_parts(
+    type: StateType,
+    length: int,
+    valid: Any,
+    values: Any,
+    offsets: Any = None,
+) -> pa.Array[Any]:
+    """Make an array of the buffers that the core fills.
+
+    Parameters
+    ----------
+    type : StateType
+        The column's type.
+    length : int
+        Rows.
+    valid, values, offsets : buffer
+        A byte of validity per row; values of the type's width (booleans: a byte each), or the
+        bytes' data with their 32-bit `offsets`.
+    """
+    flags = np.frombuffer(valid, np.uint8, length)
+    nulls = length - int(np.count_nonzero(flags))
+    validity = _bits(flags) if nulls else None
+    if type.name == "boolean":
+        buffers = [validity, _bits(np.frombuffer(values, np.uint8, length))]
+    else:
+        buffers = [validity, pa.py_buffer(values)]
+    if type.is_bytes:
+        buffers.insert(1, pa.py_buffer(offsets))
+    return pa.Array.from_buffers(type.arrow, length, buffers, nulls)
+
+
+def _bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little").data)
+
+
+def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Hash rows of key columns as Spark SQL's ``xxhash64`` does.
+
+    Parameters
+    ----------
+    columns : list of pyarrow.Array
+        The key columns, in order; their Arrow types decide the hash.
+
+    Returns
+    -------
+    numpy.ndarray of uint64
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> hash_keys([pa.array([1], pa.int64())]).astype("int64").tolist()
+    [-7001672635703045582]
+    """
+    references = []
+    for position, column in enumerate(columns):
+        array = column if isinstance(column, pa.Array) else pa.array(column)
+        if isinstance(array, pa.DictionaryArray):
+            array = array.dictionary_decode()
+        what = f"key column {position}"
+        parsed = parse_type(array.type, what)
+        references.append(reference(as_array(array, parsed, what), parsed))
+    rows = len(references[0]) if references else 0
+    hashes = np.empty(rows, np.uint64)
+    _core.hash_keys(references, hashes.ctypes.data)
+    return hashes
+
+
+def key_groups(
+    hashes: np.ndarray[Any, np.dtype[np.uint64]], max_parallelism: int
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The key group of each hash: ``pmod(hash, max_parallelism)``.
+
+    Examples
+    --------
+    >>> key_groups(np.array([5, 2**64 - 1], np.uint64), 4).tolist()
+    [1, 3]
+    """
+    if max_parallelism < 1:
+        raise InvalidArgumentError(f"max_parallelism is {max_parallelism}")
+    groups = hashes.view(np.int64) % np.int64(max_parallelism)
+    return groups.astype(np.int32)

@@ -1,0 +1,332 @@
+"""Stateful functions: the classes that users write.
+
+A class declares its states as attributes; an instance gets handles of its own when it is bound to
+a backend, and loses them when it is unbound, copied or pickled.
+
+Thread safety: an instance runs in one task, on one thread, at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Protocol
+
+import pyarrow as pa
+
+from pystate.declarations import ValueState
+from pystate.errors import DeclarationError
+from pystate.handles import KeyBatch, ValueHandle
+
+__all__ = [
+    "RESERVED",
+    "KeyedProcessFunction",
+    "RuntimeContext",
+    "StatefulFunction",
+    "VectorizedFunction",
+    "bind",
+    "declarations",
+    "shape",
+    "unbind",
+]
+
+#: Names that mean something else on a stateful function.
+RESERVED = frozenset({"process", "process_rows", "on_timer", "open", "close", "ctx", "key", "mro"})
+
+
+class _Namespace(dict[str, Any]):
+    """A class body that notices when a state's name is used twice."""
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__()
+        self.class_name = class_name
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and (_is_state(self[name]) or _is_state(value)):
+            raise DeclarationError(
+                f"{self.class_name}.{name} is defined twice: {_kind(self[name])} and "
+                f"{_kind(value)}; a state's name belongs to it alone"
+            )
+        super().__setitem__(name, value)
+
+
+class _FunctionType(ABCMeta):
+    """Checks the declarations when a class is made."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> _Namespace:
+        return _Namespace(name)
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any
+    ) -> _FunctionType:
+        for attribute, value in namespace.items():
+            if _is_state(value):
+                _check_name(name, attribute)
+            for base in bases:
+                inherited = _lookup(base, attribute)
+                if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
+                    raise DeclarationError(
+                        f"{name}.{attribute} is {_kind(value)}, and {inherited[0]}.{attribute}, "
+                        f"which it inherits, is {_kind(inherited[1])}: the name would be used twice"
+                    )
+        for attribute, owners in _inherited_states(bases).items():
+            if len(owners) > 1 and attribute not in namespace:
+                raise DeclarationError(
+                    f"{name} inherits the state {attribute!r} from {' and from '.join(owners)}: "
+                    "the name would be used twice"
+                )
+        return super().__new__(cls, name, bases, dict(namespace), **options)
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, ValueState)
+
+
+def _kind(value: object) -> str:
+    if _is_state(value):
+        return f"the state {value!r}"
+    return "a method" if callable(value) else f"{type(value).__name__} {value!r:.40}"
+
+
+def _check_name(class_name: str, name: str) -> None:
+    if name in RESERVED:
+        raise DeclarationError(
+            f"{class_name}.{name}: {name!r} is reserved for a method of the function; "
+            "give the state another name"
+        )
+    if name.startswith("__"):
+        raise DeclarationError(
+            f"{class_name}.{name}: a state's name does not begin with two underscores"
+        )
+
+
+def _lookup(base: type, name: str) -> tuple[str, Any] | None:
+    for cls in base.__mro__:
+        if name in cls.__dict__ and not name.startswith("__"):
+            return cls.__name__, cls.__dict__[name]
+    return None
+
+
+def _inherited_states(bases: tuple[type, ...]) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
+    classes = dict.fromkeys(cls for base in bases for cls in base.__mro__)
+    for cls in classes:
+        for name, value in cls.__dict__.items():
+            if _is_state(value):
+                owners.setdefault(name, []).append(cls.__name__)
+    return owners
+
+
+@dataclass(slots=True)
+class RuntimeContext:
+    """What a function is told about the task and the row it works on.
+
+    Attributes
+    ----------
+    uid : str
+        The operator's name in checkpoints.
+    epoch : int
+        The epoch being computed.
+    key_group_range : tuple of int
+        First and last key group of the task, both inclusive.
+    parallelism, max_parallelism : int
+        Number of ranges, and of key groups.
+    processing_time : int
+        Milliseconds since 1970; the same for all rows of an epoch and for its replays.
+    watermark : int or None
+        Event time in milliseconds up to which all rows are thought to have been seen, None before
+        the first.
+    timestamp : int or None
+        Event time of the current row in milliseconds; None where the stream has none.
+    """
+
+    uid: str
+    epoch: int
+    key_group_range: tuple[int, int]
+    parallelism: int
+    max_parallelism: int
+    processing_time: int
+    watermark: int | None = None
+    timestamp: int | None = None
+
+
+class StatefulFunction(metaclass=_FunctionType):
+    """What `KeyedProcessFunction` and `VectorizedFunction` share: states, `open` and `close`."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Prepare for a task, before its first row. No key is current."""
+
+    def close(self) -> None:
+        """Clean up after a task, also after one that failed. States are gone by then."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if _is_state(getattr(type(self), name, None)):
+            _refuse_assignment(self, name)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if _is_state(getattr(type(self), name, None)):
+            _refuse_assignment(self, name)
+        object.__delattr__(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not _is_state(getattr(type(self), name, None))
+        }
+
+
+def _refuse_assignment(function: StatefulFunction, name: str) -> NoReturn:
+    raise DeclarationError(
+        f"{type(function).__name__}.{name} is a state: it cannot be assigned or deleted; "
+        f"use self.{name}.update(value) or self.{name}.clear()"
+    )
+
+
+class KeyedProcessFunction(StatefulFunction):
+    """A function that sees one row, or one key's rows, at a time.
+
+    Write `process`, or in its place the faster ``process_rows(self, key, batch, ctx)``, where
+    ``batch`` is a `pyarrow.RecordBatch` of all of the key's rows in the epoch's batch.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Counter(ps.KeyedProcessFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, key, row, ctx):
+    ...         self.n.update(self.n.value() + 1)
+    ...         yield key, self.n.value()
+    """
+
+    def process(self, key: Any, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row.
+
+        Parameters
+        ----------
+        key : object
+            The row's key, a tuple where it has several columns.
+        row : Row
+            ``row["x"]``, or ``row.x`` where it cannot be mistaken.
+        ctx : RuntimeContext
+            About the task and the row.
+
+        Returns
+        -------
+        iterable of tuple or None
+            The rows that the operator emits, by position.
+        """
+        raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle all of a key's rows of the epoch's batch; overrides `process`."""
+        raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
+
+
+class VectorizedFunction(StatefulFunction):
+    """A function that sees a whole batch with the keys of its rows.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Counter(ps.VectorizedFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, keys, batch, ctx):
+    ...         self.n.add(keys, 1)
+    """
+
+    def process(self, keys: KeyBatch, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle a batch.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The key of each row.
+        batch : pyarrow.RecordBatch
+            The rows.
+        ctx : RuntimeContext
+            About the task; `timestamp` is None.
+
+        Returns
+        -------
+        RecordBatch, iterable of RecordBatch or None
+            What the operator emits.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process")
+
+
+class Registry(Protocol):
+    """What states are registered with: a backend."""
+
+    def register(self, name: str, declaration: ValueState) -> ValueHandle:
+        """Return the state's handle."""
+
+
+def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, ValueState]:
+    """The states of a function or its class by name, those of base classes first.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Legs(ps.VectorizedFunction):
+    ...     legs = ps.ValueState("long")
+    >>> declarations(Legs)
+    {'legs': ValueState('long')}
+    """
+    cls = function if isinstance(function, type) else type(function)
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        for name, value in base.__dict__.items()
+        if isinstance(value, ValueState)
+    }
+
+
+def bind(function: StatefulFunction, registry: Registry) -> None:
+    """Give an instance its handles, so that ``self.legs`` works until `unbind`."""
+    for name, declaration in declarations(function).items():
+        function.__dict__[name] = registry.register(name, declaration)
+
+
+def unbind(function: StatefulFunction) -> None:
+    """Take an instance's handles away."""
+    for name in declarations(function):
+        function.__dict__.pop(name, None)
+
+
+def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
+    """How a function wants to be called.
+
+    Raises
+    ------
+    DeclarationError
+        It is no stateful function, or has none or too many of the methods.
+    """
+    if isinstance(function, VectorizedFunction):
+        own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
+        if own:
+            return "vectorized"
+        raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
+    if not isinstance(function, KeyedProcessFunction):
+        hint = "; pass an instance" if isinstance(function, type) else ""
+        raise DeclarationError(
+            f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction{hint}"
+        )
+    own = list(_overridden(function, KeyedProcessFunction))
+    if len(own) != 1:
+        count = "both" if own else "neither"
+        raise DeclarationError(
+            f"{type(function).__name__} has {count} process and process_rows: write one of them"
+        )
+    return "process" if own == ["process"] else "process_rows"
+
+
+def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:
+    for name in ("process", "process_rows"):
+        if getattr(type(function), name, None) is not getattr(base, name, None):
+            yield name

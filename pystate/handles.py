@@ -1,0 +1,328 @@
+"""Handles: one state of the current key, or of a batch of keys.
+
+Thread safety: a handle belongs to its table, and a table to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate import _core
+from pystate.arrays import as_array, from_parts, is_column, reference
+from pystate.declarations import ValueState
+from pystate.errors import InvalidArgumentError, SchemaError, WrongTypeError
+from pystate.types import StateType
+
+__all__ = ["KeyBatch", "ObjectHandle", "ValueHandle"]
+
+_ADD, _MIN, _MAX = 1, 2, 3
+_WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
+_NO_ARITHMETIC = ("boolean", "string", "binary", "object")
+#: Objects are written to the core in pieces of so many rows and bytes.
+_FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
+
+_ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
+
+
+class KeyBatch(_core.Batch):
+    """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
+
+    Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
+    the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
+    the default and is made by its first write.
+
+    Attributes
+    ----------
+    arrays : tuple of pyarrow.Array
+        The key columns, cast to the key's types.
+    """
+
+    def __init__(
+        self, table: _core.Table, arrays: Sequence[pa.Array[Any]], types: Sequence[StateType]
+    ) -> None:
+        super().__init__(table, [reference(a, t) for a, t in zip(arrays, types, strict=True)])
+        self.arrays = tuple(arrays)
+        self._normal: list[Any] | None = None
+
+    def key_at(self, i: int) -> Any:
+        """Key `i` as a Python value, a tuple where it has several columns."""
+        values = [array[i].as_py() for array in self.arrays]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def to_pylist(self) -> list[Any]:
+        """All keys as Python values."""
+        if len(self.arrays) == 1:
+            return self.arrays[0].to_pylist()
+        return list(zip(*(array.to_pylist() for array in self.arrays), strict=True))
+
+    def _normal_keys(self) -> list[Any]:
+        """The keys so that equal ones are equal and hash alike."""
+        if self._normal is None:
+            self._normal = [self.table.normal_key(key) for key in self.to_pylist()]
+        return self._normal
+
+    def __repr__(self) -> str:
+        return f"<KeyBatch of {len(self.arrays[0])} keys>"
+
+
+class ValueHandle(_core.ScalarHandle):
+    """One value per key. `ValueState` declares it, a backend's `register` or a store gives it.
+
+    ``value()``, ``update(v)`` and ``clear()`` work on the current key and raise `NoCurrentKeyError`
+    without one; ``update(None)`` clears. The other methods work on a `KeyBatch`.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    type : StateType
+        The values' type.
+    """
+
+    def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
+        self.name = name
+        self.type = declaration.type
+        super().__init__(table, column, declaration.type.codec(name), declaration.default)
+
+    def values(self, keys: KeyBatch) -> Any:
+        """Copy the keys' values.
+
+        Returns
+        -------
+        pyarrow.Array
+            In the keys' order; the default (null without one) for an absent value. Of an
+            ``object`` state a list.
+        """
+        array = self._stored(keys)
+        if self.default is not None and array.null_count:
+            filled: pa.Array[Any] = pc.call_function(
+                "coalesce", [array, pa.scalar(self.default, self.type.arrow)]
+            )
+            return filled
+        return array
+
+    def update_all(self, keys: KeyBatch, values: Any) -> None:
+        """Store a value per key; of a repeated key the last one wins, a null clears.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one value for all. Of an ``object`` state always a
+            sequence.
+
+        Raises
+        ------
+        WrongTypeError
+            The values are not of the state's type; nothing was written.
+        """
+        array = self._as_values(self._checked(keys), values)
+        keys.put(self.column, array)
+
+    def add(self, keys: KeyBatch, values: Any) -> None:
+        """Add to each key's value; an absent one counts as the default, without one as zero.
+
+        Rows are taken in order, also where a key repeats; nulls are skipped.
+
+        Raises
+        ------
+        StateOverflowError
+            An integer or decimal left its type's range. The epoch can then only be rolled back.
+        WrongTypeError
+            The state is a boolean, string, binary or object, or the values have another type.
+        """
+        self._apply(keys, _ADD, "add", values)
+
+    def min(self, keys: KeyBatch, values: Any) -> None:
+        """Keep the smaller of each key's value and the given one; an absent one is replaced."""
+        self._apply(keys, _MIN, "min", values)
+
+    def max(self, keys: KeyBatch, values: Any) -> None:
+        """Keep the larger of each key's value and the given one; NaN is larger than any number."""
+        self._apply(keys, _MAX, "max", values)
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' values. A key whose last state is cleared ceases to exist."""
+        self._checked(keys).clear(self.column)
+
+    def _apply(self, keys: KeyBatch, op: int, name: str, values: Any) -> None:
+        if self.type.name in _NO_ARITHMETIC:
+            raise WrongTypeError(f"state {self.name!r}: there is no {name} for {self.type.ddl}")
+        array = self._as_values(self._checked(keys), values)
+        keys.apply(self.column, op, array)
+
+    def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
+        """The keys' values as they are stored, null where there are none."""
+        rows = len(self._checked(keys))
+        valid = np.empty(rows, np.uint8)
+        if not self.type.is_bytes:
+            values = np.empty(rows * _WIDTHS.get(self.type.name, 8), np.uint8)
+            keys.get(self.column, values.ctypes.data, valid.ctypes.data)
+            return from_parts(self.type, rows, valid, values)
+        offsets = np.zeros(rows + 1, np.int32)
+        keys.get_bytes(self.column, offsets.ctypes.data, valid.ctypes.data, 0)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        if len(data):
+            keys.get_bytes(self.column, offsets.ctypes.data, valid.ctypes.data, data.ctypes.data)
+        return from_parts(self.type, rows, valid, data, offsets)
+
+    def _checked(self, keys: KeyBatch) -> KeyBatch:
+        if not isinstance(keys, KeyBatch):
+            raise InvalidArgumentError(
+                f"state {self.name!r}: expected a KeyBatch, got {type(keys).__name__}; "
+                "make one with keys(...)"
+            )
+        if keys.table is not self.table:
+            raise InvalidArgumentError(
+                f"state {self.name!r}: the key batch belongs to another backend or store"
+            )
+        return keys
+
+    def _as_values(self, keys: KeyBatch, values: Any) -> _core.ArrayRef:
+        what = f"state {self.name!r}"
+        if not (is_column(values) or isinstance(values, (list, tuple))):
+            return reference(as_array([values], self.type, what), self.type)
+        array = as_array(values, self.type, what)
+        if len(array) != len(keys):
+            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        return reference(array, self.type)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.type.ddl}>"
+
+
+class ObjectHandle(ValueHandle):
+    """A value of any class that can be pickled.
+
+    A value is unpickled at its first use in an epoch and pickled at the seal, so that a change in
+    place counts only if `update` follows it. The batch methods take and return lists.
+    """
+
+    def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
+        super().__init__(table, column, name, declaration)
+        self._declaration = declaration
+        self._cache: dict[Any, Any] = {}
+        self._dirty: dict[Any, None] = {}
+
+    @property
+    def dirty(self) -> bool:
+        """Whether values wait to be pickled."""
+        return bool(self._dirty)
+
+    def value(self) -> Any:
+        """The current key's value, or a copy of the default."""
+        key = self.table.current_key()
+        try:
+            value = self._cache[key]
+        except KeyError:
+            data = self.table.get_bytes(self.column)
+            if data is None:
+                return self._declaration.default
+            value = self._cache[key] = self._loads(data)
+        return self._declaration.default if value is _ABSENT else value
+
+    def update(self, value: Any, /) -> None:
+        """Store a value under the current key; None clears."""
+        self._set(self.table.current_key(), value)
+
+    def clear(self) -> None:
+        """Clear the current key's value."""
+        self._set(self.table.current_key(), None)
+
+    def values(self, keys: KeyBatch) -> list[Any]:
+        """The keys' values, the default for an absent one."""
+        names = self._checked(keys)._normal_keys()
+        cache = self._cache
+        if any(name not in cache for name in names):
+            stored = self._stored(keys)
+            for i, name in enumerate(names):
+                if name not in cache and stored[i].is_valid:
+                    cache[name] = self._loads(stored[i].as_py())
+        found = (cache.get(name, _ABSENT) for name in names)
+        return [self._declaration.default if v is _ABSENT else v for v in found]
+
+    def update_all(self, keys: KeyBatch, values: Any) -> None:
+        """Store an object per key; of a repeated key the last one wins, None clears."""
+        names = self._checked(keys)._normal_keys()
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise WrongTypeError(
+                f"state {self.name!r}: update_all of objects takes a sequence, got {values!r:.80}"
+            )
+        values = list(values)
+        if len(values) != len(names):
+            raise InvalidArgumentError(
+                f"state {self.name!r}: {len(values)} values for {len(names)} keys"
+            )
+        keys.check()
+        for name, value in zip(names, values, strict=True):
+            self._set(name, value)
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' values."""
+        super().clear_all(keys)
+        self.forget(keys)
+
+    def forget(self, keys: KeyBatch) -> None:
+        """Drop what is kept of keys that were deleted."""
+        for name in keys._normal_keys():
+            self._cache.pop(name, None)
+            self._dirty.pop(name, None)
+
+    def discard(self) -> None:
+        """Drop everything that is kept; what was not flushed is lost."""
+        self._cache.clear()
+        self._dirty.clear()
+
+    def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
+        """Pickle what was updated and write it to the core."""
+        for names, data in self._pickled():
+            with closing(make_batch(names)) as keys:
+                values = pa.array(data, pa.binary())
+                keys.put(self.column, reference(values, self.type))
+        self._dirty.clear()
+
+    def _pickled(self) -> Iterator[tuple[list[Any], list[bytes | None]]]:
+        names: list[Any] = []
+        data: list[bytes | None] = []
+        size = 0
+        for name in self._dirty:
+            value = self._cache[name]
+            packed = None if value is _ABSENT else self._dumps(name, value)
+            names.append(name)
+            data.append(packed)
+            size += len(packed or b"")
+            if len(names) >= _FLUSH_ROWS or size >= _FLUSH_BYTES:
+                yield names, data
+                names, data, size = [], [], 0
+        if names:
+            yield names, data
+
+    def _set(self, key: Any, value: Any) -> None:
+        self._cache[key] = _ABSENT if value is None else value
+        self._dirty[key] = None
+
+    def _dumps(self, key: Any, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value, protocol=5)
+        except Exception as error:
+            raise WrongTypeError(
+                f"state {self.name!r}, key {key!r:.60}: {type(value).__name__} cannot be pickled: "
+                f"{error}; nothing was sealed"
+            ) from error
+
+    def _loads(self, data: bytes) -> Any:
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise SchemaError(
+                f"state {self.name!r}: a stored object cannot be unpickled: {error}; is its class "
+                "still importable under the same name?"
+            ) from error

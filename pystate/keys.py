@@ -1,0 +1,82 @@
+"""Keys: their declaration, and the columns that hold them.
+
+Pure functions, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from pystate import _core
+from pystate.arrays import is_column
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.types import StateType, TypeLike, parse_type
+
+__all__ = ["KeyColumns", "KeyLike", "describe", "key_columns", "parse_key"]
+
+KeyLike: TypeAlias = "TypeLike | Mapping[str, TypeLike] | Sequence[tuple[str, TypeLike]]"
+KeyColumns: TypeAlias = tuple[tuple[str, StateType], ...]
+
+
+def parse_key(key: KeyLike) -> KeyColumns:
+    """Key columns by name; a single type makes one column named ``key``.
+
+    Examples
+    --------
+    >>> parse_key({"carrier": "string", "flight": "int"})
+    (('carrier', StateType('string')), ('flight', StateType('int')))
+    """
+    pairs: Iterable[Any]
+    if isinstance(key, Mapping):
+        pairs = key.items()
+    elif isinstance(key, (list, tuple)):
+        pairs = key
+    else:
+        pairs = [("key", key)]
+    columns = []
+    for pair in pairs:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise DeclarationError(
+                f"key: {pair!r:.80} is no column; write a type, a mapping of names to types, or a "
+                "list of (name, type)"
+            )
+        name, type_ = pair[0], parse_type(pair[1], f"key column {pair[0]!r}")
+        if type_.is_object:
+            raise DeclarationError(
+                f"key column {name!r}: objects are no keys; pickle them to "
+                "binary yourself if equal ones have equal bytes"
+            )
+        columns.append((name, type_))
+    if not 0 < len(columns) <= _core.MAX_KEYS:
+        raise DeclarationError(f"a key has 1 to {_core.MAX_KEYS} columns, got {len(columns)}")
+    if len(dict(columns)) != len(columns):
+        raise DeclarationError(f"key: a column's name is used twice: {describe(columns)}")
+    return tuple(columns)
+
+
+def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
+    """One column-like per key column, of whatever `KeyedStateBackend.keys` was given."""
+    if isinstance(columns, (pa.RecordBatch, pa.Table)):
+        missing = [name for name, _ in key if name not in columns.schema.names]
+        if missing:
+            raise InvalidArgumentError(
+                f"key column {missing[0]!r} is not among {', '.join(columns.schema.names)}"
+            )
+        return [columns.column(name) for name, _ in key]
+    several = isinstance(columns, (list, tuple)) and len(columns) == len(key)
+    if len(key) == 1:
+        return columns if several and is_column(columns[0]) else [columns]
+    if not several:
+        raise WrongTypeError(
+            f"the key has {len(key)} columns ({describe(key)}): pass a list of as many columns"
+        )
+    found: Sequence[Any] = columns
+    return found
+
+
+def describe(columns: Iterable[tuple[str, StateType]]) -> str:
+    """Columns as DDL, for messages."""
+    return ", ".join(f"{name} {type_.ddl}" for name, type_ in columns)
