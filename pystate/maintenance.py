@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -222,26 +223,27 @@ def merge_range(
 
     Raises
     ------
-    CorruptFileError, LineageError
-        A source is damaged or not the file that the manifest names; nothing was created.
+    CorruptFileError, CheckpointError
+        A source is damaged, missing, or not the file that the manifest names; nothing was created.
     """
-    from pystate.backend import Lineage, merge_files
+    from pystate.files import Lineage, Source, merge_files, open_file
 
     newest = sources[-1]
     lineage = Lineage(bytes.fromhex(merged_id), bytes.fromhex(newest.parent), newest.epoch, 0)
-    opened = []
-    try:
+    with ExitStack() as stack:
+        opened: list[Source] = []
         for source in sources:
-            opened.append(storage.open_read(source.path))
-        with storage.create(output) as out:
-            info = merge_files(
-                opened,
-                out,
-                lineage=lineage,
-                first_key_group=first_key_group,
-                last_key_group=last_key_group,
-            )
-    finally:
-        for file in opened:
-            file.close()
+            # A path is read without the GIL, a file object only where there is none.
+            path = storage.local_path(source.path)
+            opened.append(path or stack.enter_context(storage.open_read(source.path)))
+            with open_file(opened[-1], expected=source):
+                pass
+        out = stack.enter_context(storage.create(output))
+        info = merge_files(
+            opened,
+            out,
+            lineage=lineage,
+            first_key_group=first_key_group,
+            last_key_group=last_key_group,
+        )
     return FileRef.from_info(output, info)

@@ -1,0 +1,477 @@
+"""A table stands at exactly the base that was asked for, whoever had it before."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pystate.attach import TableCache
+from pystate.declarations import ValueState
+from pystate.errors import CheckpointError, CorruptFileError, UnclaimedStateError
+from pystate.host import TableHome, choose_home
+from pystate.manifest import EMPTY_ID, FileRef, RangeState, empty_range
+from tests.peer import STATES, Peer, Worker
+
+EMPTY = empty_range(0, 128, 1)
+APPLICATION = bytes(range(32))
+MakeWorker = Callable[..., Worker]
+MakePeer = Callable[..., Peer]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> TableHome:
+    found = choose_home(APPLICATION, shm=str(tmp_path), least_bytes=0)
+    assert found.folder is not None
+    return found
+
+
+@pytest.fixture
+def worker(tmp_path: Path, home: TableHome) -> Iterator[MakeWorker]:
+    made: list[Worker] = []
+
+    def make(**options: Any) -> Worker:
+        made.append(Worker(str(tmp_path / "ck"), options.pop("home", home), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def idle_peers() -> Iterator[list[Peer]]:
+    """Processes that outlive a test, since one takes a while to start."""
+    peers: list[Peer] = []
+    yield peers
+    for each in peers:
+        each.stop()
+
+
+@pytest.fixture
+def peer(tmp_path: Path, home: TableHome, idle_peers: list[Peer]) -> Iterator[MakePeer]:
+    made: list[Peer] = []
+
+    def make(**options: Any) -> Peer:
+        made.append(idle_peers.pop() if idle_peers else Peer())
+        made[-1].call("configure", str(tmp_path / "ck"), home, options)
+        return made[-1]
+
+    yield make
+    idle_peers += [each for each in made if each.is_alive]
+
+
+def after(base: RangeState, *deltas: FileRef) -> RangeState:
+    return dataclasses.replace(base, id=deltas[-1].id, deltas=(*base.deltas, *deltas))
+
+
+def the_table(home: TableHome) -> Path:
+    assert home.folder is not None
+    (found,) = Path(home.folder).rglob("*.table")
+    return found
+
+
+# ---- one process --------------------------------------------------------------------------------
+
+
+def test_first_epoch_and_the_next(worker: MakeWorker) -> None:
+    one = worker()
+    assert one.attach(EMPTY) == ("current", "", 0)
+    one.add({1: 1, 2: 2})
+    base = after(EMPTY, one.seal(1))
+    one.release()
+    assert one.attach(base) == ("current", "", 0)
+    assert one.read() == {1: 1, 2: 2}
+    one.release()
+    one.release()
+
+
+def test_a_batch_that_runs_again_undoes_the_sealed_one(worker: MakeWorker) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    lost = one.epoch(base, {1: 100, 2: 1}, 2)
+    assert one.attach(base) == ("undone", "", 0)
+    assert one.read() == {1: 1}
+    one.add({1: 5})
+    won = one.seal(2)
+    one.release()
+    assert one.attach(after(base, won))[0] == "current"
+    assert one.read() == {1: 6}
+    one.release()
+    # The loser's chain is nobody's base, but its file would restore it.
+    assert one.attach(after(base, lost))[0] == "caught up"
+    assert one.read() == {1: 101, 2: 1}
+
+
+def test_failed_task_leaves_nothing(worker: MakeWorker) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    with pytest.raises(RuntimeError, match="user code"):
+        one.attach(base)
+        with one.attachment:
+            one.add({1: 7, 3: 7})
+            raise RuntimeError("user code")
+    assert one.attach(base)[0] == "current"
+    assert one.read() == {1: 1}
+
+
+def test_two_sealed_epochs_back(worker: MakeWorker) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    second = after(base, one.epoch(base, {1: 1}, 2))
+    third = after(second, one.epoch(second, {1: 1}, 3))
+    assert one.attach(base)[0] == "undone"
+    assert one.read() == {1: 1}
+    one.release()
+    assert one.attach(third) == ("caught up", "", 2)
+    assert one.read() == {1: 3}
+
+
+def test_no_place_for_shared_tables(worker: MakeWorker) -> None:
+    """Then the heap is used, by the same rules."""
+    one, two = worker(home=TableHome(None, None)), worker(home=TableHome(None, None))
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    second = after(base, one.epoch(base, {1: 1}, 2))
+    assert one.attach(second)[0] == "current"
+    one.release()
+    assert two.attach(base)[0] == "restored"
+    two.release()
+    assert two.attach(second)[0] == "caught up"
+    assert two.read() == {1: 2}
+    two.release()
+    assert two.attach(base)[0] == "undone"
+    assert two.read() == {1: 1}
+
+
+def test_second_task_of_one_process_gets_a_replica(worker: MakeWorker) -> None:
+    one = worker(lock_timeout_ms=60_000)
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    one.attach(base)
+    one.add({1: 1})
+    how: list[Any] = []
+
+    def attach() -> None:
+        with one.cache.attach(one.spec, base) as other:
+            how.append((other.how, other.reason, other.backend.to_arrow()["n"].to_pylist()))
+
+    thread = threading.Thread(target=attach)
+    thread.start()
+    thread.join()
+    assert how == [("replica", "another task of this process uses the table", [1])]
+    assert one.read() == {1: 2}
+
+
+def test_task_that_vanishes_gives_the_lock_back(worker: MakeWorker) -> None:
+    one, two = worker(), worker(lock_timeout_ms=0)
+    one.attach(EMPTY)
+    one.add({1: 1})
+    one.held = None
+    assert two.attach(EMPTY)[0] == "current"
+    assert two.read() == {}
+
+
+def test_unknown_table_is_thrown_away(worker: MakeWorker, home: TableHome) -> None:
+    one, two = worker(), worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    stranger = base
+    for epoch in range(2, 6):
+        stranger = after(stranger, one.epoch(stranger, {9: 9}, epoch))
+    inode = the_table(home).stat().st_ino
+    assert two.attach(base)[0] == "restored"
+    assert the_table(home).stat().st_ino != inode
+    assert two.read() == {1: 1}
+    two.release()
+    # The first one maps a file that is gone, and must notice.
+    assert one.attach(base)[0] == "current"
+    assert one.read() == {1: 1}
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "nothing", "a folder"])
+def test_file_that_is_no_table(worker: MakeWorker, home: TableHome, damage: str) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    one.stop()
+    path = the_table(home)
+    path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"garbage " * 4096 if damage == "other bytes" else b"")
+    how, reason, _ = one.attach(base)
+    if damage == "a folder":
+        assert how == "replica" and str(path) in reason
+    else:
+        assert (how, reason) == ("restored" if damage == "nothing" else how, "")
+    assert one.read() == {1: 1}
+
+
+def test_table_of_another_schema_is_another_file(worker: MakeWorker, home: TableHome) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    two = worker(
+        states={
+            "n": ValueState("long", default=0),
+            "s": ValueState("string"),
+            "more": ValueState("double"),
+        }
+    )
+    assert two.attach(base)[0] == "restored"
+    two.release()
+    assert home.folder is not None and len(list(Path(home.folder).rglob("*.table"))) == 2
+    three = worker(states={"n": ValueState("long", default=0)})
+    with pytest.raises(UnclaimedStateError, match="'s'"):
+        three.attach(base)
+    four = worker(states={"n": ValueState("long", default=0)}, allow_unclaimed_state=True)
+    four.attach(base)
+    assert four.attachment.backend.to_arrow()["n"].to_pylist() == [1]
+
+
+def test_damaged_file_is_an_error_and_not_a_replica(worker: MakeWorker, home: TableHome) -> None:
+    one, two = worker(), worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    second = after(base, one.epoch(base, {1: 1}, 2))
+    one.attach(base)
+    one.release()
+    path = Path(one.storage.local_path(second.deltas[1].path))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=path.name):
+        two.attach(second)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=path.name):
+        two.attach(second)
+    assert two.attach(base)[0] == "current"
+    assert two.read() == {1: 1}
+
+
+def test_file_that_is_another_than_the_manifest_names(worker: MakeWorker) -> None:
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    second = after(base, one.epoch(base, {1: 1}, 2))
+    swapped = dataclasses.replace(base.deltas[0], path=second.deltas[1].path)
+    forged = dataclasses.replace(base, deltas=(swapped,))
+    with pytest.raises(CorruptFileError, match=r"another file|was written with"):
+        worker(home=TableHome(None, None)).attach(forged)
+
+
+def test_full_file_system_of_tables(worker: MakeWorker, home: TableHome, tmp_path: Path) -> None:
+    """A table that cannot grow is no reason to fail while the heap has room."""
+    one = worker()
+    base = after(EMPTY, one.epoch(EMPTY, {1: 1}, 1))
+    blocked = tmp_path / "blocked"
+    blocked.mkdir(mode=0o700)
+    (blocked / "x").write_text("")
+    nowhere = TableHome(str(blocked), home.identity)
+    two = worker(home=nowhere)
+    path = nowhere.table_path("op", 0, 127, two.spec.fingerprint())
+    assert path is not None
+    os.symlink(tmp_path / "missing" / "target", path)
+    how, reason, _ = two.attach(base)
+    assert how == "replica" and reason
+    assert two.read() == {1: 1}
+
+
+def test_rescaled_range(worker: MakeWorker) -> None:
+    """Files of two ranges make one; each is read for the key groups of its own."""
+    halves = [empty_range(i, 128, 2) for i in range(2)]
+    whole = worker()
+    counts = {k: k for k in range(100)}
+    files = []
+    one = worker()
+    for half in halves:
+        one.attach(half)
+        batch = one.attachment.backend
+        mine = {k: v for k, v in counts.items() if _belongs(batch, k)}
+        one.add(mine)
+        files.append(one.seal(1))
+        one.release()
+    base = RangeState(0, 0, 127, "d" * 32, None, tuple(files))
+    assert whole.attach(base)[:2] == ("restored", "")
+    assert whole.read() == counts
+    whole.add({1: 1})
+    second = after(base, whole.seal(2))
+    whole.release()
+    assert whole.attach(second)[0] == "current"
+    whole.release()
+    # And back: each half reads its key groups from the files of the whole.
+    back = dataclasses.replace(second, first_key_group=64, last_key_group=127, id="e" * 32)
+    other = worker()
+    other.attach(back)
+    assert other.read() == {
+        k: v + (k == 1) for k, v in counts.items() if _belongs(other.attachment.backend, k)
+    }
+
+
+def _belongs(backend: Any, key: int) -> bool:
+    from pystate.backend import hash_keys, key_group
+
+    first, last = backend.key_group_range
+    import pyarrow as pa
+
+    return first <= key_group(int(hash_keys([pa.array([key])])[0]), 128) <= last
+
+
+def test_merged_base(worker: MakeWorker) -> None:
+    from pystate.maintenance import merge_range
+
+    one = worker()
+    base = EMPTY
+    for epoch in range(1, 6):
+        base = after(base, one.epoch(base, {epoch: epoch, 7: 1}, epoch))
+    merged_id = base.deltas[3].parent
+    output = f"state/op/00000-00127/00000003-{'b' * 32}.base"
+    ref = merge_range(one.storage, base.deltas[:3], merged_id, output, 0, 127)
+    rebased = dataclasses.replace(base, base=ref, deltas=base.deltas[3:])
+    assert ref.id == merged_id and ref.kind == "base"
+    heap = worker(home=TableHome(None, None))
+    assert heap.attach(rebased) == ("restored", "", 3)
+    assert heap.read() == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 7: 5}
+    assert one.attach(rebased)[0] == "current"
+
+
+def test_cache_follows_the_home(worker: MakeWorker, tmp_path: Path) -> None:
+    """A new executor on the host has tables of its own."""
+    one = worker()
+    one.epoch(EMPTY, {1: 1}, 1)
+    other = choose_home(APPLICATION, shm=str(tmp_path), least_bytes=0, owner_pid=os.getppid())
+    spec = dataclasses.replace(one.spec, home=other)
+    with one.cache.attach(spec, EMPTY) as attachment:
+        assert attachment.how == "current" and len(attachment.backend) == 0
+
+
+def test_forked_child_starts_afresh() -> None:
+    cache = TableCache()
+    cache._lock.acquire()
+    cache.forget()
+    assert cache._lock.acquire(blocking=False)
+
+
+# ---- two processes ------------------------------------------------------------------------------
+
+
+def test_two_processes_take_turns(worker: MakeWorker, peer: MakePeer) -> None:
+    here, there = worker(), peer()
+    base, expected = EMPTY, {}
+    for epoch in range(1, 7):
+        counts = {epoch: 1, 100: epoch}
+        expected = {k: expected.get(k, 0) + counts.get(k, 0) for k in expected | counts}
+        if epoch % 2:
+            assert here.attach(base)[0] == "current"
+            here.add(counts)
+            base = after(base, here.seal(epoch))
+            here.release()
+        else:
+            assert there.call("attach", base)[0] == "current"
+            there.call("add", counts)
+            base = after(base, there.call("seal", epoch))
+            there.call("release")
+    here.attach(base)
+    assert here.read() == expected
+
+
+def test_loser_that_seals_before_the_winner(worker: MakeWorker, peer: MakePeer) -> None:
+    winner, loser = worker(), peer()
+    base = after(EMPTY, winner.epoch(EMPTY, {1: 1}, 1))
+    loser.call("epoch", base, {1: 1000, 5: 5}, 2)
+    assert winner.attach(base)[0] == "undone"
+    winner.add({1: 1})
+    won = after(base, winner.seal(2))
+    winner.release()
+    assert loser.call("attach", won)[0] == "current"
+    assert loser.call("read") == {1: 2}
+
+
+def test_loser_that_seals_after_the_winner(worker: MakeWorker, peer: MakePeer) -> None:
+    winner, loser = worker(), peer()
+    base = after(EMPTY, winner.epoch(EMPTY, {1: 1}, 1))
+    won = after(base, winner.epoch(base, {1: 1}, 2))
+    loser.call("epoch", base, {1: 1000, 5: 5}, 2)
+    assert winner.attach(won) == ("caught up", "", 1)
+    assert winner.read() == {1: 2}
+    winner.release()
+    assert loser.call("attach", won)[0] == "current"
+    assert loser.call("read") == {1: 2}
+
+
+def test_loser_that_still_works_when_the_winner_begins(worker: MakeWorker, peer: MakePeer) -> None:
+    """The lock is not stolen: the winner works on a replica, its delta counts all the same."""
+    winner, loser = worker(lock_timeout_ms=50), peer()
+    base = after(EMPTY, winner.epoch(EMPTY, {1: 1}, 1))
+    loser.call("attach", base)
+    loser.call("add", {1: 1000})
+    how, reason, files = winner.attach(base)
+    assert (how, files) == ("replica", 1) and reason
+    winner.add({1: 1})
+    won = after(base, winner.seal(2))
+    winner.release()
+    loser.call("seal", 2)
+    loser.call("release")
+    assert winner.attach(won) == ("caught up", "", 1)
+    assert winner.read() == {1: 2}
+
+
+def test_lock_is_waited_for(worker: MakeWorker, peer: MakePeer) -> None:
+    here, there = worker(), peer(lock_timeout_ms=60_000)
+    here.attach(EMPTY)
+    here.add({1: 1})
+    there.send("attach", EMPTY)
+    base = after(EMPTY, here.seal(1))
+    here.release()
+    assert there.receive()[0] in ("current", "undone")
+    assert there.call("read") == {}
+    there.call("release")
+    # By then the other one may have undone the very first epoch.
+    assert here.attach(base)[0] in ("current", "restored")
+    assert here.read() == {1: 1}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_holder_killed_in_the_middle_of_an_epoch(
+    worker: MakeWorker, peer: MakePeer, sealed: bool
+) -> None:
+    here, there = worker(), peer()
+    base = after(EMPTY, here.epoch(EMPTY, dict.fromkeys(range(1000), 1), 1))
+    there.call("attach", base)
+    there.call("add", dict.fromkeys(range(500, 5000), 7))
+    if sealed:
+        there.call("seal", 2)
+    there.kill()
+    how, reason, files = here.attach(base)
+    assert (how, reason, files) == ("undone" if sealed else "current", "", 0)
+    assert here.read() == dict.fromkeys(range(1000), 1)
+    if not sealed:
+        assert here.stats().recovered_records > 0
+
+
+def test_killed_while_restoring(worker: MakeWorker, peer: MakePeer, home: TableHome) -> None:
+    here, there = worker(home=TableHome(None, None)), peer()
+    base = after(EMPTY, here.epoch(EMPTY, dict.fromkeys(range(100), 1), 1))
+    there.call("attach", EMPTY)
+    there.call("add", dict.fromkeys(range(50), 7))
+    there.kill()
+    other = worker()
+    assert other.attach(base)[:2] == ("restored", "")
+    assert other.read() == dict.fromkeys(range(100), 1)
+
+
+def test_peer_far_behind(worker: MakeWorker, peer: MakePeer) -> None:
+    """A table that was left ten epochs ago, on a host that the range comes back to."""
+    here = worker(home=TableHome(None, None))
+    there = peer()
+    base = after(EMPTY, here.epoch(EMPTY, {1: 1}, 1))
+    there.call("attach", base)
+    there.call("release")
+    for epoch in range(2, 12):
+        base = after(base, here.epoch(base, {1: 1}, epoch))
+    assert there.call("attach", base) == ("caught up", "", 10)
+    assert there.call("read") == {1: 11}
+
+
+def test_empty_id_is_no_files() -> None:
+    assert EMPTY.id == EMPTY_ID and EMPTY.files == () and "n" in STATES
