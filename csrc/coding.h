@@ -19,14 +19,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#define PST_LE16(x) __builtin_bswap16(x)
-#define PST_LE32(x) __builtin_bswap32(x)
-#define PST_LE64(x) __builtin_bswap64(x)
-#else
-#define PST_LE16(x) (x)
-#define PST_LE32(x) (x)
-#define PST_LE64(x) (x)
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Arrow arrays are used as they lie in memory: the core needs a little-endian machine"
 #endif
 
 enum { PST_VARINT_MAX = 10 };
@@ -34,33 +28,30 @@ enum { PST_VARINT_MAX = 10 };
 static inline uint16_t pst_get_u16(const void *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);
-    return PST_LE16(v);
+    return v;
 }
 
 static inline uint32_t pst_get_u32(const void *p) {
     uint32_t v;
     memcpy(&v, p, sizeof v);
-    return PST_LE32(v);
+    return v;
 }
 
 static inline uint64_t pst_get_u64(const void *p) {
     uint64_t v;
     memcpy(&v, p, sizeof v);
-    return PST_LE64(v);
+    return v;
 }
 
 static inline void pst_put_u16(void *p, uint16_t v) {
-    v = PST_LE16(v);
     memcpy(p, &v, sizeof v);
 }
 
 static inline void pst_put_u32(void *p, uint32_t v) {
-    v = PST_LE32(v);
     memcpy(p, &v, sizeof v);
 }
 
 static inline void pst_put_u64(void *p, uint64_t v) {
-    v = PST_LE64(v);
     memcpy(p, &v, sizeof v);
 }
 

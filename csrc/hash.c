@@ -59,6 +59,9 @@ hash_64_avx512(const uint8_t *values, int64_t n, uint64_t *restrict h) {
         x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 29)), p3);
         _mm512_storeu_si512(h + i, _mm512_xor_si512(x, _mm512_srli_epi64(x, 32)));
     }
+    /* The tail call below keeps the compiler from emitting this, and any SSE code in the process
+     * would be slow from here on. */
+    _mm256_zeroupper();
     hash_64_scalar(values + i * 8, n - i, h + i);
 }
 #endif
@@ -258,6 +261,8 @@ int pst_key_compare(const pst_column *columns, int32_t n_columns, const pst_cell
 }
 
 int32_t pst_key_group(uint64_t hash, int32_t max_parallelism) {
+    if ((max_parallelism & (max_parallelism - 1)) == 0)
+        return (int32_t)(hash & (uint64_t)(max_parallelism - 1));
     int64_t r = (int64_t)hash % max_parallelism;
     return (int32_t)(r < 0 ? r + max_parallelism : r);
 }
