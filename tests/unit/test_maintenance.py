@@ -1,0 +1,373 @@
+"""Merging bases, collecting orphans, retiring manifests."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import pytest
+
+import pystate.maintenance
+from pystate.errors import CheckpointError, CorruptFileError, FencedError
+from pystate.history import History, retained_epochs
+from pystate.maintenance import Maintenance, MergePolicy
+from pystate.manifest import FileRef, RangeState, manifest_path
+from pystate.retention import collect_orphans, delete_files
+from pystate.storage import CheckpointStorage, LocalStorage
+from tests.conftest import FakeWork
+
+EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
+
+
+def fake_merge(
+    storage: CheckpointStorage,
+    sources: tuple[FileRef, ...],
+    merged_id: str,
+    output: str,
+    first_key_group: int,
+    last_key_group: int,
+) -> FileRef:
+    """Joins the texts of `FakeWork`, separated by commas."""
+    text = b",".join(storage.read_bytes(source.path) for source in sources)
+    storage.publish(output, text)
+    epoch = sources[-1].epoch
+    return FileRef(
+        output,
+        "base",
+        merged_id,
+        sources[-1].parent,
+        epoch,
+        first_key_group,
+        last_key_group,
+        len(text),
+        0,
+        1,
+        0,
+        len(text),
+    )
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pystate.maintenance, "merge_range", fake_merge)
+
+
+def run(coordinator: Any, work: FakeWork, *texts: str) -> None:
+    for text in texts:
+        coordinator.run(work.evaluate(text))
+
+
+# ---- merges -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("merging")
+def test_merged_base_is_adopted_by_the_next_epoch(work: FakeWork) -> None:
+    with work.coordinator(merge_policy=EAGER, retained=1, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        assert work.text(coordinator.head) == ["a", "b", "c"]  # type: ignore[arg-type]
+        run(coordinator, work, "d")
+        assert work.text(coordinator.head) == ["a,b", "c", "d"]  # type: ignore[arg-type]
+        (operator,) = coordinator.head.operators  # type: ignore[union-attr]
+        state = operator.ranges[0]
+        assert state.base is not None and state.base.id == state.deltas[0].parent
+        assert state.deltas_after(state.base.id) == state.deltas
+        coordinator.maintain()
+        stored = {entry.path for entry in work.storage.list("state")}
+        planned = stored - coordinator.head.paths  # type: ignore[union-attr]
+        assert all(path.endswith(".base") for path in planned)
+        run(coordinator, work, "e", "f", "g")
+        coordinator.maintain()
+        run(coordinator, work, "h")
+        texts = work.text(coordinator.head)  # type: ignore[arg-type]
+        assert ",".join(texts) == "a,b,c,d,e,f,g,h" and len(texts) < 5
+
+
+@pytest.mark.usefixtures("merging")
+def test_restart_takes_up_nothing_of_an_unfinished_merge(work: FakeWork) -> None:
+    with work.coordinator(merge_policy=EAGER, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+    with work.coordinator(merge_policy=None, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "d")
+        coordinator.maintain()
+        assert work.text(coordinator.head) == ["a", "b", "c", "d"]  # type: ignore[arg-type]
+        assert not [e for e in work.storage.list("state") if e.path.endswith(".base")]
+
+
+def test_merge_never_blocks_an_epoch(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> FileRef:
+        begun.set()
+        assert go_on.wait(60)
+        return fake_merge(*arguments)
+
+    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        assert begun.wait(60)
+        run(coordinator, work, "d", "e")
+        assert work.text(coordinator.head) == ["a", "b", "c", "d", "e"]  # type: ignore[arg-type]
+        go_on.set()
+        coordinator.maintain()
+        run(coordinator, work, "f")
+        assert work.text(coordinator.head) == ["a,b", "c", "d", "e", "f"]  # type: ignore[arg-type]
+
+
+def test_close_joins_the_thread(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, finished = threading.Event(), threading.Event()
+    go_on = threading.Event()
+
+    def slow(*arguments: Any) -> FileRef:
+        begun.set()
+        assert go_on.wait(60)
+        finished.set()
+        return fake_merge(*arguments)
+
+    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    coordinator = work.coordinator(merge_policy=EAGER, parallelism=1)
+    run(coordinator, work, "a", "b", "c")
+    assert begun.wait(60)
+    threading.Timer(0.05, go_on.set).start()
+    coordinator.close()
+    assert finished.is_set()
+    assert not [t for t in threading.enumerate() if t.name == "pystate-maintenance"]
+
+
+def test_failed_merge_is_not_tried_at_every_epoch(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def broken(*arguments: Any) -> FileRef:
+        calls.append(1)
+        raise CorruptFileError("state/x is damaged")
+
+    monkeypatch.setattr(pystate.maintenance, "merge_range", broken)
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        for _ in range(20):
+            run(coordinator, work, "x")
+            coordinator.maintain()
+        assert len(calls) == 2
+        assert "state/x is damaged" in caplog.text
+
+
+@pytest.mark.usefixtures("merging")
+def test_merge_that_comes_too_late_is_dropped(work: FakeWork) -> None:
+    """The chain changed under it: another parallelism."""
+    with work.coordinator(merge_policy=EAGER, parallelism=1, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        coordinator.parallelism = 2
+        run(coordinator, work, "d")
+        assert work.text(coordinator.head) == ["a", "b", "c", "d"]  # type: ignore[arg-type]
+        coordinator.maintain()
+        assert coordinator._merges is not None
+        late = [e.path for e in work.storage.list("state") if e.path.endswith(".base")]
+        assert {p.split("/")[2] for p in late} <= {"00000-00063", "00064-00127"}
+
+
+def delta(number: int, size: int) -> FileRef:
+    return FileRef(
+        f"d{number}",
+        "delta",
+        f"{number:032x}",
+        f"{number - 1:032x}",
+        number,
+        0,
+        127,
+        size,
+        0,
+        1,
+        0,
+        size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "sizes", "merged"),
+    [
+        (None, [10, 10, 10], 0),  # too few
+        (None, [10, 10, 10, 10], 2),  # no base yet
+        (100, [10, 10, 10, 10], 0),  # the base outweighs them
+        (20, [10, 10, 10, 10], 3),  # they outweigh the base
+        (21, [10, 10, 1000, 1000], 0),  # those that stay out do not count
+        (10**9, [1] * 64, 63),  # so many that their number counts
+        (10**9, [1] * 63, 0),
+    ],
+)
+def test_policy(base: int | None, sizes: list[int], merged: int) -> None:
+    deltas = tuple(delta(i + 2, size) for i, size in enumerate(sizes))
+    state = RangeState(0, 0, 127, deltas[-1].id, None if base is None else delta(1, base), deltas)
+    files = MergePolicy().files_to_merge(state)
+    assert files == state.files[:merged]
+
+
+def test_thread_ends_when_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    maintenance = Maintenance()
+    done: list[int] = []
+    for number in range(3):
+        maintenance.submit(lambda n=number: done.append(n))  # type: ignore[misc]
+    maintenance.submit(lambda: 1 // 0)
+    maintenance.submit(lambda: done.append(3))
+    maintenance.wait()
+    assert done == [0, 1, 2, 3] and "ZeroDivisionError" in caplog.text
+    maintenance.submit(lambda: done.append(4))
+    maintenance.close()
+    maintenance.submit(lambda: done.append(5))
+    maintenance.wait()
+    assert 5 not in done
+
+
+# ---- orphans ------------------------------------------------------------------------------------
+
+
+def orphan(storage: CheckpointStorage, epoch: int, kind: str = "delta") -> str:
+    path = f"state/op/00000-00127/{epoch:08d}-{uuid.uuid4().hex}.{kind}"
+    storage.publish(path, b"orphan")
+    return path
+
+
+def collect(storage: CheckpointStorage, **options: Any) -> int:
+    options = {"grace_ms": 0, "live": frozenset, "check_owner": lambda: None, **options}
+    return collect_orphans(storage, **options)
+
+
+def test_orphans_and_only_orphans(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a", "b")
+    named = {entry.path for entry in work.storage.list("state")}
+    losers = [orphan(work.storage, 1), orphan(work.storage, 2), orphan(work.storage, 2, "base")]
+    running = orphan(work.storage, 3)
+    merging = orphan(work.storage, 2, "base")
+    foreign = "state/op/00000-00127/notes.txt"
+    work.storage.publish(foreign, b"")
+    assert collect(work.storage, live=lambda: {merging}) == len(losers)
+    left = {entry.path for entry in work.storage.list("state")}
+    assert left == named | {running, merging, foreign}
+
+
+def test_grace(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+    path = orphan(work.storage, 1)
+    (entry,) = [e for e in work.storage.list("state") if e.path == path]
+    assert collect(work.storage, grace_ms=1000, now_ms=entry.modified_ms + 999) == 0
+    assert collect(work.storage, grace_ms=1000, now_ms=entry.modified_ms + 1000) == 1
+
+
+def test_nothing_without_a_manifest(work: FakeWork) -> None:
+    work.coordinator()
+    orphan(work.storage, 1)
+    assert collect(work.storage) == 0
+
+
+def test_leftovers_of_killed_writers(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+    for folder in ("state/op/00000-00127", "manifests", "owners"):
+        work.storage.publish(f"{folder}/.x.{uuid.uuid4().hex}.tmp", b"")
+    assert collect(work.storage, grace_ms=10**9) == 0
+    assert collect(work.storage) == 3
+
+
+def test_no_owner_no_collection(work: FakeWork) -> None:
+    with work.coordinator(orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a")
+        path = orphan(work.storage, 1)
+        run(work.coordinator(), work, "b")
+
+        def collecting() -> None:
+            collect(work.storage, check_owner=coordinator._ownership.check)
+
+        with pytest.raises(FencedError):
+            collecting()
+        assert work.storage.exists(path)
+
+
+def test_unreadable_manifest_stops_the_collection(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a", "b")
+    path = orphan(work.storage, 1)
+    work.storage.replace(manifest_path(1), b"damaged")
+    with pytest.raises(CorruptFileError):
+        collect(work.storage)
+    assert work.storage.exists(path)
+
+
+def test_first_epoch_collects_what_an_earlier_driver_left(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+    path = orphan(work.storage, 1)
+    with work.coordinator(orphan_grace_ms=0) as coordinator:
+        with coordinator.open_epoch():  # type: ignore[union-attr]
+            coordinator._maintenance.wait()
+        assert not work.storage.exists(path)
+
+
+def test_deleting_goes_on_past_an_error(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.publish("a/b", b"")
+    storage.publish("c", b"")
+    assert delete_files(storage, ["a", "missing", "c"]) == 1
+    assert "could not delete" in caplog.text and not storage.exists("c")
+
+
+# ---- retention ----------------------------------------------------------------------------------
+
+
+def test_retained_epochs_can_be_read_to_the_last_file(work: FakeWork) -> None:
+    policy = MergePolicy(min_deltas=2, max_deltas=4, keep_deltas=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pystate.maintenance, "merge_range", fake_merge)
+        with work.coordinator(merge_policy=policy, retained=2, orphan_grace_ms=0) as coordinator:
+            for number in range(12):
+                run(coordinator, work, str(number))
+                coordinator.maintain()
+                history = History(work.storage)
+                history.refresh()
+                for epoch in history.epochs:
+                    texts = ",".join(work.text(history.manifest(epoch)))
+                    assert texts == ",".join(map(str, range(epoch)))
+    assert retained_epochs(work.storage) == (11, 12)
+    stored = {entry.path for entry in work.storage.list("state")}
+    named = {p for e in (11, 12) for p in history.manifest(e).paths}
+    assert named <= stored
+    assert all(path.endswith(".base") for path in stored - named)
+
+
+def test_failing_retention_does_not_fail_the_epoch(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with work.coordinator(retained=1) as coordinator:
+        run(coordinator, work, "a")
+
+        def refuse(self: LocalStorage, path: str) -> bool:
+            raise CheckpointError("read-only")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "delete", refuse)
+            run(coordinator, work, "b")
+        assert "retiring older ones failed" in caplog.text
+        assert retained_epochs(work.storage) == (1, 2)
+        run(coordinator, work, "c")
+        assert retained_epochs(work.storage) == (3,)
+
+
+def test_listing_beside_a_driver_that_retires(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole that the next listing does not show is none."""
+    with work.coordinator(retained=5) as coordinator:
+        run(coordinator, work, *"abcde")
+    listings = iter([(1, 3, 4, 5), (3, 4, 5)])
+    real = LocalStorage.list
+
+    def racing(self: LocalStorage, prefix: str, **options: Any) -> Any:
+        shown = {manifest_path(epoch) for epoch in next(listings)}
+        return [e for e in real(self, prefix, **options) if e.path in shown]
+
+    monkeypatch.setattr(LocalStorage, "list", racing)
+    assert retained_epochs(work.storage) == (3, 4, 5)
