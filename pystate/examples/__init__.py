@@ -1,0 +1,1 @@
+"""Whole jobs over real data: ``python -m pystate.examples.flights`` and ``….access_log PATH``."""

@@ -1,0 +1,13 @@
+"""pystate on Spark: stateful operators in Structured Streaming, batch and RDD jobs.
+
+Everything that imports pyspark is below this package, and nothing outside imports it.
+"""
+
+from __future__ import annotations
+
+from pystate.spark.evaluation import EpochProgress
+from pystate.spark.job import EpochResult, Job
+from pystate.spark.keyed import KeyedFrame
+from pystate.spark.sink import ParquetSink, Sink
+
+__all__ = ["EpochProgress", "EpochResult", "Job", "KeyedFrame", "ParquetSink", "Sink"]

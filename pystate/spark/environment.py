@@ -1,0 +1,104 @@
+"""What a machine and a session must be for a job to run, said before anything else fails.
+
+Thread safety: the functions keep no state of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pystate.errors import InvalidArgumentError, MissingRequirementError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "require_classic",
+    "require_java",
+    "use_this_python",
+]
+
+_OLDEST_JAVA = 17
+
+
+def require_classic(frame: Any, argument: str = "df") -> DataFrame:
+    """Return `frame` if it is a DataFrame of a classic session.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A Spark Connect DataFrame, or something else.
+    """
+    module = type(frame).__module__
+    if module.startswith("pyspark.sql.connect"):
+        raise InvalidArgumentError(
+            f"{argument} belongs to a Spark Connect session, which pystate cannot use (no "
+            "SparkContext, no foreachBatch in this process): build the session with "
+            "SparkSession.builder.master(...) instead of .remote(...)"
+        )
+    from pyspark.sql import DataFrame
+
+    if not isinstance(frame, DataFrame):
+        raise InvalidArgumentError(
+            f"{argument} must be a pyspark.sql.DataFrame, got {type(frame).__qualname__}"
+        )
+    return frame
+
+
+def use_this_python(context: SparkContext) -> None:
+    """Let the workers of a local master run this interpreter, unless the user chose another.
+
+    Spark takes ``python3`` from PATH where ``PYSPARK_PYTHON`` is unset: inside a virtual
+    environment that is often one without pyarrow. The variable has no effect once the session
+    exists, hence the attribute.
+    """
+    if not str(context.master or "").startswith("local"):
+        return
+    chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if not chosen:
+        context.pythonExec = sys.executable
+
+
+def require_java() -> None:
+    """Raise `MissingRequirementError` where Spark would not find a Java that it can run on."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    advice = (
+        f"install Java {_OLDEST_JAVA} or later (Debian, Ubuntu: apt install "
+        f"openjdk-{_OLDEST_JAVA}-jre-headless; macOS: brew install openjdk@{_OLDEST_JAVA})"
+    )
+    if java is None or not os.path.exists(java):
+        where = f"JAVA_HOME is {home} but holds no bin/java" if home else "no java on PATH"
+        raise MissingRequirementError(f"Spark needs Java and found none ({where}): {advice}")
+    try:
+        run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MissingRequirementError(f"{java} does not run ({error}): {advice}") from None
+    version = java_major_version(run.stderr + run.stdout)
+    if run.returncode or version is None:
+        raise MissingRequirementError(f"{java} -version does not tell a version: {advice}")
+    if version < _OLDEST_JAVA:
+        raise MissingRequirementError(f"{java} is Java {version}, too old for Spark: {advice}")
+
+
+def java_major_version(text: str) -> int | None:
+    """Find the major version in what ``java -version`` prints.
+
+    Examples
+    --------
+    >>> java_major_version('openjdk version "17.0.15" 2025-04-15')
+    17
+    >>> java_major_version('java version "1.8.0_401"')
+    8
+    """
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2]) if major == 1 and found[2] else major

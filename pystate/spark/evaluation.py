@@ -1,0 +1,266 @@
+"""The driver's half of one epoch: from the user's pipeline to reports and staged output.
+
+Thread safety: an `Evaluation` belongs to the thread that runs the epoch.
+
+Invariants
+----------
+1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
+   already run stages, and travels in every operator's closure.
+2. The sink's write is the one action; what the pipeline computes otherwise is the user's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pystate.epoch import Epoch, RangeReport
+from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.spark.columns import KeySchema, parse_schema
+from pystate.spark.environment import require_classic
+from pystate.spark.failures import original_error
+from pystate.spark.reports import ReportBox
+from pystate.spark.sink import Sink, Transaction
+from pystate.spark.worker import OperatorPlan
+from pystate.storage import CheckpointStorage
+from pystate.types import parse_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.declarations import ValueState
+
+__all__ = ["EpochProgress", "Evaluation", "TableOptions"]
+
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SPARK_BATCH_ROWS = "10000"
+#: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
+#: fixed cost of a batch, some 100 µs, then vanishes beside its rows.
+_OUR_BATCH_ROWS = "65536"
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How the workers hold their tables."""
+
+    shared: bool = True
+    allow_unclaimed_state: bool = False
+    limit_bytes: int = 0
+    lock_timeout_ms: int = 6000
+
+
+@dataclass(frozen=True)
+class EpochProgress:
+    """What an epoch did, for a log or a table.
+
+    Attributes
+    ----------
+    epoch : int
+        The checkpoint's number of it.
+    batch_id : int or None
+        Of the streaming query.
+    run_key : str or None
+        Of the run.
+    evaluations : int
+        How often it was computed; more than 1 after a failure.
+    rows_in, rows_out : int
+        Rows that all stateful operators read, and emitted.
+    keys : int
+        Keys that the ranges with rows in this epoch hold.
+    rows_changed : int
+        State rows that the epoch changed.
+    state_bytes : int
+        Memory of those ranges' tables.
+    checkpoint_bytes : int
+        Size of the epoch's state files.
+    attach_ms, seal_ms, write_ms : float
+        The longest of any range.
+    total_ms : float
+        From the start of the epoch to its published output.
+    """
+
+    epoch: int
+    batch_id: int | None
+    run_key: str | None
+    evaluations: int
+    rows_in: int
+    rows_out: int
+    keys: int
+    rows_changed: int
+    state_bytes: int
+    checkpoint_bytes: int
+    attach_ms: float
+    seal_ms: float
+    write_ms: float
+    total_ms: float
+
+    @classmethod
+    def of(
+        cls, epoch: Epoch, reports: Sequence[RangeReport], sizes: Mapping[Any, Any], total_ms: float
+    ) -> EpochProgress:
+        """Sum the reports up."""
+
+        def total(name: str) -> int:
+            return int(sum(float(report.metrics.get(name, 0)) for report in reports))
+
+        def longest(name: str) -> float:
+            return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
+
+        return cls(
+            epoch=epoch.number,
+            batch_id=epoch.position.batch_id,
+            run_key=epoch.position.run_key,
+            evaluations=len(epoch.discarded_evaluations) + 1,
+            rows_in=total("rows_in"),
+            rows_out=total("rows_out"),
+            keys=sum(keys for keys, _ in sizes.values()),
+            rows_changed=total("rows_changed"),
+            state_bytes=sum(size for _, size in sizes.values()),
+            checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
+            attach_ms=longest("attach_ms"),
+            seal_ms=longest("seal_ms"),
+            write_ms=longest("write_ms"),
+            total_ms=total_ms,
+        )
+
+
+class Evaluation:
+    """One attempt at an epoch: what the user's pipeline declares its operators to.
+
+    Parameters
+    ----------
+    epoch : Epoch
+        Open.
+    session : SparkSession
+        Where the epoch's input lives.
+    box : ReportBox
+        Where the tasks' reports arrive.
+    storage : CheckpointStorage
+        The checkpoint, as the tasks reach it.
+    tables : TableOptions
+        How the workers hold their tables.
+    parallelism : int
+        Number of ranges of each operator.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        session: SparkSession,
+        box: ReportBox,
+        storage: CheckpointStorage,
+        tables: TableOptions,
+        parallelism: int,
+    ) -> None:
+        self.epoch = epoch
+        self.parallelism = parallelism
+        self.session = session
+        self._box = box
+        self._storage = storage
+        self._tables = tables
+        self._noted: dict[str, KeySchema] = {}
+        self._id = epoch.evaluation_id
+
+    def declare(self, uid: str, keys: KeySchema, states: Mapping[str, ValueState]) -> OperatorPlan:
+        """Announce an operator to the epoch; returns what its tasks must know."""
+        epoch = self.epoch
+        schema = tuple((name, state.type.ddl) for name, state in states.items())
+        ranges = epoch.declare(uid, key_schema=keys, state_schema=schema)
+        return OperatorPlan(
+            uid=uid,
+            key_schema=keys,
+            states=dict(states),
+            ranges=ranges,
+            storage=self._storage,
+            application=epoch.job.application,
+            epoch=epoch.number,
+            evaluation_id=self._id,
+            query=_fingerprint(epoch, uid),
+            max_parallelism=epoch.max_parallelism,
+            processing_time_ms=epoch.processing_time_ms,
+            watermark_ms=epoch.watermark_ms,
+            shared_tables=self._tables.shared,
+            allow_unclaimed_state=self._tables.allow_unclaimed_state,
+            limit_bytes=self._tables.limit_bytes,
+            lock_timeout_ms=self._tables.lock_timeout_ms,
+            reports=self._box.accumulator,
+        )
+
+    def note_keys(self, uid: str, columns: KeySchema) -> KeySchema:
+        """Remember the key of an operator that is split before it is declared."""
+        if uid in self._noted:
+            raise DeclarationError(
+                f"operator uid {uid!r} is used twice in one pipeline: each operator needs its own"
+            )
+        what = f"operator {uid!r}: key_type"
+        schema = tuple((name, parse_type(ddl, what).ddl) for name, ddl in columns)
+        self._noted[uid] = schema
+        return schema
+
+    def noted_keys(self, uid: str) -> KeySchema:
+        """Return what `note_keys` was told."""
+        if uid not in self._noted:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: split the RDD with job.partition_by(rdd, key, "
+                f"uid={uid!r}, ...) first"
+            )
+        return self._noted[uid]
+
+    def run(
+        self, data: Any, pipeline: Callable[[Any], Any], sink: Sink, schema: Any
+    ) -> list[Transaction]:
+        """Call the pipeline, write its result through the sink, collect the reports."""
+        began = time.perf_counter()
+        result = pipeline(data)
+        frame = self._as_frame(result, schema)
+        self.epoch.check_declared()
+        try:
+            with large_batches(self.session):
+                transaction = sink.stage(frame, self.epoch.number, self._id)
+        except Exception as error:
+            original = original_error(error)
+            if original is error:
+                raise
+            raise original from error
+        finally:
+            for report in self._box.take():
+                self.epoch.report(report)
+        self.seconds = time.perf_counter() - began
+        return [transaction]
+
+    def _as_frame(self, result: Any, schema: Any) -> DataFrame:
+        from pyspark.core.rdd import RDD
+
+        if isinstance(result, RDD):
+            if schema is None:
+                raise InvalidArgumentError(
+                    "the pipeline returned an RDD, which has no columns: pass schema=, e.g. "
+                    "schema='key string, n long', or return a DataFrame"
+                )
+            return self.session.createDataFrame(result, parse_schema(schema, "run_epoch"))
+        if result is None:
+            raise InvalidArgumentError("the pipeline returned None: it must return a DataFrame")
+        return require_classic(result, "the pipeline's result")
+
+
+@contextmanager
+def large_batches(session: SparkSession) -> Iterator[None]:
+    """Let Spark hand over larger Arrow batches, unless the user has set their size."""
+    if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
+        yield
+        return
+    session.conf.set(_BATCH_ROWS, _OUR_BATCH_ROWS)
+    try:
+        yield
+    finally:
+        session.conf.unset(_BATCH_ROWS)
+
+
+def _fingerprint(epoch: Epoch, uid: str) -> int:
+    """Names the operator in the lineage of its tables."""
+    text = f"{epoch.job.checkpoint_id}/{epoch.position.query_id or ''}/{uid}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,61 @@
+"""What went wrong inside Spark: pystate's own errors found again, and what may be tried again.
+
+Spark wraps an exception of a Python worker, with its trace, into the message of another one.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pystate import errors
+from pystate.errors import PystateError
+
+__all__ = ["is_retryable", "original_error"]
+
+_RAISED = re.compile(r"^(?:pystate\.errors\.)(\w+): (.*)$", re.MULTILINE)
+_STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
+
+
+def original_error(error: BaseException) -> BaseException:
+    """The pystate error that a worker raised, where `error` is Spark's account of one.
+
+    Returns
+    -------
+    BaseException
+        A new exception of the worker's class and message, caused by `error`; or `error` itself.
+    """
+    if isinstance(error, PystateError):
+        return error
+    found = None
+    for match in _RAISED.finditer(str(error)):
+        found = match
+    if found is None:
+        return error
+    kind = getattr(errors, found[1], None)
+    if not (isinstance(kind, type) and issubclass(kind, PystateError)):
+        return error
+    original: BaseException = kind(found[2].strip())
+    original.__cause__ = error
+    return original
+
+
+def is_retryable(error: Exception) -> bool:
+    """Whether an evaluation that failed like this may succeed when it is run again.
+
+    A lost executor, a killed worker or a full disk may; a mistake in the plan, an exception of the
+    user's function and a query that was stopped never.
+    """
+    from pyspark.errors import AnalysisException, PySparkException, PythonException
+
+    text = str(error)
+    if isinstance(error, PystateError) or any(sign in text for sign in _STOPPED):
+        return False
+    if isinstance(error, (AnalysisException, PythonException)):
+        return False
+    try:
+        from py4j.protocol import Py4JError
+    except ImportError:  # pragma: no cover - comes with a classic session
+        return isinstance(error, PySparkException)
+    return isinstance(error, (PySparkException, Py4JError))

@@ -1,0 +1,544 @@
+"""A job: pipelines of keyed operators over streams, batches and RDDs, with one checkpoint.
+
+Thread safety: one epoch at a time; other threads wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from pystate.coordinator import Coordinator
+from pystate.epoch import Epoch
+from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
+from pystate.functions import KeyedProcessFunction, declarations, shape
+from pystate.manifest import Manifest
+from pystate.spark.columns import OutputColumns, parse_schema
+from pystate.spark.environment import require_classic, use_this_python
+from pystate.spark.evaluation import EpochProgress, Evaluation, TableOptions
+from pystate.spark.failures import is_retryable
+from pystate.spark.keyed import KeyedFrame
+from pystate.spark.offsets import SPARK_FOLDER, read_offsets
+from pystate.spark.rdd import RoutedOperator
+from pystate.spark.reports import ReportBox
+from pystate.spark.routing import KeyRouter, Routed, column_named, route_rdd
+from pystate.spark.sink import ParquetSink, Sink, commit
+from pystate.storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+__all__ = ["EpochResult", "Job"]
+
+_RESULTS = "results"
+
+#: From one epoch's input to its output.
+Pipeline = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """The outcome of `Job.run_epoch`.
+
+    Attributes
+    ----------
+    epoch : int
+        The checkpoint's number of it.
+    run_key : str or None
+        As given.
+    dataframe : DataFrame
+        The published rows, read again from the output; cheap to make, evaluated when used.
+    already_done : bool
+        The run key was known, so that nothing was computed.
+    manifest : Manifest or None
+        None where it is not retained any more.
+    """
+
+    epoch: int
+    run_key: str | None
+    dataframe: DataFrame
+    already_done: bool
+    manifest: Manifest | None
+
+
+class Job:
+    """A stateful job: its name, its checkpoint, and how it is split.
+
+    Parameters
+    ----------
+    name : str
+        A checkpoint belongs to the job of one name.
+    checkpoint : str or PathLike
+        The folder of all state, manifests and stream positions. The driver and all executors must
+        see it under this name.
+    max_parallelism : int, optional
+        Number of key groups, the most ranges that the state can ever be split into. The stored
+        number by default, or for a new checkpoint the next power of two of 1.5 times
+        `parallelism`, at least 128.
+    parallelism : int, optional
+        Number of key-group ranges of each operator, that is of tasks. Spark's default parallelism
+        by default. It may differ from run to run.
+    retained : int
+        Number of epochs whose manifests are kept.
+    allow_unclaimed_state : bool
+        Let pipelines leave out operators and states that the checkpoint holds.
+    memory_limit_bytes : int
+        Bound of each table; 0 for three quarters of what the machine or its control group allows.
+    shared_tables : bool
+        Keep tables in memory that all workers of a host share. Otherwise every task restores its
+        range from files, which only pays for tiny states.
+    max_evaluations : int
+        How often an epoch may be computed before its failure is the job's.
+
+    Notes
+    -----
+    One epoch is one micro-batch, or one `run_epoch`. All operators of a pipeline and its output
+    commit together or not at all.
+
+    Examples
+    --------
+    >>> job = Job("flights", checkpoint="/data/flights", parallelism=4)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: str | os.PathLike[str],
+        *,
+        max_parallelism: int | None = None,
+        parallelism: int | None = None,
+        retained: int = 3,
+        allow_unclaimed_state: bool = False,
+        memory_limit_bytes: int = 0,
+        shared_tables: bool = True,
+        max_evaluations: int = 4,
+    ) -> None:
+        self.name = name
+        self._storage = open_storage(os.fspath(checkpoint))
+        self._max_parallelism = max_parallelism
+        self._parallelism = parallelism
+        self._retained = retained
+        self._allow_unclaimed_state = allow_unclaimed_state
+        self._max_evaluations = max_evaluations
+        self._tables = TableOptions(shared_tables, allow_unclaimed_state, memory_limit_bytes)
+        self._coordinator: Coordinator | None = None
+        self._box: ReportBox | None = None
+        self._lock = threading.Lock()
+        self._evaluation: Evaluation | None = None
+        self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._failure: BaseException | None = None
+        self._progress: EpochProgress | None = None
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, checkpoint={self._storage.uri!r})"
+
+    @property
+    def checkpoint(self) -> str:
+        """The checkpoint's folder."""
+        return self._storage.uri
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the last epoch of a streaming query, with its own type and message.
+
+        ``StreamingQuery.awaitTermination`` raises Spark's account of it, Java traces included.
+        """
+        return self._failure
+
+    @property
+    def last_progress(self) -> EpochProgress | None:
+        """The last epoch that this job has computed."""
+        return self._progress
+
+    # ---- inside a pipeline ---------------------------------------------------------------------
+
+    def key_by(
+        self,
+        df: DataFrame,
+        *columns: str,
+        uid: str | None = None,
+        order_by: str | Column | Sequence[str | Column] | None = None,
+    ) -> KeyedFrame:
+        """Split one epoch's rows by key, for a stateful operator.
+
+        Parameters
+        ----------
+        df : DataFrame
+            The rows; inside a pipeline only.
+        *columns : str
+            The key columns. Null is an ordinary key.
+        uid : str
+            Names the operator in checkpoints. Required: it is how a later run, with other code
+            around it, finds the operator's state again.
+        order_by : str, Column or a sequence of them, optional
+            Sort each key's rows within the epoch. Without it their order is not promised, because
+            Spark's shuffle gives none.
+
+        Returns
+        -------
+        KeyedFrame
+            Put `process` or `aggregate` on it.
+        """
+        evaluation = self._current("key_by")
+        require_classic(df)
+        return KeyedFrame(evaluation, df, columns, _checked_uid(uid), _as_columns(order_by))
+
+    def partition_by(
+        self,
+        rdd: RDD[Any],
+        key: Callable[[Any], Any],
+        *,
+        key_type: str | Sequence[str],
+        uid: str | None = None,
+    ) -> RDD[Routed]:
+        """Split an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
+
+        Parameters
+        ----------
+        rdd : RDD
+            The elements; inside a pipeline only.
+        key : callable
+            The key of an element; a tuple for a key of several parts.
+        key_type : str or sequence of str
+            The type of the key, or of each of its parts, as DDL.
+        uid : str
+            Names the operator in checkpoints; `partitions` takes the same.
+
+        Returns
+        -------
+        RDD
+            One partition per key-group range; its elements are for `partitions` alone.
+        """
+        evaluation = self._current("partition_by")
+        name = _checked_uid(uid)
+        types = [key_type] if isinstance(key_type, str) else list(key_type)
+        names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
+        schema = evaluation.note_keys(name, tuple(zip(names, types, strict=True)))
+        epoch = evaluation.epoch
+        return route_rdd(rdd, key, KeyRouter(schema, epoch.max_parallelism, evaluation.parallelism))
+
+    def partitions(
+        self,
+        function: KeyedProcessFunction,
+        *,
+        uid: str | None = None,
+        schema: str | StructType | None = None,
+    ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
+        """Make a stateful function fit ``rdd.mapPartitions``.
+
+        Parameters
+        ----------
+        function : KeyedProcessFunction
+            Sees each element of the RDD that `partition_by` was given, as ``row``.
+        uid : str
+            As given to `partition_by`.
+        schema : str or StructType, optional
+            Check what the function yields against these columns.
+
+        Returns
+        -------
+        callable
+            From a partition of `partition_by`'s result to what the function yields.
+        """
+        evaluation = self._current("partitions")
+        name = _checked_uid(uid)
+        if shape(function) != "process":
+            raise DeclarationError(
+                f"operator {name!r}: over an RDD a function needs process(self, key, row, ctx); "
+                "the batch shapes need a DataFrame and key_by"
+            )
+        plan = evaluation.declare(name, evaluation.noted_keys(name), declarations(function))
+        owner = f"operator {name!r}"
+        output = None if schema is None else OutputColumns(parse_schema(schema, owner), owner)
+        return RoutedOperator(plan, function, output)
+
+    # ---- epochs --------------------------------------------------------------------------------
+
+    def start(
+        self,
+        stream: DataFrame,
+        pipeline: Pipeline,
+        *,
+        sink: Sink | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        restore: Literal["latest"] | None = None,
+        on_epoch: Callable[[EpochProgress], None] | None = None,
+    ) -> StreamingQuery:
+        """Run the pipeline over a stream, one epoch per micro-batch, exactly once.
+
+        Parameters
+        ----------
+        stream : DataFrame
+            A streaming DataFrame.
+        pipeline : callable
+            From a DataFrame that holds one epoch's rows to the rows to write. Called on the driver
+            for every evaluation of an epoch.
+        sink : ParquetSink, optional
+            Where the rows go; by default ``results/`` in the checkpoint.
+        trigger : mapping, optional
+            As for ``writeStream.trigger``: ``{"availableNow": True}``,
+            ``{"processingTime": "10 seconds"}``.
+        query_name : str, optional
+            Spark's name of the query.
+        restore : {"latest"}, optional
+            Begin with the state that the checkpoint holds although this query is new to it, for
+            example after Spark's part of the checkpoint was removed.
+        on_epoch : callable, optional
+            Called on the driver after each epoch that was computed.
+
+        Returns
+        -------
+        StreamingQuery
+            Spark's own handle. A batch without new rows does not run.
+        """
+        require_classic(stream, "stream")
+        if not stream.isStreaming:
+            raise InvalidArgumentError(
+                "stream is not a streaming DataFrame: read it with spark.readStream, or use "
+                "run_epoch for a batch"
+            )
+        session = stream.sparkSession
+        self._prepare(session)
+        output = sink if sink is not None else self._results()
+        self._failure = None
+
+        def on_batch(frame: DataFrame, batch_id: int) -> None:
+            try:
+                offsets = read_offsets(self._storage, batch_id)
+                self._run(
+                    frame,
+                    frame.sparkSession,
+                    pipeline,
+                    output,
+                    on_epoch,
+                    query_id=session.sparkContext.getLocalProperty("sql.streaming.queryId"),
+                    batch_id=batch_id,
+                    offsets_hash=offsets.offsets_hash,
+                    processing_time_ms=offsets.processing_time_ms,
+                    restore=restore,
+                )
+            except BaseException as error:
+                self._failure = error
+                raise
+
+        folder = self._storage.local_path(SPARK_FOLDER) or f"{self._storage.uri}/{SPARK_FOLDER}"
+        writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
+        if query_name is not None:
+            writer = writer.queryName(query_name)
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        return writer.start()
+
+    def run_epoch(
+        self,
+        data: DataFrame | RDD[Any],
+        pipeline: Pipeline,
+        *,
+        run_key: str | None = None,
+        sink: Sink | None = None,
+        schema: str | StructType | None = None,
+        on_epoch: Callable[[EpochProgress], None] | None = None,
+    ) -> EpochResult:
+        """Run the pipeline once over a batch; the state carries over to the next run.
+
+        Parameters
+        ----------
+        data : DataFrame or RDD
+            The epoch's input.
+        pipeline : callable
+            From `data` to the rows to write: a DataFrame, or with `schema` an RDD.
+        run_key : str, optional
+            Makes the run idempotent: the same key again changes nothing and returns the same
+            result, whatever `data` is then.
+        sink : ParquetSink, optional
+            Where the rows go; by default ``results/`` in the checkpoint.
+        schema : str or StructType, optional
+            Columns of the result where the pipeline returns an RDD.
+        on_epoch : callable, optional
+            Called after the epoch, if it was computed.
+
+        Returns
+        -------
+        EpochResult
+            Its `dataframe` reads the published rows.
+        """
+        session = _session_of(data)
+        self._prepare(session)
+        output = sink if sink is not None else self._results()
+        number, manifest, done = self._run(
+            data, session, pipeline, output, on_epoch, run_key=run_key, schema=schema
+        )
+        return EpochResult(number, run_key, output.read(session, number), done, manifest)
+
+    def read_state(self, uid: str) -> pa.Table:
+        """Read an operator's state as of the last epoch, from the checkpoint's files.
+
+        Returns
+        -------
+        pyarrow.Table
+            A row per key: the key columns, then a column per state; absent states are null.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint has no such operator.
+        """
+        from pystate.spark.inspection import read_state
+
+        return read_state(self._storage, uid)
+
+    def close(self) -> None:
+        """Wait for maintenance to end. A job that is used again opens its checkpoint again."""
+        with self._lock:
+            coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- within --------------------------------------------------------------------------------
+
+    def _prepare(self, session: SparkSession) -> Coordinator:
+        context = session.sparkContext
+        use_this_python(context)
+        with self._lock:
+            if self._box is None or self._box.context is not context:
+                self._box = ReportBox(context)
+            if self._coordinator is None:
+                self._coordinator = Coordinator(
+                    self._storage,
+                    job=self.name,
+                    parallelism=self._parallelism or context.defaultParallelism,
+                    max_parallelism=self._max_parallelism,
+                    retained=self._retained,
+                    commit_sinks=_commit_all,
+                    allow_unclaimed_state=self._allow_unclaimed_state,
+                    max_evaluations=self._max_evaluations,
+                )
+            return self._coordinator
+
+    def _results(self) -> ParquetSink:
+        folder = self._storage.local_path(_RESULTS)
+        if folder is None:
+            raise InvalidArgumentError(
+                f"{self._storage.uri} is no local folder, so that results cannot be kept in it: "
+                "pass a sink"
+            )
+        return ParquetSink(folder)
+
+    def _current(self, method: str) -> Evaluation:
+        evaluation = self._evaluation
+        if evaluation is None:
+            raise CheckpointError(
+                f"{method} works inside a pipeline only, that is in the function given to start "
+                "or run_epoch, which opens the epoch that the state belongs to"
+            )
+        return evaluation
+
+    def _run(
+        self,
+        data: Any,
+        session: SparkSession,
+        pipeline: Pipeline,
+        sink: Sink,
+        on_epoch: Callable[[EpochProgress], None] | None,
+        *,
+        schema: Any = None,
+        **position: Any,
+    ) -> tuple[int, Manifest | None, bool]:
+        coordinator = self._prepare(session)
+        began = time.perf_counter()
+        box = self._box
+        assert box is not None
+        epochs: list[Epoch] = []
+
+        def evaluate(epoch: Epoch) -> Sequence[Any]:
+            sink.prepare(epoch.number)
+            evaluation = Evaluation(
+                epoch, session, box, self._storage, self._tables, coordinator.parallelism
+            )
+            epochs[:] = [epoch]
+            try:
+                with self._evaluating(evaluation):
+                    return evaluation.run(data, pipeline, sink, schema)
+            except BaseException:
+                sink.discard(epoch.number, epoch.evaluation_id)
+                raise
+
+        result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        if not result.already_done:
+            self._note(epochs[0], (time.perf_counter() - began) * 1000, on_epoch)
+        return result.epoch, result.manifest, result.already_done
+
+    @contextmanager
+    def _evaluating(self, evaluation: Evaluation) -> Iterator[None]:
+        self._evaluation = evaluation
+        try:
+            yield
+        finally:
+            self._evaluation = None
+
+    def _note(
+        self, epoch: Epoch, total_ms: float, on_epoch: Callable[[EpochProgress], None] | None
+    ) -> None:
+        for report in epoch.reports:
+            if "keys" in report.metrics:
+                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
+                self._sizes[report.uid, report.index] = size
+        self._progress = EpochProgress.of(epoch, epoch.reports, self._sizes, total_ms)
+        if on_epoch is not None:
+            on_epoch(self._progress)
+
+
+def _commit_all(manifest: Manifest) -> None:
+    for transaction in manifest.sinks:
+        commit(transaction)
+
+
+def _checked_uid(uid: str | None) -> str:
+    if not isinstance(uid, str) or not uid:
+        raise InvalidArgumentError(
+            "a stateful operator needs a uid, e.g. uid='aircraft': the checkpoint keeps its state "
+            "under that name, and without one a later version of the job, with an operator more "
+            "or in another order, could not tell whose state is whose"
+        )
+    return uid
+
+
+def _as_columns(order_by: str | Column | Sequence[str | Column] | None) -> list[Column]:
+    if order_by is None:
+        return []
+    given = (
+        [order_by] if isinstance(order_by, str) or not isinstance(order_by, Sequence) else order_by
+    )
+    return [column_named(item) if isinstance(item, str) else item for item in given]
+
+
+def _session_of(data: Any) -> SparkSession:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import SparkSession
+
+    if isinstance(data, RDD):
+        session = SparkSession.getActiveSession()
+        if session is None or session.sparkContext is not data.context:
+            session = SparkSession(data.context)
+        return session
+    frame = require_classic(data, "data")
+    if frame.isStreaming:
+        raise InvalidArgumentError("data is a streaming DataFrame: use start for a stream")
+    return frame.sparkSession

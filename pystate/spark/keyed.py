@@ -1,0 +1,299 @@
+"""A DataFrame with keys: where a stateful operator is put into a pipeline.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as st
+
+from pystate.aggregates import Aggregate
+from pystate.declarations import ValueState
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.functions import StatefulFunction, declarations, shape
+from pystate.spark.bodies import (
+    AggregateBody,
+    KeyRowsBody,
+    RowBody,
+    StateUpdate,
+    VectorBody,
+)
+from pystate.spark.columns import (
+    KeySchema,
+    OutputColumns,
+    ddl_of,
+    key_schema,
+    parse_schema,
+    require_columns,
+)
+from pystate.spark.routing import RANGE_COLUMN, column_named, route
+from pystate.spark.rows import RowFactory
+from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from pystate.spark.evaluation import Evaluation
+
+__all__ = ["KeyedFrame"]
+
+_INTEGERS = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
+_FLOATS = (st.FloatType, st.DoubleType)
+_ORDERED = (
+    *_INTEGERS,
+    *_FLOATS,
+    st.DecimalType,
+    st.DateType,
+    st.TimestampType,
+    st.TimestampNTZType,
+)
+_VALUE = "__pystate_value_"
+
+
+class KeyedFrame:
+    """One epoch's rows by key, made by `Job.key_by`; put an operator on it.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    frame : DataFrame
+        The rows.
+    keys : sequence of str
+        The key columns.
+    uid : str
+        The operator's name in checkpoints.
+    order_by : sequence of Column
+        The order of a key's rows; empty for none.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        frame: DataFrame,
+        keys: Sequence[str],
+        uid: str,
+        order_by: Sequence[Column],
+    ) -> None:
+        self._evaluation = evaluation
+        self._frame = frame
+        self._uid = uid
+        self._order_by = tuple(order_by)
+        self._owner = f"operator {uid!r}"
+        self._keys: KeySchema = key_schema(frame.schema, keys, self._owner)
+        if RANGE_COLUMN in frame.columns:
+            raise InvalidArgumentError(
+                f"{self._owner}: the column name {RANGE_COLUMN} is pystate's own"
+            )
+
+    def process(self, function: StatefulFunction, schema: str | st.StructType) -> DataFrame:
+        """Run a stateful function over the rows.
+
+        Parameters
+        ----------
+        function : KeyedProcessFunction or VectorizedFunction
+            An instance; it is pickled to the workers.
+        schema : str or StructType
+            The columns that it yields, as DDL (``"tailnum string, legs long"``).
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        DeclarationError
+            The function's shape or states are not valid.
+        SchemaError
+            The checkpoint holds the operator's state in other types.
+        """
+        output = OutputColumns(parse_schema(schema, self._owner), self._owner)
+        names = tuple(self._frame.columns)
+        kind = shape(function)
+        body: Any
+        if kind == "process":
+            body = partial(_row_body, function, names, output)
+            RowFactory(names)
+        elif kind == "process_rows":
+            body = partial(_key_rows_body, function, output)
+        else:
+            body = partial(_vector_body, function, output)
+        states = declarations(function)
+        if not states:
+            raise DeclarationError(
+                f"{self._owner}: {type(function).__name__} declares no state: a function without "
+                "state needs no key_by; use mapInArrow, or declare a ps.ValueState"
+            )
+        plan = self._evaluation.declare(self._uid, self._keys, states)
+        return self._operator(self._frame, plan, body, output)
+
+    def aggregate(self, **aggregates: Aggregate) -> DataFrame:
+        """Keep aggregates of each key over all epochs, in the core.
+
+        Parameters
+        ----------
+        **aggregates
+            Result columns: ``n=ps.count(), total=ps.sum("delay")``.
+
+        Returns
+        -------
+        DataFrame
+            The key columns and the results of each key that had rows in this epoch, once per key.
+            Null inputs are skipped, as in SQL.
+
+        Raises
+        ------
+        WrongTypeError
+            A column's type has no such aggregate.
+        """
+        if not aggregates:
+            raise InvalidArgumentError(
+                f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
+            )
+        plan = _AggregatePlan(self._owner, self._frame.schema)
+        for name, aggregate in aggregates.items():
+            plan.add(name, aggregate)
+        keys = [name for name, _ in self._keys]
+        fields = [st.StructField(name, self._frame.schema[name].dataType) for name in keys]
+        both = set(keys) & set(aggregates)
+        if both:
+            raise InvalidArgumentError(
+                f"{self._owner}: {', '.join(sorted(both))} is a key column and an aggregate"
+            )
+        output = OutputColumns(st.StructType(fields + plan.fields), self._owner)
+        operator = self._evaluation.declare(self._uid, self._keys, plan.states)
+        # Only what is aggregated travels, cast by Spark where the state is wider.
+        frame = self._frame.select(*map(column_named, keys), *plan.inputs.values())
+        body = partial(_aggregate_body, tuple(plan.updates), tuple(plan.results), output)
+        return self._operator(frame, operator, body, output)
+
+    def _operator(
+        self, frame: DataFrame, plan: OperatorPlan, body: Any, output: OutputColumns
+    ) -> DataFrame:
+        keys = [name for name, _ in self._keys]
+        routed = route(frame, keys, plan.max_parallelism, plan.parallelism, self._order_by)
+        return routed.mapInArrow(ArrowOperator(plan, body), output.declared)
+
+
+def _row_body(
+    function: Any, names: tuple[str, ...], output: OutputColumns, task: RangeTask
+) -> Body:
+    return RowBody(task, function, RowFactory(names), output)
+
+
+def _key_rows_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
+    return KeyRowsBody(task, function, output)
+
+
+def _vector_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
+    return VectorBody(task, function, output)
+
+
+def _aggregate_body(
+    updates: tuple[StateUpdate, ...],
+    results: tuple[tuple[str, str | None], ...],
+    output: OutputColumns,
+    task: RangeTask,
+) -> Body:
+    return AggregateBody(task, updates, results, output)
+
+
+class _AggregatePlan:
+    """Turns aggregates into states, updates, input columns and result columns."""
+
+    def __init__(self, owner: str, schema: st.StructType) -> None:
+        self._owner = owner
+        self._schema = schema
+        self.states: dict[str, ValueState] = {}
+        self.updates: list[StateUpdate] = []
+        self.inputs: dict[str, Column] = {}
+        self.results: list[tuple[str, str | None]] = []
+        self.fields: list[st.StructField] = []
+
+    def add(self, name: str, aggregate: Aggregate) -> None:
+        """Add one result column."""
+        if not isinstance(aggregate, Aggregate):
+            raise InvalidArgumentError(
+                f"{self._owner}: {name}={aggregate!r} is no aggregate; write {name}=ps.count(), "
+                f"or ps.sum, ps.min, ps.max or ps.mean with a column"
+            )
+        kind, column = aggregate
+        if kind == "count":
+            self._count(name, column)
+            self._result(name, st.LongType(), name, None)
+            return
+        assert column is not None
+        require_columns(self._schema, [column], self._owner)
+        if kind == "mean":
+            self._number(aggregate)
+            self._state(f"{name}.sum", "double", None)
+            self._count(f"{name}.count", column)
+            self._update(f"{name}.sum", "add", column, st.DoubleType())
+            self._result(name, st.DoubleType(), f"{name}.sum", f"{name}.count")
+            return
+        if kind == "sum":
+            result = self._sum_type(aggregate)
+            operation = "add"
+        else:
+            result = self._ordered_type(aggregate)
+            operation = kind
+        ddl = ddl_of(result)
+        assert ddl is not None
+        self._state(name, ddl, None)
+        self._update(name, operation, column, result)
+        self._result(name, result, name, None)
+
+    def _count(self, state: str, column: str | None) -> None:
+        self._state(state, "long", 0)
+        if column is None:
+            self.updates.append((state, "add", None))
+            return
+        require_columns(self._schema, [column], self._owner)
+        source = f"{_VALUE}{len(self.inputs)}"
+        self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
+        self.updates.append((state, "add", source))
+
+    def _update(self, state: str, operation: str, column: str, as_type: st.DataType) -> None:
+        source = f"{_VALUE}{len(self.inputs)}"
+        self.inputs[source] = column_named(column).cast(as_type).alias(source)
+        self.updates.append((state, operation, source))
+
+    def _state(self, name: str, ddl: str, default: int | None) -> None:
+        if name in self.states:
+            raise InvalidArgumentError(f"{self._owner}: two aggregates would keep {name!r}")
+        self.states[name] = ValueState(ddl, default)
+
+    def _result(self, name: str, data_type: st.DataType, state: str, divisor: str | None) -> None:
+        self.fields.append(st.StructField(name, data_type))
+        self.results.append((state, divisor))
+
+    def _number(self, aggregate: Aggregate) -> st.DataType:
+        data_type = self._schema[str(aggregate.column)].dataType
+        if isinstance(data_type, (*_INTEGERS, *_FLOATS, st.DecimalType)):
+            return data_type
+        raise self._refused(aggregate, data_type, "a number")
+
+    def _sum_type(self, aggregate: Aggregate) -> st.DataType:
+        data_type = self._number(aggregate)
+        if isinstance(data_type, _INTEGERS):
+            return st.LongType()
+        if isinstance(data_type, st.DecimalType):
+            return st.DecimalType(min(38, data_type.precision + 10), data_type.scale)
+        return st.DoubleType()
+
+    def _ordered_type(self, aggregate: Aggregate) -> st.DataType:
+        data_type = self._schema[str(aggregate.column)].dataType
+        if isinstance(data_type, _ORDERED):
+            return data_type
+        raise self._refused(aggregate, data_type, "a number, a date or a timestamp")
+
+    def _refused(self, aggregate: Aggregate, data_type: st.DataType, wanted: str) -> WrongTypeError:
+        return WrongTypeError(
+            f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
+            f"{data_type.simpleString()}, not {wanted}"
+        )

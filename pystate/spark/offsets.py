@@ -1,0 +1,57 @@
+"""What a streaming query's own checkpoint says about a batch: its time and its source positions.
+
+Spark writes ``offsets/<batch>`` before it runs a batch and never changes it, so a batch that runs
+again after a crash finds the same file. Thread safety: the functions keep no state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import NamedTuple
+
+from pystate.errors import CheckpointError, CorruptFileError
+from pystate.storage import CheckpointStorage
+
+__all__ = ["SPARK_FOLDER", "BatchOffsets", "read_offsets"]
+
+#: Spark's own part of a checkpoint.
+SPARK_FOLDER = "spark"
+
+
+class BatchOffsets(NamedTuple):
+    """The description of one micro-batch."""
+
+    processing_time_ms: int
+    """When the batch was planned: the same for every run of it."""
+    offsets_hash: str
+    """Names the range of source rows that the batch consists of."""
+
+
+def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
+    """Read ``spark/offsets/<batch_id>``.
+
+    Raises
+    ------
+    CheckpointError
+        The file is not there: the query's checkpoint is not the job's.
+    CorruptFileError
+        It is not what Spark writes.
+    """
+    path = f"{SPARK_FOLDER}/offsets/{batch_id}"
+    try:
+        lines = storage.read_bytes(path).decode("utf-8").splitlines()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: Spark runs batch {batch_id} but its offset log is not in the job's "
+            "checkpoint: start the query through Job.start, and leave that folder alone"
+        ) from None
+    try:
+        version, metadata, *sources = lines
+        time_ms = int(json.loads(metadata)["batchTimestampMs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFileError(f"{path}: not an offset log that Spark writes: {error}") from None
+    if not version.startswith("v") or not sources or time_ms <= 0:
+        raise CorruptFileError(f"{path}: not an offset log that Spark writes: {version!r}")
+    digest = hashlib.blake2b("\n".join(sources).encode(), digest_size=16).hexdigest()
+    return BatchOffsets(time_ms, digest)

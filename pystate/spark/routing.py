@@ -1,0 +1,151 @@
+"""Rows to their key-group ranges: the shuffle in front of every keyed operator.
+
+Spark decides nothing here. The target partition is a number computed from the key as SQL computes
+it (`xxhash64`), so that it equals the key group that the core computes from the same bytes; and a
+partition is told which range it is by a marker row that travels through the same shuffle, because
+a partition's number is not its range once frames are united, coalesced or evaluated twice.
+
+Thread safety: the functions keep no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from pystate.spark.columns import KeySchema
+
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "RANGE_COLUMN",
+    "KeyRouter",
+    "Routed",
+    "column_named",
+    "key_group",
+    "route",
+    "route_rdd",
+    "split_markers",
+]
+
+#: The column that is null in data rows and the range's number in its one marker row. It comes last.
+RANGE_COLUMN = "__pystate_range"
+_RDD_CHUNK = 4096
+
+
+def column_named(name: str) -> Column:
+    """The column of exactly that name, dots and backticks included."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def key_group(keys: Sequence[str], max_parallelism: int) -> Column:
+    """The key group of each row, as an SQL expression (a long)."""
+    return F.pmod(F.xxhash64(*map(column_named, keys)), F.lit(max_parallelism).cast("long"))
+
+
+def route(
+    frame: DataFrame,
+    keys: Sequence[str],
+    max_parallelism: int,
+    parallelism: int,
+    order_by: Sequence[Column] = (),
+) -> DataFrame:
+    """Shuffle a frame by the ranges of its keys and announce each range by a marker row.
+
+    Returns
+    -------
+    DataFrame
+        The frame's columns, then `RANGE_COLUMN`. With `order_by` the rows of a partition are
+        sorted (by Spark, which can spill), the marker last.
+    """
+    scaled = key_group(keys, max_parallelism) * F.lit(parallelism).cast("long")
+    owner = F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
+    markers = frame.sparkSession.range(0, parallelism, 1, 1).select(
+        F.col("id").cast("int").alias(RANGE_COLUMN)
+    )
+    marked = frame.withColumn(RANGE_COLUMN, F.lit(None).cast("int")).unionByName(
+        markers, allowMissingColumns=True
+    )
+    # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
+    routed = marked.repartitionById(parallelism, F.coalesce(F.col(RANGE_COLUMN), owner))
+    if order_by:
+        routed = routed.sortWithinPartitions(F.col(RANGE_COLUMN).asc_nulls_first(), *order_by)
+    return routed
+
+
+def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
+    """Take the marker rows out of a routed batch.
+
+    Returns
+    -------
+    batch : RecordBatch
+        The data rows without `RANGE_COLUMN`; columns are shared, not copied, where no marker was.
+    markers : list of int
+        The ranges announced in this batch.
+    """
+    last = batch.num_columns - 1
+    ranges = batch.column(last)
+    data = pa.RecordBatch.from_arrays(batch.columns[:last], schema=batch.schema.remove(last))
+    if ranges.null_count == len(ranges):
+        return data, []
+    markers: list[Any] = ranges.drop_null().to_pylist()
+    return data.filter(ranges.is_null()), markers
+
+
+class Routed(NamedTuple):
+    """A row of a routed RDD: a key with its row, or (`marker`) the range's announcement."""
+
+    marker: int | None
+    key: Any
+    row: Any
+
+
+class KeyRouter:
+    """Computes the range of Python keys, a chunk at a time. Pickled to the workers."""
+
+    def __init__(self, schema: KeySchema, max_parallelism: int, parallelism: int) -> None:
+        self.schema = schema
+        self.max_parallelism = max_parallelism
+        self.parallelism = parallelism
+
+    def arrays(self, keys: Sequence[Any]) -> list[pa.Array[Any]]:
+        """The key columns of a list of keys: values for one column, tuples for several."""
+        from pystate.types import parse_type
+
+        types = [parse_type(ddl).arrow for _, ddl in self.schema]
+        if len(types) == 1:
+            return [pa.array(keys, types[0])]
+        columns = zip(*keys, strict=True)
+        return [pa.array(column, t) for column, t in zip(columns, types, strict=True)]
+
+    def owners(self, columns: Sequence[pa.Array[Any]]) -> list[int]:
+        """The range of each row of some key columns."""
+        from pystate.backend import hash_keys
+
+        hashes = hash_keys(columns).view("int64")
+        groups = hashes % self.max_parallelism  # numpy's sign rule is pmod's
+        owners: list[int] = (groups * self.parallelism // self.max_parallelism).tolist()
+        return owners
+
+
+def route_rdd(rdd: RDD[Any], key: Callable[[Any], Any], router: KeyRouter) -> RDD[Routed]:
+    """The same shuffle for an RDD: elements become `Routed` pairs."""
+
+    def assign(rows: Iterable[Any]) -> Iterator[tuple[int, Routed]]:
+        rows = iter(rows)
+        while chunk := list(islice(rows, _RDD_CHUNK)):
+            keys = [key(row) for row in chunk]
+            for owner, k, row in zip(router.owners(router.arrays(keys)), keys, chunk, strict=True):
+                yield owner, Routed(None, k, row)
+
+    parallelism = router.parallelism
+    markers = rdd.context.parallelize(range(parallelism), 1).map(
+        lambda i: (i, Routed(i, None, None))
+    )
+    return rdd.mapPartitions(assign).union(markers).partitionBy(parallelism, int).values()

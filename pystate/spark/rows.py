@@ -1,0 +1,110 @@
+"""Rows as a function sees them: Arrow batches turned into light tuples with names.
+
+Thread safety: a `RowFactory` is immutable; the rows are too.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timezone
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from pystate.errors import InvalidArgumentError
+
+__all__ = ["Row", "RowFactory", "python_values"]
+
+
+class Row(tuple[Any, ...]):
+    """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` where that is an identifier.
+
+    A tuple: it compares, unpacks and hashes like one, and may be kept. `fields` of the class holds
+    the column names.
+    """
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _positions: ClassVar[dict[str, int]] = {}
+
+    def __getitem__(self, item: Any) -> Any:
+        if type(item) is str:
+            try:
+                item = self._positions[item]
+            except KeyError:
+                raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}") from None
+        return tuple.__getitem__(self, item)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where no column and no tuple attribute has that name.
+        raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}")
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{n}={v!r}' for n, v in zip(self._fields, self, strict=True))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_row, (self._fields, tuple(self))
+
+
+def _restore_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
+    return tuple.__new__(_row_class(names), values)
+
+
+@lru_cache(maxsize=256)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    members: dict[str, Any] = {
+        "__slots__": (),
+        "_fields": names,
+        "_positions": {name: i for i, name in enumerate(names)},
+    }
+    # namedtuple's own field descriptors read a slot in C; a property would cost a Python call.
+    getters = namedtuple("getters", [f"field{i}" for i in range(len(names))])  # type: ignore[misc]
+    for i, name in enumerate(names):
+        if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
+            members[name] = getters.__dict__[f"field{i}"]
+    return type("Row", (Row,), members)
+
+
+class RowFactory:
+    """Makes the rows of batches with the given columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Two columns of one name: ``row["x"]`` could mean either.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        if twice:
+            raise InvalidArgumentError(
+                f"two input columns are called {', '.join(twice)}: rename or drop one"
+            )
+        row = _row_class(tuple(names))
+        self._make: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, row)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """The rows of a batch, in order."""
+        return map(self._make, zip(*map(python_values, batch.columns), strict=True))
+
+
+def python_values(array: pa.Array[Any]) -> list[Any]:
+    """The values of an array as Python objects, None for null.
+
+    Notes
+    -----
+    A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone: arrow's own
+    conversion takes 3 µs a value, two thirds of what a whole row may cost.
+    """
+    if at.is_timestamp(array.type) and array.type.unit == "us":
+        naive: list[Any] = array.cast(pa.timestamp("us")).to_pylist()
+        if array.type.tz is None:
+            return naive
+        utc = timezone.utc
+        return [None if value is None else value.replace(tzinfo=utc) for value in naive]
+    values: list[Any] = array.to_pylist()
+    return values

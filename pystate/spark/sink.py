@@ -1,0 +1,215 @@
+"""Exactly-once output: a sink stages an epoch's rows, and publishes them once the epoch exists.
+
+Thread safety: a sink is immutable; the driver calls it from one thread at a time.
+
+Invariants
+----------
+1. Nothing is visible under the output's name before the manifest that names it.
+2. A commit may be repeated: after a crash, by another process, from the manifest alone.
+3. Rows of an evaluation that lost are never visible, whenever its tasks end.
+4. A transaction that cannot be committed stops the job: rows would be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from pystate.errors import CheckpointError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ParquetSink", "Sink", "Transaction", "commit", "sync_folder"]
+
+#: What a manifest keeps of a sink's part in an epoch: plain JSON, with ``"kind"``.
+Transaction = dict[str, Any]
+
+_STAGING = "_staging"
+
+
+class Sink(Protocol):
+    """What the job needs of an output. To add one, also register its commit in `commit`."""
+
+    def prepare(self, epoch: int) -> None:
+        """Fail now if the epoch could not be committed later; nothing is computed before."""
+
+    def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
+        """Write the rows where no reader looks, durably. Runs the job's one Spark action."""
+
+    def discard(self, epoch: int, evaluation_id: str) -> None:
+        """Remove what an evaluation staged that was not published."""
+
+    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
+        """Read what is published, or one epoch of it."""
+
+
+class ParquetSink:
+    """Parquet files, a folder per epoch: ``<path>/epoch=<n>/``.
+
+    Parameters
+    ----------
+    path : str
+        A folder of a local or mounted file system that the driver and all executors see. Its
+        epochs belong to one checkpoint: give each job its own folder.
+
+    Notes
+    -----
+    ``spark.read.parquet(path)`` reads all published epochs, with the column ``epoch`` from the
+    folders' names. Tasks write ``_staging/<epoch>-<evaluation>/``, which readers skip; a commit is
+    one rename.
+
+    Examples
+    --------
+    >>> ParquetSink("/data/out").path
+    '/data/out'
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = _local_folder(os.fspath(path))
+
+    def __repr__(self) -> str:
+        return f"ParquetSink({self.path!r})"
+
+    def prepare(self, epoch: int) -> None:
+        """Refuse a folder that already holds this epoch: another checkpoint's output."""
+        final = self._final(epoch)
+        if os.path.exists(final):
+            raise CheckpointError(
+                f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
+                "output of another checkpoint; use another folder, or remove it"
+            )
+
+    def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
+        """Write the frame, sync the files, and describe them."""
+        staging = self._staging(epoch, evaluation_id)
+        frame.write.parquet(staging)
+        files = _data_files(staging)
+        for name, _ in files:
+            _sync_file(os.path.join(staging, name))
+        sync_folder(staging)
+        sync_folder(os.path.dirname(staging))
+        return {
+            "kind": "parquet",
+            "path": self.path,
+            "staging": os.path.relpath(staging, self.path),
+            "final": os.path.basename(self._final(epoch)),
+            "files": files,
+        }
+
+    def discard(self, epoch: int, evaluation_id: str) -> None:
+        """Remove the staging folder of one evaluation."""
+        shutil.rmtree(self._staging(epoch, evaluation_id), ignore_errors=True)
+
+    def epochs(self) -> list[int]:
+        """The published epochs, ascending."""
+        if not os.path.isdir(self.path):
+            return []
+        found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
+        """What is published, or one epoch of it (then without the column ``epoch``)."""
+        if epoch is None:
+            return session.read.parquet(self.path)
+        return session.read.parquet(self._final(epoch))
+
+    def _final(self, epoch: int) -> str:
+        return os.path.join(self.path, f"epoch={epoch}")
+
+    def _staging(self, epoch: int, evaluation_id: str) -> str:
+        return os.path.join(self.path, _STAGING, f"{epoch}-{evaluation_id}")
+
+
+def commit(transaction: Mapping[str, Any]) -> None:
+    """Make a transaction's rows visible; committing again changes nothing.
+
+    Raises
+    ------
+    CheckpointError
+        The staged rows are neither where they were written nor where they belong, or differ from
+        what the manifest names.
+    """
+    kind = transaction.get("kind")
+    if kind != "parquet":
+        raise CheckpointError(
+            f"the manifest names a sink transaction of kind {kind!r}, which this version of "
+            "pystate does not know"
+        )
+    _commit_parquet(transaction)
+
+
+def _commit_parquet(transaction: Mapping[str, Any]) -> None:
+    root = str(transaction["path"])
+    staging = os.path.join(root, str(transaction["staging"]))
+    final = os.path.join(root, str(transaction["final"]))
+    wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
+    staged, published = os.path.isdir(staging), os.path.isdir(final)
+    if staged and published:
+        raise CheckpointError(
+            f"cannot publish {staging}: {final} exists already, written by another checkpoint; "
+            "move one of them away and start the job again"
+        )
+    if not staged and not published:
+        raise CheckpointError(
+            f"output is lost: neither {staging} nor {final} exists, but the checkpoint says that "
+            f"the epoch's {len(wanted)} files were written; put them back from a backup"
+        )
+    where = staging if staged else final
+    found = _data_files(where)
+    if found != wanted:
+        missing = [name for name, size in wanted if (name, size) not in found]
+        raise CheckpointError(
+            f"{where} does not hold the {len(wanted)} files that the checkpoint names"
+            + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
+        )
+    if staged:
+        os.rename(staging, final)
+        sync_folder(root)
+        sync_folder(os.path.dirname(staging))
+    _sweep_staging(root, int(final.rpartition("=")[2]))
+
+
+def _sweep_staging(root: str, epoch: int) -> None:
+    """Remove what lost: of an epoch that is published, no other evaluation ever will be."""
+    parent = os.path.join(root, _STAGING)
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(parent):
+            number = name.partition("-")[0]
+            if number.isdigit() and int(number) <= epoch:
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _data_files(folder: str) -> list[tuple[str, int]]:
+    names = (name for name in os.listdir(folder) if not name.startswith(("_", ".")))
+    return sorted((name, os.path.getsize(os.path.join(folder, name))) for name in names)
+
+
+def _sync_file(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder survive a power failure."""
+    _sync_file(path)
+
+
+def _local_folder(path: str) -> str:
+    if not path:
+        raise InvalidArgumentError("a sink needs the path of a folder")
+    parts = urlsplit(path)
+    if parts.scheme and parts.scheme != "file":
+        raise InvalidArgumentError(
+            f"{path}: ParquetSink writes to local and mounted file systems, not to "
+            f"{parts.scheme}:// addresses, where a rename is not one step"
+        )
+    return os.path.abspath(unquote(parts.path) if parts.scheme else path)

@@ -1,0 +1,414 @@
+"""One range of one operator in one task: attach its table, process, seal, write, report.
+
+Runs in Spark's Python workers, inside `mapInArrow` or `mapPartitions`.
+
+Thread safety: a `RangeTask` belongs to its task's thread; the delta file is written by a thread of
+its own, which never outlives the task.
+
+Invariants
+----------
+1. The range comes from the marker row, never from the partition's number; none or two are an
+   error, and so is a key of another range.
+2. A table is sealed, and a range reported, only after the input has ended: not when the reader
+   stops early, not on an error.
+3. The report is the task's last act: the file it names is durable, nothing is still running.
+4. Whatever happens, the table's lock is released, and what was not sealed is rolled back.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from pystate.attach import Attachment, TableSpec, tables
+from pystate.backend import Lineage
+from pystate.epoch import RangeReport
+from pystate.errors import EvaluationError
+from pystate.host import TableHome, ancestor_named, choose_home
+from pystate.manifest import FileRef, RangeState, state_path
+from pystate.spark.columns import KeySchema
+from pystate.spark.routing import KeyRouter, split_markers
+from pystate.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+    from pystate.backend import KeyedStateBackend, Snapshot
+    from pystate.declarations import ValueState
+
+__all__ = ["ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
+
+#: Output batches that may wait while the delta file is being written beside them.
+_HELD_BATCHES = 32
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """What a task must know of its operator and epoch; pickled into the closure."""
+
+    uid: str
+    key_schema: KeySchema
+    states: Mapping[str, ValueState]
+    ranges: tuple[RangeState, ...]
+    storage: CheckpointStorage
+    application: bytes
+    epoch: int
+    evaluation_id: str
+    query: int
+    max_parallelism: int
+    processing_time_ms: int
+    watermark_ms: int | None
+    shared_tables: bool
+    allow_unclaimed_state: bool
+    limit_bytes: int
+    lock_timeout_ms: int
+    reports: Accumulator[list[RangeReport]]
+
+    @property
+    def parallelism(self) -> int:
+        """Number of ranges."""
+        return len(self.ranges)
+
+    @property
+    def router(self) -> KeyRouter:
+        """Computes the range of keys."""
+        return KeyRouter(self.key_schema, self.max_parallelism, self.parallelism)
+
+    def describe(self, index: int | None = None) -> str:
+        """Name the operator, and a range of it, in messages."""
+        name = f"operator {self.uid!r}, epoch {self.epoch}"
+        if index is None:
+            return name
+        state = self.ranges[index]
+        return f"{name}, range {index} (key groups {state.first_key_group}-{state.last_key_group})"
+
+
+class Body(Protocol):
+    """What an operator does with its table; one object per task."""
+
+    def open(self) -> None:
+        """Begin: the task's table is attached."""
+
+    def process(self, rows: Any) -> Iterator[Any]:
+        """Handle some of the range's rows."""
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of the input, before the table is sealed."""
+
+    def close(self) -> None:
+        """End, however the task ends."""
+
+
+class RangeTask:
+    """A range while one task works on it.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator.
+    """
+
+    def __init__(self, plan: OperatorPlan) -> None:
+        self.plan = plan
+        self.rows_in = 0
+        self.rows_out = 0
+        self.metrics: dict[str, float | int | str] = {}
+        self._attachment: Attachment | None = None
+        self._index: int | None = None
+        self._marker: int | None = None
+
+    @property
+    def state(self) -> RangeState:
+        """The range's base: what the table stands at when the task begins."""
+        assert self._index is not None, "no range yet"
+        return self.plan.ranges[self._index]
+
+    @property
+    def backend(self) -> KeyedStateBackend:
+        """The attached table."""
+        assert self._attachment is not None, "not attached"
+        return self._attachment.backend
+
+    @property
+    def attached(self) -> bool:
+        """Whether the task has a table; one without rows never attaches."""
+        return self._attachment is not None
+
+    def announce(self, markers: Iterable[int]) -> None:
+        """Take the marker rows of a batch."""
+        for marker in markers:
+            if self._marker is not None:
+                raise EvaluationError(
+                    f"{self.plan.describe()}: one partition holds the markers of ranges "
+                    f"{self._marker} and {marker}: the rows of several ranges were put together "
+                    "between the shuffle and the operator"
+                )
+            self._marker = marker
+            self._claim(marker)
+
+    def attach(self, index: int) -> None:
+        """Take the range's table, standing at exactly its base."""
+        self._claim(index)
+        if self._attachment is None:
+            plan = self.plan
+            spec = TableSpec(
+                storage=plan.storage,
+                home=_home(plan.application) if plan.shared_tables else TableHome(None, None),
+                uid=plan.uid,
+                key=plan.key_schema,
+                states=plan.states,
+                max_parallelism=plan.max_parallelism,
+                limit_bytes=plan.limit_bytes,
+                lock_timeout_ms=plan.lock_timeout_ms,
+                allow_unclaimed_state=plan.allow_unclaimed_state,
+                query=plan.query,
+            )
+            self._attachment = tables.attach(spec, self.state)
+            self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
+            self.metrics["attached"] = self._attachment.how
+
+    def _claim(self, index: int) -> None:
+        if self._index is None:
+            self._index = index
+        elif self._index != index:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition also holds rows or the marker "
+                f"of range {index}: rows were moved between the shuffle and the operator"
+            )
+
+    def check_marker(self) -> None:
+        """Make sure, at the end of the input, that exactly one range announced itself."""
+        if self._marker is None:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition has no marker row, so its "
+                "input is not complete: rows were dropped between the shuffle and the operator"
+            )
+
+    def seal(self) -> _DeltaWriter | None:
+        """Seal the table; returns the thread that writes its delta, or None without a change."""
+        if self._attachment is None or not self.backend.dirty:
+            return None
+        plan, state = self.plan, self.state
+        attempt = uuid.uuid4()
+        stats = self.backend.stats()
+        self.metrics["rows_changed"] = stats.changed_rows
+        began = time.perf_counter_ns()
+        snapshot = self.backend.seal(
+            Lineage(attempt.bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
+        )
+        self.metrics["seal_ms"] = _ms_since(began)
+        path = state_path(
+            plan.uid,
+            state.first_key_group,
+            state.last_key_group,
+            plan.epoch,
+            attempt.hex,
+            "delta",
+        )
+        writer = _DeltaWriter(plan.storage, path, snapshot)
+        writer.start()
+        return writer
+
+    def report(self, file: FileRef | None) -> None:
+        """Tell the driver: the last act of the task."""
+        plan, state = self.plan, self.state
+        if self._attachment is not None:
+            stats = self.backend.stats()
+            self.metrics["keys"] = stats.keys
+            self.metrics["state_bytes"] = stats.committed_bytes
+            self.release()
+        self.metrics.update(rows_in=self.rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        plan.reports.add(
+            [
+                RangeReport(
+                    uid=plan.uid,
+                    index=state.index,
+                    evaluation_id=plan.evaluation_id,
+                    id=state.id if file is None else file.id,
+                    parent=state.id,
+                    file=file,
+                    metrics=dict(self.metrics),
+                )
+            ]
+        )
+
+    def release(self) -> None:
+        """Give the table up, for the next task of any process. Harmless if done before.
+
+        What was not sealed is rolled back.
+        """
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.release()
+
+
+class _DeltaWriter(threading.Thread):
+    """Writes one delta file; it appears complete and durable, or not at all."""
+
+    def __init__(self, storage: CheckpointStorage, path: str, snapshot: Snapshot) -> None:
+        super().__init__(name=f"pystate-delta-{os.path.basename(path)}", daemon=True)
+        self._storage = storage
+        self._path = path
+        self._snapshot = snapshot
+        self._error: BaseException | None = None
+        self._file: FileRef | None = None
+        self.took_ms = 0.0
+
+    def run(self) -> None:
+        began = time.perf_counter_ns()
+        try:
+            with self._storage.create(self._path) as file:
+                info = self._snapshot.write(file)
+            self._file = FileRef(
+                path=self._path,
+                kind=info.kind,
+                id=info.id,
+                parent=info.parent,
+                epoch=info.epoch,
+                first_key_group=info.first_key_group,
+                last_key_group=info.last_key_group,
+                file_bytes=info.file_bytes,
+                checksum=info.checksum,
+                rows=info.rows,
+                tombstones=info.tombstones,
+                raw_bytes=info.raw_bytes,
+            )
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._snapshot.close()
+            self.took_ms = _ms_since(began)
+
+    def result(self) -> FileRef:
+        """Wait for the file; raises what writing it raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._file is not None
+        return self._file
+
+
+#: Input as it arrives: rows or None, how many, and the markers beside them.
+Arrived = tuple[Any, int, list[int]]
+
+
+class ArrowOperator:
+    """The function that `mapInArrow` runs for a keyed operator.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator and its epoch.
+    body : callable from RangeTask to Body
+        Makes the task's own body; pickled with the user's function inside.
+    """
+
+    def __init__(self, plan: OperatorPlan, body: Callable[[RangeTask], Body]) -> None:
+        self._plan = plan
+        self._body = body
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task."""
+        router = self._plan.router
+        names = [name for name, _ in router.schema]
+
+        def arrived() -> Iterator[Arrived]:
+            for batch in batches:
+                rows, markers = split_markers(batch)
+                yield rows if rows.num_rows else None, rows.num_rows, markers
+
+        def owner(rows: pa.RecordBatch) -> int:
+            return router.owners([rows.column(name).slice(0, 1) for name in names])[0]
+
+        task = RangeTask(self._plan)
+        return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
+
+
+def run_task(
+    task: RangeTask,
+    body: Body,
+    arrived: Iterator[Arrived],
+    owner: Callable[[Any], int],
+    size: Callable[[Any], int],
+) -> Iterator[Any]:
+    """Drive one task from its first input to its report.
+
+    Parameters
+    ----------
+    arrived : iterator of (rows or None, number of rows, markers)
+        The partition's input.
+    owner : callable
+        The range of the first of some rows, for rows that arrive before the marker.
+    size : callable
+        Number of rows in an output.
+    """
+    began = time.perf_counter_ns()
+    writer: _DeltaWriter | None = None
+    held: deque[Any] = deque()
+    metrics = task.metrics
+    opened = False
+    try:
+        for rows, n_rows, markers in arrived:
+            task.announce(markers)
+            if rows is None:
+                continue
+            if not task.attached:
+                task.attach(owner(rows))
+                opened = True
+                body.open()
+            task.rows_in += n_rows
+            for out in body.process(rows):
+                task.rows_out += size(out)
+                yield out
+        task.check_marker()
+        if task.attached:
+            for out in body.finish():
+                task.rows_out += size(out)
+                held.append(out)
+                if len(held) > _HELD_BATCHES:
+                    yield held.popleft()
+            opened = False
+            body.close()
+        metrics["process_ms"] = _ms_since(began)
+        writer = task.seal()
+        while held:
+            yield held.popleft()
+        file = None
+        if writer is not None:
+            file = writer.result()
+            metrics["write_ms"] = writer.took_ms
+        task.report(file)
+    finally:
+        try:
+            if writer is not None:
+                writer.join()
+            if opened:
+                body.close()
+        finally:
+            task.release()
+
+
+@lru_cache(maxsize=64)
+def _home(application: bytes) -> TableHome:
+    """The folder for tables that all workers of this executor share.
+
+    They belong to the executor's JVM: its workers come and go.
+    """
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+    return choose_home(
+        application, owner_pid=ancestor_named("java"), fallback=folders.split(",")[0]
+    )
+
+
+def _ms_since(began_ns: int) -> float:
+    return (time.perf_counter_ns() - began_ns) / 1e6
