@@ -39,7 +39,7 @@ from pystate.manifest import (
     as_schema,
     empty_range,
     range_bounds,
-    state_folder,
+    uid_folder,
 )
 from pystate.rescale import rescaled
 from pystate.succession import Position
@@ -195,7 +195,7 @@ class Epoch:
                 f"operator {uid!r}: parallelism {width} is not between 1 and "
                 f"max_parallelism={self.max_parallelism}"
             )
-        state_folder(uid, 0, 0)
+        uid_folder(uid)
         keys, states = as_schema(key_schema), as_schema(state_schema)
         stored = None if self.base is None else self.base.operator(uid)
         if stored is None:

@@ -21,9 +21,9 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import quote
 
 from pystate.errors import CheckpointError
+from pystate.manifest import uid_folder
 
 __all__ = [
     "TableHome",
@@ -81,7 +81,7 @@ class TableHome:
         if self.folder is None or self.identity is None:
             return None
         application = self.identity.application.hex()[:16]
-        folder = os.path.join(self.folder, application, quote(uid, safe=""))
+        folder = os.path.join(self.folder, application, uid_folder(uid))
         os.makedirs(folder, mode=0o700, exist_ok=True)
         name = f"{first_key_group:05d}-{last_key_group:05d}-{fingerprint[:16]}.table"
         return os.path.join(folder, name)

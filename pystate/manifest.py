@@ -40,6 +40,7 @@ __all__ = [
     "range_bounds",
     "state_folder",
     "state_path",
+    "uid_folder",
 ]
 
 FORMAT_VERSION = 1
@@ -67,15 +68,20 @@ def manifest_epoch(path: str) -> int | None:
     return int(match[1])
 
 
-def state_folder(uid: str, first_key_group: int, last_key_group: int) -> str:
-    """Name the folder of a range's files; `uid` is percent-encoded, so that any text will do."""
+def uid_folder(uid: str) -> str:
+    """Turn an operator's uid into the name of a folder, by percent-encoding it."""
     name = quote(uid, safe="")
     if not name or name.strip(".") == "" or len(name) > 200:
         raise InvalidArgumentError(
             f"uid {uid!r}: an operator's uid names a folder: "
             "at least one character that is not a dot, at most 200 once percent-encoded"
         )
-    return f"state/{name}/{first_key_group:05d}-{last_key_group:05d}"
+    return name
+
+
+def state_folder(uid: str, first_key_group: int, last_key_group: int) -> str:
+    """Name the folder of a range's files."""
+    return f"state/{uid_folder(uid)}/{first_key_group:05d}-{last_key_group:05d}"
 
 
 def state_path(

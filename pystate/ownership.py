@@ -73,9 +73,13 @@ class Ownership:
                 self._storage.publish(_path(term), encode_document("owner", 1, fields))
             except AlreadyPublishedError:
                 continue
+            terms = _terms(self._storage)
+            if max(terms) > term:
+                continue  # the name was free only because a still newer owner had removed it
             self.term = term
             for older in terms:
-                self._storage.delete(_path(older))
+                if older < term:
+                    self._storage.delete(_path(older))
             return
 
     def check(self) -> None:

@@ -1,0 +1,136 @@
+"""The small files of a checkpoint: its identity, its owners, its run keys."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from pystate.document import encode_document
+from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.jobfile import (
+    JobFile,
+    OperatorEntry,
+    default_max_parallelism,
+    library,
+    open_job,
+    read_job,
+)
+from pystate.ownership import Ownership, current_owner
+from pystate.storage import LocalStorage
+from tests.conftest import FakeWork
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "ck")
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "groups"),
+    [(1, 128), (85, 128), (86, 256), (4, 128), (1000, 2048), (21845, 32768), (32768, 32768)],
+)
+def test_default_max_parallelism_is_flinks(parallelism: int, groups: int) -> None:
+    assert default_max_parallelism(parallelism) == groups
+
+
+def test_first_job_makes_the_identity(storage: LocalStorage) -> None:
+    assert read_job(storage) is None
+    job = open_job(storage, "flights", 4, None)
+    assert (job.name, job.max_parallelism, job.operators) == ("flights", 128, ())
+    assert job.library == library() and job.library.startswith("pystate")
+    assert open_job(storage, "flights", 100, None) == job == read_job(storage)
+
+
+def test_two_first_jobs_agree(storage: LocalStorage) -> None:
+    found: list[JobFile] = []
+    barrier = threading.Barrier(4)
+
+    def open_it() -> None:
+        barrier.wait()
+        found.append(open_job(storage, "flights", 4, None))
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and len(set(found)) == 1
+
+
+def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
+    open_job(storage, "j", 2, 64)
+    assert open_job(storage, "j", 2, None).max_parallelism == 64
+    assert open_job(storage, "j", 2, 64).max_parallelism == 64
+    with pytest.raises(InvalidArgumentError, match="only changes offline"):
+        open_job(storage, "j", 2, 128)
+    with pytest.raises(InvalidArgumentError, match="more than the 64 key groups"):
+        open_job(storage, "j", 65, None)
+
+
+def test_refused_before_anything_is_written(storage: LocalStorage) -> None:
+    wrong = [("", 1, None), ("j", 0, None), ("j", 5, 4), ("j", 1, -1), ("j", 1, 32769)]
+    for name, parallelism, groups in [*wrong, ("j", 40000, None)]:
+        with pytest.raises(InvalidArgumentError):
+            open_job(storage, name, parallelism, groups)
+    assert not Path(storage.uri).exists()
+
+
+def test_operators(storage: LocalStorage) -> None:
+    job = open_job(storage, "j", 2, None)
+    entries = (OperatorEntry("b", (("k", "string"),), ()), OperatorEntry("a", (), ()))
+    more = job.with_operators(entries)
+    assert [e.uid for e in more.operators] == ["a", "b"]
+    assert more.with_operators(entries) is more
+    more.save(storage)
+    assert read_job(storage) == more and more.application == job.application
+
+
+def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:
+    open_job(storage, "j", 2, None).with_operators((OperatorEntry("a", (), ()),)).save(storage)
+    data = storage.read_bytes("job.json")
+    for position in range(len(data)):
+        damaged = data[:position] + bytes([data[position] ^ 0x20]) + data[position + 1 :]
+        with pytest.raises(CorruptFileError, match=r"job\.json"):
+            JobFile.decode(damaged)
+        with pytest.raises(CorruptFileError, match=r"job\.json"):
+            JobFile.decode(data[:position])
+    with pytest.raises(NewerFormatError, match=r"job\.json"):
+        JobFile.decode(encode_document("job", 9, {}))
+
+
+def test_owners_succeed_each_other(storage: LocalStorage) -> None:
+    assert current_owner(storage) is None
+    for number in range(1, 4):
+        ownership = Ownership(storage, f"run{number}")
+        ownership.acquire()
+        ownership.check()
+        assert ownership.term == number
+        found = current_owner(storage)
+        assert found is not None and (found.term, found.run_id) == (number, f"run{number}")
+    assert [e.path for e in storage.list("owners")] == ["owners/00000003.owner"]
+
+
+def test_owners_that_ask_at_once_get_different_terms(storage: LocalStorage) -> None:
+    owners = [Ownership(storage, f"run{n}") for n in range(6)]
+    threads = [threading.Thread(target=owner.acquire) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(owner.term for owner in owners) == [1, 2, 3, 4, 5, 6]
+
+
+def test_run_key_that_collides(work: FakeWork) -> None:
+    with work.coordinator(retained=1) as coordinator:
+        coordinator.run(work.evaluate(), run_key="a")
+        coordinator.run(work.evaluate(), run_key="b")
+        (entry,) = work.storage.list("runs")
+        data = work.storage.read_bytes(entry.path)
+        work.storage.replace(entry.path, data.replace(b'"a"', b'"z"'))
+        with pytest.raises(CorruptFileError, match=r"runs/.*\.run"):
+            coordinator.open_epoch(run_key="a")
+        work.storage.replace(entry.path, encode_document("run", 1, {"run_key": "z", "epoch": 1}))
+        with pytest.raises(CorruptFileError, match="another run key"):
+            coordinator.open_epoch(run_key="a")
