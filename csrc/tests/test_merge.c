@@ -1,0 +1,403 @@
+/* Merges held against a naive map: whatever the files say one after the other, their merge says at
+ * once. */
+#include "files.h"
+
+#include "sst_format.h"
+
+static const row_style WHOLE = {.masks = 1, .max_parallelism = 64, .last_key_group = 63};
+
+enum { MAX_FILES = 24 };
+
+/* ---- the map --------------------------------------------------------------------------------- */
+
+typedef struct map {
+    const pst_schema *schema;
+    pst_record *rows; /* present columns only; a row without any does not exist */
+    size_t n;
+    size_t capacity;
+} map;
+
+static pst_record *map_find(map *m, const pst_record *key) {
+    for (size_t i = 0; i < m->n; i++)
+        if (compare_rows(m->schema, &m->rows[i], key) == 0)
+            return &m->rows[i];
+    return NULL;
+}
+
+static pst_record *map_make(map *m, const pst_record *key) {
+    pst_record *row = map_find(m, key);
+    if (row)
+        return row;
+    if (m->n == m->capacity) {
+        m->capacity = 2 * m->capacity + 64;
+        m->rows = realloc(m->rows, m->capacity * sizeof *m->rows);
+        REQUIRE(m->rows);
+    }
+    row = &m->rows[m->n++];
+    *row = *key;
+    row->op = PST_PUT;
+    row->changed = row->present = 0;
+    return row;
+}
+
+/* `columns` as in pst_merge. */
+static void map_apply(map *m, const pst_record *r, const int32_t *columns, int32_t n_columns) {
+    pst_record *row = map_make(m, r);
+    if (r->op == PST_DELETE)
+        row->present = 0;
+    for (int32_t c = 0; r->op == PST_PUT && c < n_columns; c++) {
+        int32_t to = columns ? columns[c] : c;
+        if (!((r->changed >> c) & 1) || to < 0)
+            continue;
+        row->present &= ~(UINT64_C(1) << to);
+        row->present |= ((r->present >> c) & 1) << to;
+        row->cells[to] = r->cells[c];
+    }
+    row->changed = row->present;
+    if (!row->present)
+        *row = m->rows[--m->n];
+}
+
+static map map_copy(const map *m) {
+    map copy = *m;
+    copy.capacity = m->n + 1;
+    copy.rows = malloc(copy.capacity * sizeof *copy.rows);
+    REQUIRE(copy.rows);
+    if (m->n)
+        memcpy(copy.rows, m->rows, m->n * sizeof *m->rows);
+    return copy;
+}
+
+/* Whether both hold the same within the range. */
+static int map_same(map *a, map *b, int32_t first, int32_t last) {
+    size_t in_a = 0, in_b = 0;
+    for (size_t i = 0; i < a->n; i++) {
+        if (a->rows[i].key_group < first || a->rows[i].key_group > last)
+            continue;
+        pst_record *other = map_find(b, &a->rows[i]);
+        if (!other || !same_row(a->schema, &a->rows[i], other))
+            return 0;
+        in_a++;
+    }
+    for (size_t i = 0; i < b->n; i++)
+        in_b += b->rows[i].key_group >= first && b->rows[i].key_group <= last;
+    return in_a == in_b;
+}
+
+/* ---- files to merge -------------------------------------------------------------------------- */
+
+typedef struct source_set {
+    int32_t n;
+    random_schema schemas[MAX_FILES];
+    random_rows rows[MAX_FILES];
+    memory_file files[MAX_FILES];
+    pst_io io[MAX_FILES];
+    pst_sst_reader *readers[MAX_FILES];
+    int32_t columns[MAX_FILES][PST_MAX_STATES];
+    const int32_t *mapping[MAX_FILES];
+} source_set;
+
+static void set_add(source_set *x, const pst_schema *s, const row_style *style, uint64_t *rng,
+                    size_t n_rows) {
+    int32_t i = x->n++;
+    x->rows[i] = rows_random(s, style, rng, n_rows);
+    x->io[i] = file_io(&x->files[i], i % 2);
+    pst_file_info info = info_of(PST_DELTA, style, (uint8_t)(i + 1));
+    REQUIRE(write_rows(s, &info, &x->io[i], x->rows[i].rows, x->rows[i].n) == PST_OK);
+    REQUIRE(pst_sst_reader_open(&x->io[i], x->files[i].size, &x->readers[i], NULL) == PST_OK);
+}
+
+static void set_free(source_set *x) {
+    for (int32_t i = 0; i < x->n; i++) {
+        pst_sst_reader_close(x->readers[i]);
+        file_free(&x->files[i]);
+        rows_free(&x->rows[i]);
+    }
+    free(x);
+}
+
+static source_set *set_new(void) {
+    source_set *x = calloc(1, sizeof *x);
+    REQUIRE(x);
+    return x;
+}
+
+static pst_status merge_into(const pst_schema *s, pst_file_info *info, const source_set *x,
+                             int mapped, const pst_io *io) {
+    pst_sst_writer *w = NULL;
+    pst_status status = pst_sst_writer_create(s, info, io, &w);
+    if (!status)
+        status = pst_merge(x->readers, mapped ? x->mapping : NULL, x->n, w);
+    if (!status)
+        status = pst_sst_writer_finish(w, info);
+    pst_sst_writer_destroy(w);
+    return status;
+}
+
+/* Applies what a file says; checks that a base says nothing needless. */
+static void map_apply_file(map *m, const pst_io *io, const pst_file_info *info) {
+    pst_sst_reader *r = NULL;
+    pst_record record;
+    uint64_t rows = 0;
+    REQUIRE(pst_sst_reader_open(io, info->file_bytes, &r, NULL) == PST_OK);
+    while (!pst_sst_reader_next(r, &record)) {
+        rows++;
+        if (info->kind == PST_BASE)
+            CHECK(record.op == PST_PUT && record.changed && record.changed == record.present);
+        CHECK(record.key_group >= info->first_key_group &&
+              record.key_group <= info->last_key_group);
+        map_apply(m, &record, NULL, m->schema->n_states);
+    }
+    CHECK_EQ(rows, info->rows + info->tombstones);
+    pst_sst_reader_close(r);
+}
+
+/* A map whose bytes must outlive the readers: rows of the sources have the same values. */
+static void test_against_map(uint64_t seed) {
+    uint64_t rng = seed;
+    source_set *x = set_new();
+    random_schema target;
+    int32_t n_keys = 1 + (int32_t)(check_random(&rng) % 3);
+    int32_t n_states = 1 + (int32_t)(check_random(&rng) % 8);
+    int mapped = seed % 3 == 0;
+    /* fixed-width states only, so that cells outlive the file that they were read from; a bytes
+     * key lives in the rows */
+    schema_random(&target, &rng, n_keys, n_states);
+    for (int32_t i = 0; i < n_keys + n_states; i++)
+        if (target.columns[i].type >= PST_STRING)
+            target.columns[i].type = i < n_keys ? PST_INT16 : PST_FLOAT64;
+    row_style style = WHOLE;
+    style.domain = n_keys == 1 ? 300 : n_keys == 2 ? 18 : 7;
+    style.null_keys = seed % 2 ? 5 : 0;
+    style.null_values = 15;
+    style.deletes = 15;
+    style.masks = (uint32_t)(seed % 4);
+    int32_t n_files = (int32_t)(check_random(&rng) % (seed % 10 ? 6 : MAX_FILES));
+    for (int32_t i = 0; i < n_files; i++) {
+        random_schema *s = &x->schemas[i];
+        *s = target;
+        schema_done(s, n_keys, n_states);
+        if (mapped && i % 3 > 0) {
+            /* an older schema: some of the columns in another order, and one that is gone */
+            int32_t n = 0;
+            int32_t from = (int32_t)(check_random(&rng) % (uint64_t)n_states);
+            for (int32_t c = 0; c < n_states; c++) {
+                int32_t to = (from + c) % n_states;
+                if (check_random(&rng) % 3 == 0)
+                    continue;
+                s->columns[n_keys + n] = target.columns[n_keys + to];
+                x->columns[i][n++] = to;
+            }
+            schema_add(s, n_keys + n, PST_STRING, 0);
+            x->columns[i][n++] = -1;
+            schema_done(s, n_keys, n);
+            x->mapping[i] = x->columns[i];
+        }
+        set_add(x, &s->schema, &style, &rng, check_random(&rng) % 400);
+    }
+    /* what was there before */
+    random_rows before = rows_random(&target.schema, &style, &rng, 200);
+    map prior = {.schema = &target.schema};
+    for (size_t i = 0; i < before.n; i++)
+        map_apply(&prior, &before.rows[i], NULL, n_states);
+    map expected = map_copy(&prior), fresh = {.schema = &target.schema};
+    for (int32_t i = 0; i < n_files; i++)
+        for (size_t k = 0; k < x->rows[i].n; k++) {
+            const int32_t *columns = mapped ? x->mapping[i] : NULL;
+            int32_t n = x->schemas[i].schema.n_states;
+            map_apply(&expected, &x->rows[i].rows[k], columns, n);
+            map_apply(&fresh, &x->rows[i].rows[k], columns, n);
+        }
+    for (int part = 0; part < 2; part++) {
+        row_style range = style;
+        if (part == 1) {
+            range.first_key_group = (int32_t)(check_random(&rng) % 64);
+            range.last_key_group =
+                range.first_key_group +
+                (int32_t)(check_random(&rng) % (uint64_t)(64 - range.first_key_group));
+        }
+        memory_file f = {0};
+        pst_io io = file_io(&f, part);
+        pst_file_info info = info_of(PST_DELTA, &range, 99);
+        CHECK_EQ(merge_into(&target.schema, &info, x, mapped, &io), PST_OK);
+        map after = map_copy(&prior);
+        map_apply_file(&after, &io, &info);
+        CHECK(map_same(&expected, &after, range.first_key_group, range.last_key_group));
+        free(after.rows);
+        f.size = 0;
+        info = info_of(PST_BASE, &range, 99);
+        CHECK_EQ(merge_into(&target.schema, &info, x, mapped, &io), PST_OK);
+        CHECK_EQ(info.tombstones, 0);
+        map base = {.schema = &target.schema};
+        map_apply_file(&base, &io, &info);
+        CHECK(map_same(&fresh, &base, range.first_key_group, range.last_key_group));
+        free(base.rows);
+        file_free(&f);
+    }
+    free(prior.rows);
+    free(expected.rows);
+    free(fresh.rows);
+    rows_free(&before);
+    set_free(x);
+}
+
+/* Bytes come through a merge: the newest file's values where it has the key, else the older's. */
+static void test_bytes(void) {
+    uint64_t rng = 1000;
+    source_set *x = set_new();
+    random_schema s;
+    schema_add(&s, 0, PST_STRING, 0);
+    schema_add(&s, 1, PST_BINARY, 0);
+    schema_add(&s, 2, PST_OBJECT, 0);
+    schema_done(&s, 1, 2);
+    row_style style = WHOLE;
+    style.domain = 4000;
+    for (int i = 0; i < 2; i++)
+        set_add(x, &s.schema, &style, &rng, 3000);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 1);
+    pst_file_info info = info_of(PST_BASE, &style, 99);
+    CHECK_EQ(merge_into(&s.schema, &info, x, 0, &io), PST_OK);
+    pst_sst_reader *r = NULL;
+    REQUIRE(pst_sst_reader_open(&io, f.size, &r, NULL) == PST_OK);
+    pst_record record;
+    size_t a = 0, b = 0, both = 0;
+    const random_rows *old = &x->rows[0], *new = &x->rows[1];
+    while (!pst_sst_reader_next(r, &record)) {
+        int in_old = a < old->n && compare_rows(&s.schema, &old->rows[a], &record) == 0;
+        int in_new = b < new->n && compare_rows(&s.schema, &new->rows[b], &record) == 0;
+        CHECK(in_old || in_new);
+        const pst_record *expected = in_new ? &new->rows[b] : &old->rows[a];
+        CHECK(same_row(&s.schema, expected, &record));
+        a += (size_t)in_old;
+        b += (size_t)in_new;
+        both += (size_t)(in_old && in_new);
+    }
+    CHECK(a == old->n && b == new->n && both > 100);
+    pst_sst_reader_close(r);
+    file_free(&f);
+    set_free(x);
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static pst_record one_row(const pst_schema *s, uint64_t key, int32_t max_parallelism) {
+    pst_record r;
+    memset(&r, 0, sizeof r);
+    r.op = PST_PUT;
+    r.key[0].word[0] = key;
+    r.hash = pst_hash_key(s->keys, 1, r.key, 0);
+    r.key_group = pst_key_group(r.hash, max_parallelism);
+    r.changed = r.present = 1;
+    return r;
+}
+
+static pst_status merge_one(const pst_schema *from, int32_t max_parallelism, const pst_schema *to,
+                            const int32_t *columns) {
+    memory_file f = {0}, out = {0};
+    pst_io io = file_io(&f, 0), out_io = file_io(&out, 0);
+    pst_record row = one_row(from, 5, max_parallelism);
+    row_style style = {.max_parallelism = max_parallelism, .last_key_group = max_parallelism - 1};
+    pst_file_info info = info_of(PST_DELTA, &style, 1), target = info_of(PST_DELTA, &WHOLE, 2);
+    REQUIRE(write_rows(from, &info, &io, &row, 1) == PST_OK);
+    source_set *x = set_new();
+    REQUIRE(pst_sst_reader_open(&io, f.size, &x->readers[0], NULL) == PST_OK);
+    x->n = 1;
+    x->mapping[0] = columns;
+    pst_status status = merge_into(to, &target, x, columns != NULL, &out_io);
+    set_free(x);
+    file_free(&f);
+    file_free(&out);
+    return status;
+}
+
+static void test_refusals(void) {
+    random_schema a, b;
+    schema_add(&a, 0, PST_INT64, 0);
+    schema_add(&a, 1, PST_INT32, 0);
+    schema_add(&a, 2, PST_STRING, 0);
+    schema_done(&a, 1, 2);
+    CHECK_EQ(merge_one(&a.schema, 64, &a.schema, NULL), PST_OK);
+    CHECK_EQ(merge_one(&a.schema, 32, &a.schema, NULL), PST_SCHEMA);
+    b = a;
+    schema_done(&b, 1, 1);
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, NULL), PST_SCHEMA);
+    CHECK_EQ(merge_one(&a.schema, 64, &b.schema, NULL), PST_SCHEMA);
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, (int32_t[]){0}), PST_OK);
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, (int32_t[]){1}), PST_SCHEMA);
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, (int32_t[]){2}), PST_INVALID);
+    CHECK_EQ(merge_one(&a.schema, 64, &b.schema, (int32_t[]){0, -1}), PST_OK);
+    CHECK_EQ(merge_one(&a.schema, 64, &b.schema, (int32_t[]){0, 0}), PST_INVALID);
+    b = a;
+    schema_done(&b, 1, 2);
+    b.columns[1].type = PST_DATE32;
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, NULL), PST_SCHEMA);
+    b = a;
+    schema_done(&b, 1, 2);
+    b.columns[2].name = "another";
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, NULL), PST_SCHEMA);
+    b = a;
+    schema_done(&b, 1, 2);
+    b.columns[0].type = PST_TIMESTAMP;
+    CHECK_EQ(merge_one(&b.schema, 64, &a.schema, NULL), PST_SCHEMA);
+}
+
+/* Damage, refused memory and failing callbacks of a source or of the target end a merge with
+ * their own status. */
+static void test_failures(void) {
+    uint64_t rng = 2000;
+    source_set *x = set_new();
+    random_schema s;
+    schema_add(&s, 0, PST_INT64, 0);
+    schema_add(&s, 1, PST_INT64, 0);
+    schema_done(&s, 1, 1);
+    for (int i = 0; i < 3; i++)
+        set_add(x, &s.schema, &WHOLE, &rng, 20000);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 0);
+    pst_file_info info;
+    for (int64_t n = 0;; n++) {
+        f.size = 0;
+        info = info_of(PST_BASE, &WHOLE, 99);
+        check_fail_alloc(n, 0);
+        pst_status status = merge_into(&s.schema, &info, x, 0, &io);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(status, refused ? PST_NO_MEMORY : PST_OK);
+        if (!refused)
+            break;
+    }
+    CHECK(info.rows > 40000);
+    for (int32_t source = 0; source < 3; source++) {
+        for (int64_t calls = 0; calls < 3; calls++) {
+            x->files[source].calls_left = calls;
+            info = info_of(PST_BASE, &WHOLE, 99);
+            CHECK_EQ(merge_into(&s.schema, &info, x, 0, &io),
+                     x->files[source].calls_left < 0 ? PST_OK : PST_CALLBACK);
+        }
+        x->files[source].calls_left = -1;
+        uint8_t *byte = x->files[source].data + x->files[source].size / 2;
+        *byte ^= 4;
+        info = info_of(PST_BASE, &WHOLE, 99);
+        CHECK_EQ(merge_into(&s.schema, &info, x, 0, &io), PST_CORRUPT);
+        CHECK(pst_sst_reader_detail(x->readers[source])->offset > 0);
+        *byte ^= 4;
+    }
+    for (f.calls_left = 0; f.calls_left < 4;) {
+        int64_t calls = f.calls_left;
+        info = info_of(PST_BASE, &WHOLE, 99);
+        CHECK_EQ(merge_into(&s.schema, &info, x, 0, &io), PST_CALLBACK);
+        f.calls_left = calls + 1;
+    }
+    file_free(&f);
+    set_free(x);
+}
+
+int main(void) {
+    for (uint64_t seed = 1; seed <= 120; seed++)
+        test_against_map(seed);
+    test_bytes();
+    test_refusals();
+    test_failures();
+    return check_report();
+}

@@ -1,0 +1,663 @@
+/* Files written and read back: every type, nulls, masks, ranges, compression; what the writer
+ * refuses; what a damaged, truncated, newer or unreadable file leads to. */
+#include "files.h"
+
+#include "coding.h"
+#include "sst_format.h"
+#include "xxh64.h"
+
+static const row_style WHOLE = {.masks = 1, .max_parallelism = 128, .last_key_group = 127};
+
+/* ---- round trips ----------------------------------------------------------------------------- */
+
+/* The rows as a file of that kind keeps them. */
+static void as_stored(pst_file_kind kind, random_rows *rows) {
+    size_t n = 0;
+    for (size_t i = 0; i < rows->n; i++) {
+        pst_record *r = &rows->rows[i];
+        if (kind == PST_BASE) {
+            if (r->op == PST_DELETE)
+                continue;
+            r->changed = r->present;
+        }
+        rows->rows[n++] = *r;
+    }
+    rows->n = n;
+}
+
+static void check_info(const pst_file_info *a, const pst_file_info *b) {
+    CHECK_EQ(a->kind, b->kind);
+    CHECK(memcmp(&a->lineage, &b->lineage, sizeof a->lineage) == 0);
+    CHECK_EQ(a->max_parallelism, b->max_parallelism);
+    CHECK_EQ(a->first_key_group, b->first_key_group);
+    CHECK_EQ(a->last_key_group, b->last_key_group);
+    CHECK_EQ(a->rows, b->rows);
+    CHECK_EQ(a->tombstones, b->tombstones);
+    CHECK_EQ(a->raw_bytes, b->raw_bytes);
+    CHECK_EQ(a->file_bytes, b->file_bytes);
+}
+
+static void check_schema(const pst_schema *a, const pst_schema *b) {
+    CHECK_EQ(a->n_keys, b->n_keys);
+    CHECK_EQ(a->n_states, b->n_states);
+    for (int32_t i = 0; i < a->n_keys + a->n_states; i++) {
+        const pst_column *x = i < a->n_keys ? &a->keys[i] : &a->states[i - a->n_keys];
+        const pst_column *y = i < b->n_keys ? &b->keys[i] : &b->states[i - b->n_keys];
+        CHECK(strcmp(x->name, y->name) == 0);
+        CHECK(x->type == y->type && x->precision == y->precision && x->scale == y->scale);
+    }
+}
+
+static void round_trip(const pst_schema *s, const row_style *style, pst_file_kind kind,
+                       int compressed, uint64_t *rng, size_t n) {
+    random_rows rows = rows_random(s, style, rng, n);
+    as_stored(kind, &rows);
+    memory_file f = {0};
+    pst_io io = file_io(&f, compressed);
+    pst_file_info info = info_of(kind, style, 9);
+    REQUIRE(write_rows(s, &info, &io, rows.rows, rows.n) == PST_OK);
+    uint64_t deletes = 0;
+    for (size_t i = 0; i < rows.n; i++)
+        deletes += rows.rows[i].op == PST_DELETE;
+    CHECK_EQ(info.rows, rows.n - deletes);
+    CHECK_EQ(info.tombstones, deletes);
+    CHECK_EQ(info.file_bytes, f.size);
+    CHECK_EQ(info.checksum, pst_xxh64(f.data, f.size, 0));
+
+    pst_sst_reader *r = NULL;
+    REQUIRE(pst_sst_reader_open(&io, f.size, &r, NULL) == PST_OK);
+    check_info(pst_sst_reader_info(r), &info);
+    check_schema(pst_sst_reader_schema(r), s);
+    pst_record record;
+    size_t equal = 0, read = 0;
+    pst_status status;
+    while (!(status = pst_sst_reader_next(r, &record))) {
+        equal += read < rows.n && same_row(s, &rows.rows[read], &record);
+        read++;
+    }
+    CHECK_EQ(status, PST_NOT_FOUND);
+    CHECK_EQ(pst_sst_reader_next(r, &record), PST_NOT_FOUND);
+    CHECK_EQ(read, rows.n);
+    CHECK_EQ(equal, rows.n);
+    for (int i = 0; i < 20; i++) {
+        int32_t first = (int32_t)(check_random(rng) % 128);
+        int32_t last = first + (int32_t)(check_random(rng) % (i < 10 ? 3 : 140));
+        CHECK_EQ(pst_sst_reader_seek(r, first, last), PST_OK);
+        size_t at = 0;
+        while (at < rows.n && rows.rows[at].key_group < first)
+            at++;
+        while (!(status = pst_sst_reader_next(r, &record))) {
+            CHECK(at < rows.n && same_row(s, &rows.rows[at], &record));
+            at++;
+        }
+        CHECK_EQ(status, PST_NOT_FOUND);
+        CHECK(at == rows.n || rows.rows[at].key_group > last);
+    }
+    pst_sst_reader_close(r);
+    file_free(&f);
+    rows_free(&rows);
+}
+
+static void test_every_type(void) {
+    uint64_t rng = 1;
+    for (int type = PST_BOOL; type <= PST_OBJECT; type++) {
+        random_schema s;
+        schema_add(&s, 0, type == PST_OBJECT ? PST_BINARY : (pst_type)type, 38);
+        schema_add(&s, 1, PST_INT16, 0);
+        schema_add(&s, 2, (pst_type)type, 20);
+        schema_add(&s, 3, (pst_type)type, 18);
+        schema_done(&s, 2, 2);
+        for (int nulls = 0; nulls < 2; nulls++) {
+            row_style style = WHOLE;
+            style.null_keys = style.null_values = nulls ? 30 : 0;
+            round_trip(&s.schema, &style, PST_DELTA, 0, &rng, 700);
+            style.masks = 3;
+            style.deletes = 20;
+            round_trip(&s.schema, &style, PST_DELTA, 1, &rng, 700);
+            round_trip(&s.schema, &style, PST_BASE, 1, &rng, 700);
+        }
+    }
+}
+
+static void test_many_shapes(void) {
+    uint64_t rng = 2;
+    for (int i = 0; i < 60; i++) {
+        random_schema s;
+        int32_t n_keys = 1 + (int32_t)(check_random(&rng) % 5);
+        int32_t n_states = i % 9 == 0 ? 64 : (int32_t)(check_random(&rng) % 12);
+        schema_random(&s, &rng, n_keys, n_states);
+        row_style style = WHOLE;
+        style.masks = (uint32_t)(check_random(&rng) % 5);
+        style.null_keys = i % 2 ? 10 : 0;
+        style.null_values = i % 3 ? 20 : 0;
+        style.deletes = i % 4 ? 10 : 0;
+        if (i % 5 == 0) {
+            style.max_parallelism = 1000;
+            style.first_key_group = 50;
+            style.last_key_group = 99;
+        }
+        size_t n = i % 9 == 0 ? 600 : check_random(&rng) % 2500;
+        round_trip(&s.schema, &style, i % 3 == 1 ? PST_BASE : PST_DELTA, i % 2, &rng, n);
+    }
+}
+
+static random_schema plain_schema(int32_t n_states, pst_type type) {
+    random_schema s;
+    schema_add(&s, 0, PST_INT64, 0);
+    for (int32_t i = 0; i < n_states; i++)
+        schema_add(&s, 1 + i, type, 0);
+    schema_done(&s, 1, n_states);
+    return s;
+}
+
+/* The columns lie in the struct, which was returned by value. */
+static pst_schema *at_home(random_schema *s) {
+    for (int32_t i = 0; i < s->schema.n_keys + s->schema.n_states; i++)
+        s->columns[i].name = s->names[i];
+    s->schema.keys = s->columns;
+    s->schema.states = s->columns + s->schema.n_keys;
+    return &s->schema;
+}
+
+/* ---- size, blocks, ranges -------------------------------------------------------------------- */
+
+/* Raw block bytes against keys and changed columns, as the performance goal counts them. */
+static void test_density(void) {
+    uint64_t rng = 3;
+    random_schema s = plain_schema(6, PST_INT64);
+    const pst_schema *schema = at_home(&s);
+    for (int columns = 1; columns <= 6; columns += 5) {
+        for (int mixed = 0; mixed < 2; mixed++) {
+            random_rows rows = rows_random(schema, &WHOLE, &rng, 20000);
+            for (size_t i = 0; i < rows.n; i++) {
+                pst_record *r = &rows.rows[i];
+                uint64_t one = UINT64_C(1) << (mixed ? check_random(&rng) % 6 : 3);
+                r->changed = r->present = columns == 6 ? 63 : one;
+            }
+            memory_file f = {0};
+            pst_io io = file_io(&f, 0);
+            pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+            CHECK_EQ(write_rows(schema, &info, &io, rows.rows, rows.n), PST_OK);
+            uint64_t bytes = rows.n * (8 + 8 * (uint64_t)columns);
+            CHECK(info.raw_bytes >= bytes);
+            CHECK(info.raw_bytes * 100 <= bytes * 112);
+            CHECK(f.size * 100 <= bytes * 115);
+            file_free(&f);
+            rows_free(&rows);
+        }
+    }
+}
+
+static void test_range_reads_only_its_blocks(void) {
+    uint64_t rng = 4;
+    random_schema s = plain_schema(4, PST_INT64);
+    const pst_schema *schema = at_home(&s);
+    random_rows rows = rows_random(schema, &WHOLE, &rng, 60000);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 0);
+    pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+    CHECK_EQ(write_rows(schema, &info, &io, rows.rows, rows.n), PST_OK);
+    pst_sst_reader *r = NULL;
+    REQUIRE(pst_sst_reader_open(&io, f.size, &r, NULL) == PST_OK);
+    CHECK(f.bytes_read < 5000);
+    for (int32_t first = 0; first < 128; first += 16) {
+        f.bytes_read = 0;
+        CHECK_EQ(pst_sst_reader_seek(r, first, first + 15), PST_OK);
+        pst_record record;
+        size_t n = 0;
+        while (!pst_sst_reader_next(r, &record))
+            n++;
+        CHECK(n > 0);
+        /* its eighth, and at most a block more at either end */
+        CHECK(f.bytes_read <= info.raw_bytes / 8 + 3 * (PST_SST_BLOCK_TARGET + 4096));
+    }
+    CHECK_EQ(pst_sst_reader_seek(r, 5, 4), PST_INVALID);
+    CHECK_EQ(pst_sst_reader_seek(r, -1, 4), PST_INVALID);
+    CHECK_EQ(pst_sst_reader_seek(r, 128, 500), PST_OK);
+    pst_record record;
+    CHECK_EQ(pst_sst_reader_next(r, &record), PST_NOT_FOUND);
+    pst_sst_reader_close(r);
+    file_free(&f);
+    rows_free(&rows);
+}
+
+/* A value far above the block size makes a block of its own between ordinary ones. */
+static void test_huge_values(void) {
+    uint64_t rng = 5;
+    random_schema s = plain_schema(2, PST_BINARY);
+    const pst_schema *schema = at_home(&s);
+    random_rows rows = rows_random(schema, &WHOLE, &rng, 3000);
+    for (size_t at = 1000; at < 1003; at++) {
+        uint32_t size = at == 1002 ? 200 * 1024 : 3 * 1024 * 1024;
+        uint8_t *p = heap_take(rows.heap, size);
+        for (uint32_t i = 0; i < size; i++)
+            p[i] = (uint8_t)check_random(&rng);
+        rows.rows[at].cells[1].bytes = (pst_bytes){p, size};
+        rows.rows[at].present |= 2;
+        rows.rows[at].changed |= 2;
+        rows.rows[at].op = PST_PUT;
+    }
+    for (int compressed = 0; compressed < 2; compressed++) {
+        memory_file f = {0};
+        pst_io io = file_io(&f, compressed);
+        pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+        CHECK_EQ(write_rows(schema, &info, &io, rows.rows, rows.n), PST_OK);
+        size_t equal;
+        CHECK_EQ(read_rows(schema, &io, f.size, rows.rows, rows.n, &equal), PST_OK);
+        CHECK_EQ(equal, rows.n);
+        file_free(&f);
+    }
+    memory_file f = {0};
+    pst_io io = file_io(&f, 0);
+    pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+    pst_sst_writer *w = NULL;
+    REQUIRE(pst_sst_writer_create(schema, &info, &io, &w) == PST_OK);
+    pst_record r = rows.rows[0];
+    r.cells[0].bytes.size = PST_MAX_BYTES + 1;
+    r.changed = r.present = 3;
+    CHECK_EQ(pst_sst_writer_add(w, &r), PST_TOO_LARGE);
+    CHECK_EQ(pst_sst_writer_add(w, &rows.rows[0]), PST_OK);
+    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
+    CHECK_EQ(info.rows + info.tombstones, 1);
+    pst_sst_writer_destroy(w);
+    file_free(&f);
+    rows_free(&rows);
+}
+
+/* ---- what the writer refuses ----------------------------------------------------------------- */
+
+static uint64_t inverse(uint64_t odd) {
+    uint64_t x = odd;
+    for (int i = 0; i < 6; i++)
+        x *= 2 - odd * x;
+    return x;
+}
+
+/* The second column that gives (a, ?) the hash of (b, y): hashLong can be undone. */
+static uint64_t colliding(uint64_t a, uint64_t b, uint64_t y) {
+    uint64_t sa = pst_xxh64_long((int64_t)a, PST_HASH_SEED) + PST_XXH_P5 + 8;
+    uint64_t sb = pst_xxh64_long((int64_t)b, PST_HASH_SEED) + PST_XXH_P5 + 8;
+    uint64_t round = pst_xxh64_rotl(y * PST_XXH_P2, 31) * PST_XXH_P1;
+    uint64_t wanted = (sa ^ sb ^ round) * inverse(PST_XXH_P1);
+    return pst_xxh64_rotl(wanted, 33) * inverse(PST_XXH_P2);
+}
+
+static pst_record record_of(const pst_schema *s, uint64_t a, uint64_t b) {
+    pst_record r;
+    memset(&r, 0, sizeof r);
+    r.op = PST_PUT;
+    r.key[0].word[0] = a;
+    r.key[1].word[0] = b;
+    r.hash = pst_hash_key(s->keys, s->n_keys, r.key, 0);
+    r.key_group = pst_key_group(r.hash, 128);
+    r.changed = r.present = all_states(s);
+    return r;
+}
+
+static void test_order_is_checked(void) {
+    random_schema s;
+    schema_add(&s, 0, PST_INT64, 0);
+    schema_add(&s, 1, PST_INT64, 0);
+    schema_add(&s, 2, PST_INT64, 0);
+    schema_done(&s, 2, 1);
+    pst_record low = record_of(&s.schema, 1, colliding(1, 2, 5));
+    pst_record high = record_of(&s.schema, 2, 5);
+    REQUIRE(low.hash == high.hash);
+    pst_record nulls = high;
+    nulls.key_nulls = 2;
+    nulls.hash = pst_hash_key(s.schema.keys, 2, nulls.key, 2);
+    nulls.key_group = pst_key_group(nulls.hash, 128);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 0);
+    pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+    pst_sst_writer *w = NULL;
+    REQUIRE(pst_sst_writer_create(&s.schema, &info, &io, &w) == PST_OK);
+    CHECK_EQ(pst_sst_writer_add(w, &low), PST_OK);
+    CHECK_EQ(pst_sst_writer_add(w, &low), PST_INVALID);
+    CHECK_EQ(pst_sst_writer_add(w, &high), PST_OK);
+    CHECK_EQ(pst_sst_writer_add(w, &low), PST_INVALID);
+    CHECK_EQ(pst_sst_writer_add(w, &high), PST_INVALID);
+    int before = nulls.key_group < high.key_group ||
+                 (nulls.key_group == high.key_group && nulls.hash < high.hash);
+    CHECK_EQ(pst_sst_writer_add(w, &nulls), before ? PST_INVALID : PST_OK);
+    pst_record bad = high;
+    bad.key_group = 127 - bad.key_group;
+    CHECK_EQ(pst_sst_writer_add(w, &bad), PST_INVALID);
+    bad = high;
+    bad.op = (pst_record_op)0;
+    CHECK_EQ(pst_sst_writer_add(w, &bad), PST_INVALID);
+    bad = high;
+    bad.changed = 2;
+    CHECK_EQ(pst_sst_writer_add(w, &bad), PST_INVALID);
+    bad = high;
+    bad.key_nulls = 4;
+    CHECK_EQ(pst_sst_writer_add(w, &bad), PST_INVALID);
+    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
+    CHECK_EQ(info.rows, before ? 2 : 3);
+    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_INVALID);
+    CHECK_EQ(pst_sst_writer_add(w, &high), PST_INVALID);
+    pst_sst_writer_destroy(w);
+    file_free(&f);
+}
+
+static void test_arguments(void) {
+    random_schema s = plain_schema(1, PST_INT64);
+    const pst_schema *schema = at_home(&s);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 0);
+    pst_sst_writer *w = NULL;
+    pst_file_info good = info_of(PST_DELTA, &WHOLE, 9), bad = good;
+    bad.kind = (pst_file_kind)3;
+    CHECK_EQ(pst_sst_writer_create(schema, &bad, &io, &w), PST_INVALID);
+    bad = good;
+    bad.last_key_group = 128;
+    CHECK_EQ(pst_sst_writer_create(schema, &bad, &io, &w), PST_INVALID);
+    bad = good;
+    bad.first_key_group = 5;
+    bad.last_key_group = 4;
+    CHECK_EQ(pst_sst_writer_create(schema, &bad, &io, &w), PST_INVALID);
+    pst_io no_write = io;
+    no_write.write = NULL;
+    CHECK_EQ(pst_sst_writer_create(schema, &good, &no_write, &w), PST_INVALID);
+    char *name = malloc(PST_SST_MAX_NAME + 2);
+    REQUIRE(name);
+    memset(name, 'n', PST_SST_MAX_NAME + 1);
+    name[PST_SST_MAX_NAME + 1] = 0;
+    s.columns[0].name = name;
+    CHECK_EQ(pst_sst_writer_create(schema, &good, &io, &w), PST_INVALID);
+    name[PST_SST_MAX_NAME] = 0;
+    CHECK_EQ(write_rows(schema, &good, &io, NULL, 0), PST_OK);
+    size_t equal;
+    CHECK_EQ(read_rows(schema, &io, f.size, NULL, 0, &equal), PST_OK);
+    free(name);
+    at_home(&s);
+    /* a base takes no tombstones, one row outside the range is one too many */
+    pst_file_info base = info_of(PST_BASE, &WHOLE, 9);
+    base.last_key_group = 0;
+    REQUIRE(pst_sst_writer_create(schema, &base, &io, &w) == PST_OK);
+    pst_record r;
+    for (uint64_t key = 0;; key++) {
+        memset(&r, 0, sizeof r);
+        r.op = PST_DELETE;
+        r.key[0].word[0] = key;
+        r.hash = pst_hash_key(schema->keys, 1, r.key, 0);
+        r.key_group = pst_key_group(r.hash, 128);
+        if (r.key_group == 0)
+            break;
+        r.op = PST_PUT;
+        CHECK_EQ(pst_sst_writer_add(w, &r), PST_INVALID);
+    }
+    CHECK_EQ(pst_sst_writer_add(w, &r), PST_INVALID);
+    r.op = PST_PUT;
+    r.changed = 1;
+    CHECK_EQ(pst_sst_writer_add(w, &r), PST_OK);
+    pst_sst_writer_destroy(w);
+    file_free(&f);
+}
+
+/* ---- damage ---------------------------------------------------------------------------------- */
+
+typedef struct small_file {
+    random_schema s;
+    random_rows rows;
+    memory_file f;
+    pst_io io;
+} small_file;
+
+static void small_make(small_file *x, pst_file_kind kind, int compressed, uint64_t seed) {
+    schema_add(&x->s, 0, PST_INT64, 0);
+    schema_add(&x->s, 1, PST_STRING, 0);
+    schema_add(&x->s, 2, PST_INT32, 0);
+    schema_add(&x->s, 3, PST_STRING, 0);
+    schema_add(&x->s, 4, PST_BOOL, 0);
+    schema_done(&x->s, 2, 3);
+    row_style style = WHOLE;
+    style.deletes = 20;
+    style.null_values = 20;
+    style.null_keys = 10;
+    style.masks = 3;
+    uint64_t rng = seed;
+    x->rows = rows_random(&x->s.schema, &style, &rng, 12);
+    as_stored(kind, &x->rows);
+    x->f = (memory_file){0};
+    x->io = file_io(&x->f, compressed);
+    pst_file_info info = info_of(kind, &WHOLE, 9);
+    REQUIRE(write_rows(&x->s.schema, &info, &x->io, x->rows.rows, x->rows.n) == PST_OK);
+}
+
+static void small_free(small_file *x) {
+    file_free(&x->f);
+    rows_free(&x->rows);
+}
+
+static pst_status small_read(small_file *x, size_t size, size_t *equal) {
+    return read_rows(&x->s.schema, &x->io, size, x->rows.rows, x->rows.n, equal);
+}
+
+static void test_every_byte_and_every_length(void) {
+    for (int variant = 0; variant < 4; variant++) {
+        small_file x;
+        small_make(&x, variant & 1 ? PST_BASE : PST_DELTA, variant & 2, 6 + (uint64_t)variant);
+        size_t equal, size = x.f.size;
+        CHECK_EQ(small_read(&x, size, &equal), PST_OK);
+        CHECK_EQ(equal, x.rows.n);
+        static const uint8_t flips[] = {0x01, 0x80, 0xff};
+        for (size_t i = 0; i < size; i++) {
+            for (size_t k = 0; k < sizeof flips; k++) {
+                x.f.data[i] ^= flips[k];
+                CHECK_EQ(small_read(&x, size, &equal), PST_CORRUPT);
+                x.f.data[i] ^= flips[k];
+            }
+        }
+        for (size_t length = 0; length < size; length++) {
+            /* exactly as long, so that a read past the end is seen by the sanitizer */
+            small_file cut = x;
+            cut.f.data = malloc(length + 1);
+            REQUIRE(cut.f.data);
+            memcpy(cut.f.data, x.f.data, length);
+            cut.f.size = length;
+            cut.io.ctx = &cut.f;
+            CHECK_EQ(small_read(&cut, length, &equal), PST_CORRUPT);
+            free(cut.f.data);
+        }
+        uint8_t zeros[64] = {0};
+        for (size_t more = 1; more <= 64; more += 21) {
+            CHECK_EQ(file_write(&x.f, zeros, more), 0);
+            CHECK_EQ(small_read(&x, x.f.size, &equal), PST_CORRUPT);
+            x.f.size = size;
+        }
+        CHECK_EQ(small_read(&x, size, &equal), PST_OK);
+        small_free(&x);
+    }
+}
+
+/* A block moved to another place, or taken from another file, does not pass for its own. */
+static void test_checksums_are_bound(void) {
+    random_schema s = plain_schema(1, PST_INT64);
+    const pst_schema *schema = at_home(&s);
+    uint64_t rng = 7;
+    random_rows rows = rows_random(schema, &WHOLE, &rng, 20000);
+    memory_file a = {0}, b = {0};
+    pst_io io_a = file_io(&a, 0), io_b = file_io(&b, 0);
+    pst_file_info info_a = info_of(PST_DELTA, &WHOLE, 9), info_b = info_of(PST_DELTA, &WHOLE, 10);
+    info_b.lineage.epoch = info_a.lineage.epoch;
+    memcpy(info_b.lineage.parent, info_a.lineage.parent, 16);
+    CHECK_EQ(write_rows(schema, &info_a, &io_a, rows.rows, rows.n), PST_OK);
+    CHECK_EQ(write_rows(schema, &info_b, &io_b, rows.rows, rows.n), PST_OK);
+    REQUIRE(a.size == b.size);
+    size_t equal, block = 256 + 64 * 1024;
+    CHECK_EQ(read_rows(schema, &io_a, a.size, rows.rows, rows.n, &equal), PST_OK);
+    CHECK(memcmp(a.data + block, b.data + block, 4096) == 0);
+    /* head of one, rest of the other */
+    memcpy(b.data, a.data, PST_SST_HEADER_BYTES);
+    CHECK_EQ(read_rows(schema, &io_b, b.size, rows.rows, rows.n, &equal), PST_CORRUPT);
+    memcpy(a.data + a.size - 200, b.data + a.size - 200, 200);
+    CHECK_EQ(read_rows(schema, &io_a, a.size, rows.rows, rows.n, &equal), PST_CORRUPT);
+    file_free(&a);
+    file_free(&b);
+    rows_free(&rows);
+}
+
+static void reseal_header(uint8_t *header) {
+    pst_put_u64(header + 120, pst_xxh64(header, 120, 0));
+}
+
+static void test_versions(void) {
+    small_file x;
+    small_make(&x, PST_DELTA, 0, 8);
+    size_t equal;
+    static const struct {
+        size_t at;
+        uint8_t value;
+        pst_status status;
+    } cases[] = {
+        {8, PST_SST_VERSION + 1, PST_NEWER_FORMAT}, /* version */
+        {9, 1, PST_NEWER_FORMAT},
+        {24, 1, PST_NEWER_FORMAT}, /* an incompatible feature */
+        {31, 0x80, PST_NEWER_FORMAT},
+        {16, 1, PST_OK},           /* a compatible one */
+        {11, 2, PST_NEWER_FORMAT}, /* another hash */
+        {32, 43, PST_NEWER_FORMAT},
+        {8, 0, PST_CORRUPT},
+        {10, 3, PST_CORRUPT}, /* neither delta nor base */
+        {10, 2, PST_CORRUPT}, /* a base with tombstones */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint8_t *p = x.f.data + cases[i].at, old = *p;
+        *p = cases[i].value;
+        CHECK_EQ(small_read(&x, x.f.size, &equal), PST_CORRUPT);
+        reseal_header(x.f.data);
+        CHECK_EQ(small_read(&x, x.f.size, &equal), cases[i].status);
+        *p = old;
+        reseal_header(x.f.data);
+    }
+    CHECK_EQ(small_read(&x, x.f.size, &equal), PST_OK);
+    small_free(&x);
+}
+
+static void test_detail(void) {
+    small_file x;
+    small_make(&x, PST_DELTA, 0, 9);
+    pst_sst_reader *r = NULL;
+    pst_detail detail;
+    x.f.data[3] ^= 1;
+    CHECK_EQ(pst_sst_reader_open(&x.io, x.f.size, &r, &detail), PST_CORRUPT);
+    CHECK_EQ(detail.offset, 0);
+    x.f.data[3] ^= 1;
+    REQUIRE(pst_sst_reader_open(&x.io, x.f.size, &r, &detail) == PST_OK);
+    CHECK_EQ(detail.offset, -1);
+    uint64_t block = 128 + pst_get_u32(x.f.data + 12);
+    x.f.data[block + 100] ^= 1;
+    pst_record record;
+    CHECK_EQ(pst_sst_reader_next(r, &record), PST_CORRUPT);
+    CHECK_EQ(pst_sst_reader_detail(r)->offset, block);
+    x.f.data[block + 100] ^= 1;
+    CHECK_EQ(pst_sst_reader_next(r, &record), PST_CORRUPT);
+    CHECK_EQ(pst_sst_reader_seek(r, 0, 127), PST_OK);
+    CHECK_EQ(pst_sst_reader_next(r, &record), PST_OK);
+    pst_sst_reader_close(r);
+    small_free(&x);
+}
+
+/* ---- refused memory and failing callbacks ---------------------------------------------------- */
+
+static void test_memory_refusals(void) {
+    random_schema s;
+    schema_add(&s, 0, PST_STRING, 0);
+    for (int i = 1; i < 5; i++)
+        schema_add(&s, i, i % 2 ? PST_BINARY : PST_INT64, 0);
+    schema_done(&s, 1, 4);
+    row_style style = WHOLE;
+    style.null_values = 10;
+    style.null_keys = 2;
+    style.masks = 0;
+    uint64_t rng = 10;
+    random_rows rows = rows_random(&s.schema, &style, &rng, 6000);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 1);
+    int64_t n = 0;
+    for (;; n++) {
+        f.size = 0;
+        pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+        check_fail_alloc(n, (int)(n % 2));
+        pst_status status = write_rows(&s.schema, &info, &io, rows.rows, rows.n);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(status, refused ? PST_NO_MEMORY : PST_OK);
+        if (!refused)
+            break;
+    }
+    CHECK(n > 20);
+    size_t equal;
+    for (n = 0;; n++) {
+        check_fail_alloc(n, (int)(n % 2));
+        pst_status status = read_rows(&s.schema, &io, f.size, rows.rows, rows.n, &equal);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(status, refused ? PST_NO_MEMORY : PST_OK);
+        if (!refused)
+            break;
+    }
+    CHECK(n > 5);
+    CHECK_EQ(equal, rows.n);
+    file_free(&f);
+    rows_free(&rows);
+}
+
+static void test_callback_failures(void) {
+    uint64_t rng = 11;
+    random_schema s = plain_schema(3, PST_STRING);
+    const pst_schema *schema = at_home(&s);
+    random_rows rows = rows_random(schema, &WHOLE, &rng, 6000);
+    memory_file f = {0};
+    pst_io io = file_io(&f, 1);
+    size_t equal;
+    int64_t n = 0;
+    for (pst_status status = PST_CALLBACK; status; n++) {
+        f.size = 0;
+        f.calls_left = n;
+        pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+        status = write_rows(schema, &info, &io, rows.rows, rows.n);
+        CHECK(status == PST_OK || status == PST_CALLBACK);
+    }
+    CHECK(n > 5);
+    n = 0;
+    for (pst_status status = PST_CALLBACK; status; n++) {
+        f.calls_left = n;
+        status = read_rows(schema, &io, f.size, rows.rows, rows.n, &equal);
+        CHECK(status == PST_OK || status == PST_CALLBACK);
+    }
+    CHECK(n > 5);
+    /* a writer that failed stays failed */
+    pst_sst_writer *w = NULL;
+    pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+    f.size = 0;
+    f.calls_left = 1;
+    REQUIRE(pst_sst_writer_create(schema, &info, &io, &w) == PST_OK);
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < rows.n && !status; i++)
+        status = pst_sst_writer_add(w, &rows.rows[i]);
+    CHECK_EQ(status, PST_CALLBACK);
+    f.calls_left = -1;
+    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_CALLBACK);
+    pst_sst_writer_destroy(w);
+    file_free(&f);
+    rows_free(&rows);
+}
+
+int main(void) {
+    test_every_type();
+    test_many_shapes();
+    test_density();
+    test_range_reads_only_its_blocks();
+    test_huge_values();
+    test_order_is_checked();
+    test_arguments();
+    test_every_byte_and_every_length();
+    test_checksums_are_bound();
+    test_versions();
+    test_detail();
+    test_memory_refusals();
+    test_callback_failures();
+    return check_report();
+}
