@@ -5,7 +5,8 @@ will build on. Thread safety: an `Ownership` belongs to its coordinator's lock.
 
 Invariants
 ----------
-1. Terms only grow: the file of the highest term is never removed.
+1. Terms only grow, and each is taken once: the newest owner files are never removed, since a name
+   that became free could be taken again by a driver whose listing was overtaken.
 2. Safety does not rest on the check, which can be passed a moment before another driver takes
    over, but on manifests being put-if-absent; the check makes an older driver stop early.
 """
@@ -26,6 +27,7 @@ __all__ = ["Owner", "Ownership", "current_owner"]
 
 _FORMAT_VERSION = 1
 _FOLDER = "owners"
+_KEPT = 16
 _NAME = re.compile(_FOLDER + r"/(\d{8,})\.owner")
 
 
@@ -73,12 +75,9 @@ class Ownership:
                 self._storage.publish(_path(term), encode_document("owner", 1, fields))
             except AlreadyPublishedError:
                 continue
-            terms = _terms(self._storage)
-            if max(terms) > term:
-                continue  # the name was free only because a still newer owner had removed it
             self.term = term
             for older in terms:
-                if older < term:
+                if older <= term - _KEPT:
                     self._storage.delete(_path(older))
             return
 

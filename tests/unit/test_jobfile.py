@@ -102,14 +102,16 @@ def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:
 
 def test_owners_succeed_each_other(storage: LocalStorage) -> None:
     assert current_owner(storage) is None
-    for number in range(1, 4):
+    for number in range(1, 20):
         ownership = Ownership(storage, f"run{number}")
         ownership.acquire()
         ownership.check()
         assert ownership.term == number
         found = current_owner(storage)
         assert found is not None and (found.term, found.run_id) == (number, f"run{number}")
-    assert [e.path for e in storage.list("owners")] == ["owners/00000003.owner"]
+    assert [e.path for e in storage.list("owners")] == [
+        f"owners/{n:08d}.owner" for n in range(4, 20)
+    ]
 
 
 def test_owners_that_ask_at_once_get_different_terms(storage: LocalStorage) -> None:
