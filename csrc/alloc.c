@@ -4,7 +4,8 @@
 #include "table.h"
 
 uint32_t pst_class_of(uint64_t bytes) {
-    if (bytes <= 64) return bytes <= 16 ? 0 : (uint32_t)((bytes - 1) / 16);
+    if (bytes <= 64)
+        return bytes <= 16 ? 0 : (uint32_t)((bytes - 1) / 16);
     uint32_t top = 63u - (uint32_t)__builtin_clzll(bytes - 1); /* 2^top < bytes <= 2^(top+1) */
     uint64_t quarter = (uint64_t)1 << (top - 2);
     uint32_t step = (uint32_t)((bytes - 1 - ((uint64_t)1 << top)) / quarter);
@@ -12,7 +13,8 @@ uint32_t pst_class_of(uint64_t bytes) {
 }
 
 uint64_t pst_class_size(uint32_t c) {
-    if (c < 4) return (uint64_t)(c + 1) * 16;
+    if (c < 4)
+        return (uint64_t)(c + 1) * 16;
     uint32_t top = 6 + (c - 4) / 4, step = (c - 4) % 4;
     return ((uint64_t)1 << top) + (uint64_t)(step + 1) * ((uint64_t)1 << (top - 2));
 }
@@ -25,17 +27,24 @@ uint32_t pst_ring_at(const pst_table *t, uint32_t ring, uint32_t position) {
     return pst_get32(cells(t, ring) + (position & (uint32_t)(t->h->ring_capacity[ring] - 1)));
 }
 
+#ifndef PST_RING_FIRST
+#define PST_RING_FIRST 1024u /* tests make it small, to grow often */
+#endif
+
 static pst_status grow_ring(pst_table *t, uint32_t ring) {
     const pst_ring *r = &t->m->rings[ring];
-    uint32_t old = (uint32_t)t->h->ring_capacity[ring], wide = old ? old * 2 : 1024;
-    if (!wide) return PST_TOO_LARGE;
+    uint32_t old = (uint32_t)t->h->ring_capacity[ring], wide = old ? old * 2 : PST_RING_FIRST;
+    if (!wide)
+        return PST_TOO_LARGE;
     pst_status s = pst_arena_commit(&t->arena, (int)(PST_SPACE_RING + ring),
                                     (uint64_t)wide * sizeof(uint32_t));
-    if (s) return s;
+    if (s)
+        return s;
     uint32_t *c = cells(t, ring);
     if (old)
         for (uint32_t p = r->sealed_head[2]; p != r->tail; p++)
-            if ((p & (wide - 1)) >= old) pst_put32(c + (p & (wide - 1)), c[p & (old - 1)]);
+            if ((p & (wide - 1)) >= old)
+                pst_put32(c + (p & (wide - 1)), c[p & (old - 1)]);
     pst_release64(&t->h->ring_capacity[ring], wide);
     return PST_OK;
 }
@@ -44,7 +53,8 @@ pst_status pst_ring_push(pst_table *t, uint32_t ring, uint32_t name) {
     pst_ring *r = &t->m->rings[ring];
     if (r->tail - r->sealed_head[2] == (uint32_t)t->h->ring_capacity[ring]) {
         pst_status s = grow_ring(t, ring);
-        if (s) return s;
+        if (s)
+            return s;
     }
     pst_put32(cells(t, ring) + (r->tail & (uint32_t)(t->h->ring_capacity[ring] - 1)), name);
     pst_put32(&r->tail, r->tail + 1);
@@ -53,7 +63,8 @@ pst_status pst_ring_push(pst_table *t, uint32_t ring, uint32_t name) {
 
 pst_status pst_ring_pop(pst_table *t, uint32_t ring, uint32_t *name) {
     pst_ring *r = &t->m->rings[ring];
-    if (r->head == r->sealed_tail[2]) return PST_NOT_FOUND;
+    if (r->head == r->sealed_tail[2])
+        return PST_NOT_FOUND;
     *name = pst_ring_at(t, ring, r->head);
     pst_put32(&r->head, r->head + 1);
     return PST_OK;
@@ -66,19 +77,24 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
         pst_put32(&m->hot[c], *(uint32_t *)pst_block(t, *granule));
         return PST_OK;
     }
-    if (pst_ring_pop(t, c, granule) == PST_OK) return PST_OK;
+    if (pst_ring_pop(t, c, granule) == PST_OK)
+        return PST_OK;
     uint64_t size = pst_class_size(c) / PST_GRANULE, at = m->heap_top;
-    if (size >= 4) at = (at + 3) & ~(uint64_t)3; /* whole cache lines for index pages */
-    if (at + size > UINT32_MAX) return PST_TOO_LARGE;
+    if (size >= 4)
+        at = (at + 3) & ~(uint64_t)3; /* whole cache lines for index pages */
+    if (at + size > UINT32_MAX)
+        return PST_TOO_LARGE;
     pst_status s = pst_arena_commit(&t->arena, PST_SPACE_HEAP, (at + size) * PST_GRANULE);
-    if (s) return s;
+    if (s)
+        return s;
     pst_put64(&m->heap_top, at + size);
     *granule = (uint32_t)at;
     return PST_OK;
 }
 
 pst_status pst_block_free(pst_table *t, uint32_t c, uint32_t granule, int born) {
-    if (!born) return pst_ring_push(t, c, granule);
+    if (!born)
+        return pst_ring_push(t, c, granule);
     pst_put32(pst_block(t, granule), t->m->hot[c]);
     pst_put32(&t->m->hot[c], granule);
     t->hot = 1;
@@ -86,12 +102,14 @@ pst_status pst_block_free(pst_table *t, uint32_t c, uint32_t granule, int born) 
 }
 
 pst_status pst_block_settle(pst_table *t) {
-    if (!t->hot) return PST_OK;
+    if (!t->hot)
+        return PST_OK;
     for (uint32_t c = 0; c < PST_CLASSES; c++)
         while (t->m->hot[c]) {
             uint32_t g = t->m->hot[c], next = *(uint32_t *)pst_block(t, g);
             pst_status s = pst_ring_push(t, c, g);
-            if (s) return s;
+            if (s)
+                return s;
             pst_put32(&t->m->hot[c], next);
         }
     t->hot = 0;

@@ -16,10 +16,13 @@
 #define SMALL_STEP ((uint64_t)64 << 10)
 #define LARGE_STEP ((uint64_t)2 << 20)
 
-static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+static uint64_t round_up(uint64_t n, uint64_t to) {
+    return (n + to - 1) / to * to;
+}
 
 uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
-    if (space == PST_SPACE_HEAD) return round_up(head_bytes, LARGE_STEP);
+    if (space == PST_SPACE_HEAD)
+        return round_up(head_bytes, LARGE_STEP);
     if (space < PST_SPACE_RING) {
         uint64_t most = (uint64_t)UINT32_MAX * PST_GRANULE;
         return space == PST_SPACE_HEAP && reserve > most ? round_up(most, LARGE_STEP) : reserve;
@@ -30,7 +33,8 @@ uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
                         ? 2 * PST_GRANULE
                         : pst_class_size((uint32_t)(space - PST_SPACE_RING));
     uint64_t names = reserve / unit + 1024, capacity = 1024;
-    while (capacity < 2 * names) capacity *= 2;
+    while (capacity < 2 * names)
+        capacity *= 2;
     return round_up(capacity * sizeof(uint32_t), SMALL_STEP);
 }
 
@@ -44,7 +48,8 @@ static pst_status map_piece(pst_arena *a, uint64_t offset, uint64_t size) {
     else
         failed = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, a->fd,
                       (off_t)offset) != at;
-    if (!failed) return PST_OK;
+    if (!failed)
+        return PST_OK;
     a->last_errno = errno;
     return PST_NO_MEMORY;
 }
@@ -58,11 +63,13 @@ static pst_status reserve_range(pst_arena *a) {
         return PST_ADDRESS_SPACE;
     }
     uint64_t skip = round_up((uintptr_t)at, LARGE_STEP) - (uintptr_t)at;
-    if (skip) munmap(at, skip);
+    if (skip)
+        munmap(at, skip);
     munmap(at + skip + a->total, LARGE_STEP - skip);
     a->base = at + skip;
     /* A refusal is only slower. */
-    if (a->fd < 0) (void)madvise(a->base, a->start[PST_SPACE_RING], MADV_HUGEPAGE);
+    if (a->fd < 0)
+        (void)madvise(a->base, a->start[PST_SPACE_RING], MADV_HUGEPAGE);
     return PST_OK;
 }
 
@@ -75,7 +82,8 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
         a->start[s + 1] = a->start[s] + pst_space_size(s, head_bytes, reserve);
     a->total = a->start[PST_SPACES];
     pst_status s = reserve_range(a);
-    if (s) return s;
+    if (s)
+        return s;
     if (create && fd >= 0) {
         int err = posix_fallocate(fd, 0, (off_t)head_bytes);
         if (err) {
@@ -92,13 +100,15 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
         return s;
     }
     a->mapped[PST_SPACE_HEAD] = head_bytes;
-    if (create) pst_put64(&pst_arena_header(a)->committed[PST_SPACE_HEAD], head_bytes);
+    if (create)
+        pst_put64(&pst_arena_header(a)->committed[PST_SPACE_HEAD], head_bytes);
     a->committed_total = head_bytes;
     return PST_OK;
 }
 
 void pst_arena_unmap(pst_arena *a) {
-    if (a->base) munmap(a->base, a->total);
+    if (a->base)
+        munmap(a->base, a->total);
     a->base = NULL;
 }
 
@@ -106,16 +116,22 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     pst_header *h = pst_arena_header(a);
     uint64_t have = h->committed[space];
     uint64_t most = a->start[space + 1] - a->start[space];
-    if (need <= have) return PST_OK;
-    if (need > most) return PST_TOO_LARGE;
+    if (need <= have)
+        return PST_OK;
+    if (need > most)
+        return PST_TOO_LARGE;
     uint64_t step = have / 16, grain = have >= (LARGE_STEP << 2) ? LARGE_STEP : SMALL_STEP;
-    if (space >= PST_SPACE_RING) grain = 4096;
-    if (step > PIECE) step = PIECE;
+    if (space >= PST_SPACE_RING)
+        grain = 4096;
+    if (step > PIECE)
+        step = PIECE;
     uint64_t want = round_up(need > have + step ? need : have + step, grain);
-    if (want > most) want = most;
+    if (want > most)
+        want = most;
     if (a->committed_total + (want - have) > a->limit) {
         want = round_up(need, 4096);
-        if (a->committed_total + (want - have) > a->limit) return PST_LIMIT;
+        if (a->committed_total + (want - have) > a->limit)
+            return PST_LIMIT;
     }
     for (uint64_t at = have; at < want;) {
         uint64_t size = want - at < PIECE ? want - at : PIECE;
@@ -128,7 +144,8 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
             }
         }
         pst_status s = map_piece(a, offset, size);
-        if (s) return s;
+        if (s)
+            return s;
         at += size;
         a->mapped[space] = at;
         a->committed_total += size;
@@ -142,11 +159,14 @@ pst_status pst_arena_refresh(pst_arena *a) {
     uint64_t total = 0;
     for (int s = 0; s < PST_SPACES; s++) {
         uint64_t have = a->mapped[s], want = pst_acquire64(&h->committed[s]);
-        if (want > a->start[s + 1] - a->start[s]) return PST_CORRUPT;
+        if (want > a->start[s + 1] - a->start[s])
+            return PST_CORRUPT;
         total += want;
-        if (want <= have) continue;
+        if (want <= have)
+            continue;
         pst_status st = map_piece(a, a->start[s] + have, want - have);
-        if (st) return st;
+        if (st)
+            return st;
         a->mapped[s] = want;
     }
     a->committed_total = total;
@@ -155,7 +175,8 @@ pst_status pst_arena_refresh(pst_arena *a) {
 
 static uint64_t read_number(const char *path) {
     FILE *f = fopen(path, "re");
-    if (!f) return UINT64_MAX;
+    if (!f)
+        return UINT64_MAX;
     unsigned long long n = 0;
     int got = fscanf(f, "%llu", &n);
     fclose(f);
@@ -166,7 +187,9 @@ uint64_t pst_default_limit(void) {
     uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t v2 = read_number("/sys/fs/cgroup/memory.max");
     uint64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    if (v2 < bytes) bytes = v2;
-    if (v1 < bytes) bytes = v1;
+    if (v2 < bytes)
+        bytes = v2;
+    if (v1 < bytes)
+        bytes = v1;
     return bytes / 4 * 3;
 }

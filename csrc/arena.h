@@ -50,7 +50,9 @@ pst_status pst_arena_refresh(pst_arena *a);
 /* A default for table limits: three quarters of the memory that the machine or its cgroup has. */
 uint64_t pst_default_limit(void);
 
-static inline pst_header *pst_arena_header(const pst_arena *a) { return (pst_header *)a->base; }
+static inline pst_header *pst_arena_header(const pst_arena *a) {
+    return (pst_header *)a->base;
+}
 
 static inline uint8_t *pst_space(const pst_arena *a, int space) {
     return a->base + a->start[space];

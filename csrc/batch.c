@@ -8,32 +8,44 @@ void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     int64_t at = a->offset + i;
     cell->word[1] = 0;
     switch (a->type) {
-        case PST_BOOL:
-            cell->word[0] = ((const uint8_t *)a->values)[at >> 3] >> (at & 7) & 1;
-            break;
-        case PST_INT8: cell->word[0] = (uint64_t)(int64_t)((const int8_t *)a->values)[at]; break;
-        case PST_INT16: cell->word[0] = (uint64_t)(int64_t)((const int16_t *)a->values)[at]; break;
-        case PST_INT32:
-        case PST_DATE32:
-            cell->word[0] = (uint64_t)(int64_t)((const int32_t *)a->values)[at];
-            break;
-        case PST_FLOAT32: cell->word[0] = ((const uint32_t *)a->values)[at]; break;
-        case PST_INT64:
-        case PST_FLOAT64:
-        case PST_TIMESTAMP: cell->word[0] = ((const uint64_t *)a->values)[at]; break;
-        case PST_DECIMAL: memcpy(cell->word, (const uint8_t *)a->values + at * 16, 16); break;
-        case PST_STRING:
-        case PST_BINARY:
-        case PST_OBJECT:
-            cell->bytes = (pst_bytes){(const uint8_t *)a->values + a->offsets[at],
-                                      (uint32_t)(a->offsets[at + 1] - a->offsets[at])};
+    case PST_BOOL:
+        cell->word[0] = ((const uint8_t *)a->values)[at >> 3] >> (at & 7) & 1;
+        break;
+    case PST_INT8:
+        cell->word[0] = (uint64_t)(int64_t)((const int8_t *)a->values)[at];
+        break;
+    case PST_INT16:
+        cell->word[0] = (uint64_t)(int64_t)((const int16_t *)a->values)[at];
+        break;
+    case PST_INT32:
+    case PST_DATE32:
+        cell->word[0] = (uint64_t)(int64_t)((const int32_t *)a->values)[at];
+        break;
+    case PST_FLOAT32:
+        cell->word[0] = ((const uint32_t *)a->values)[at];
+        break;
+    case PST_INT64:
+    case PST_FLOAT64:
+    case PST_TIMESTAMP:
+        cell->word[0] = ((const uint64_t *)a->values)[at];
+        break;
+    case PST_DECIMAL:
+        memcpy(cell->word, (const uint8_t *)a->values + at * 16, 16);
+        break;
+    case PST_STRING:
+    case PST_BINARY:
+    case PST_OBJECT:
+        cell->bytes = (pst_bytes){(const uint8_t *)a->values + a->offsets[at],
+                                  (uint32_t)(a->offsets[at + 1] - a->offsets[at])};
     }
 }
 
 static int has_nulls(const pst_array *a) {
-    if (!a->validity) return 0;
+    if (!a->validity)
+        return 0;
     for (int64_t i = 0; i < a->length; i++)
-        if (pst_array_is_null(a, i)) return 1;
+        if (pst_array_is_null(a, i))
+            return 1;
     return 0;
 }
 
@@ -45,7 +57,8 @@ static pst_status take_words(pst_batch *b, const pst_array *keys) {
         return PST_OK;
     }
     b->own_words = pst_malloc((size_t)b->length * sizeof *b->own_words);
-    if (!b->own_words) return PST_NO_MEMORY;
+    if (!b->own_words)
+        return PST_NO_MEMORY;
     for (int64_t i = 0; i < b->length; i++) {
         pst_cell cell;
         pst_array_cell(keys, i, &cell);
@@ -57,7 +70,8 @@ static pst_status take_words(pst_batch *b, const pst_array *keys) {
 
 static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
     b->bytes = pst_malloc((size_t)b->length * sizeof *b->bytes);
-    if (!b->bytes) return PST_NO_MEMORY;
+    if (!b->bytes)
+        return PST_NO_MEMORY;
     pst_cell cells[PST_MAX_KEYS];
     int encoded = schema->n_keys > 1 || keys->type == PST_DECIMAL;
     for (int64_t i = 0; i < b->length; i++) {
@@ -69,13 +83,15 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
                 pst_array_cell(&keys[k], i, &cells[k]);
         pst_key key;
         pst_status s = pst_key_form(schema, cells, nulls, &b->encoded, &key);
-        if (s) return s;
+        if (s)
+            return s;
         b->bytes[i] = key.bytes;
     }
     /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
     size_t at = 0;
     for (int64_t i = 0; encoded && i < b->length; i++) {
-        if (!b->bytes[i].size) continue;
+        if (!b->bytes[i].size)
+            continue;
         b->bytes[i].data = b->encoded.data + at;
         at += b->bytes[i].size;
     }
@@ -85,8 +101,10 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
 static pst_status check_arrays(const pst_table *t, const pst_array *keys, pst_detail *detail) {
     for (int32_t k = 0; k < t->schema.n_keys; k++) {
         detail->column = k;
-        if (keys[k].type != t->schema.keys[k].type) return PST_WRONG_TYPE;
-        if (keys[k].length != keys[0].length || keys[k].length < 0) return PST_INVALID;
+        if (keys[k].type != t->schema.keys[k].type)
+            return PST_WRONG_TYPE;
+        if (keys[k].length != keys[0].length || keys[k].length < 0)
+            return PST_INVALID;
     }
     detail->column = -1;
     return PST_OK;
@@ -94,10 +112,12 @@ static pst_status check_arrays(const pst_table *t, const pst_array *keys, pst_de
 
 static pst_status check_groups(pst_batch *b) {
     pst_table *t = b->t;
-    if (t->first_key_group == 0 && t->last_key_group == t->max_parallelism - 1) return PST_OK;
+    if (t->first_key_group == 0 && t->last_key_group == t->max_parallelism - 1)
+        return PST_OK;
     for (int64_t i = 0; i < b->length; i++) {
         int32_t group = pst_group_of(t, b->hash[i]);
-        if (group >= t->first_key_group && group <= t->last_key_group) continue;
+        if (group >= t->first_key_group && group <= t->last_key_group)
+            continue;
         t->detail.row = i;
         t->detail.key_group = group;
         return PST_WRONG_KEY_GROUP;
@@ -109,28 +129,37 @@ static pst_status fill(pst_batch *b, const pst_array *keys) {
     pst_table *t = b->t;
     size_t n = (size_t)b->length;
     uint8_t precision[PST_MAX_KEYS];
-    for (int32_t k = 0; k < t->schema.n_keys; k++) precision[k] = t->schema.keys[k].precision;
+    for (int32_t k = 0; k < t->schema.n_keys; k++)
+        precision[k] = t->schema.keys[k].precision;
     b->hash = pst_malloc(n * sizeof *b->hash);
     b->slots = pst_malloc(n * sizeof *b->slots);
-    if (!b->hash || !b->slots) return PST_NO_MEMORY;
+    if (!b->hash || !b->slots)
+        return PST_NO_MEMORY;
     pst_status s = pst_hash(keys, precision, t->schema.n_keys, b->hash);
-    if (!s) s = check_groups(b);
-    if (s) return s;
+    if (!s)
+        s = check_groups(b);
+    if (s)
+        return s;
     if (t->schema.n_keys == 1 && has_nulls(keys)) {
         b->nulls = pst_malloc(n);
-        if (!b->nulls) return PST_NO_MEMORY;
-        for (size_t i = 0; i < n; i++) b->nulls[i] = (uint8_t)pst_array_is_null(keys, (int64_t)i);
+        if (!b->nulls)
+            return PST_NO_MEMORY;
+        for (size_t i = 0; i < n; i++)
+            b->nulls[i] = (uint8_t)pst_array_is_null(keys, (int64_t)i);
     }
     return t->lay.key_kind == PST_KEY_WORD ? take_words(b, keys) : take_bytes(b, &t->schema, keys);
 }
 
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch) {
-    if (!t->attached) return PST_INVALID;
+    if (!t->attached)
+        return PST_INVALID;
     pst_no_detail(&t->detail);
     pst_status s = check_arrays(t, keys, &t->detail);
-    if (s) return s;
+    if (s)
+        return s;
     pst_batch *b = pst_calloc(1, sizeof *b);
-    if (!b) return PST_NO_MEMORY;
+    if (!b)
+        return PST_NO_MEMORY;
     b->t = t;
     b->generation = t->generation;
     b->length = keys[0].length;
@@ -144,7 +173,8 @@ pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **bat
 }
 
 void pst_batch_destroy(pst_batch *b) {
-    if (!b) return;
+    if (!b)
+        return;
     pst_free(b->hash);
     pst_free(b->slots);
     pst_free(b->own_words);
@@ -154,14 +184,19 @@ void pst_batch_destroy(pst_batch *b) {
     pst_free(b);
 }
 
-int64_t pst_batch_length(const pst_batch *b) { return b->length; }
+int64_t pst_batch_length(const pst_batch *b) {
+    return b->length;
+}
 
 pst_status pst_batch_usable(const pst_batch *b) {
-    if (b->generation != b->t->generation) return PST_STALE;
+    if (b->generation != b->t->generation)
+        return PST_STALE;
     return b->t->poisoned ? PST_POISONED : PST_OK;
 }
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
 
 static void find_lines(pst_batch *b, int64_t to) {
     static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
@@ -178,7 +213,8 @@ static void find_lines(pst_batch *b, int64_t to) {
             __builtin_prefetch(c.line);
         lines[i % PST_LINES] = c.line;
     }
-    if (to > b->lined) b->lined = to;
+    if (to > b->lined)
+        b->lined = to;
 }
 
 /* The first entry with the right tag. The line may be out of date, or full of others: what is
@@ -199,14 +235,16 @@ static void guess_slots(pst_batch *b, int64_t to) {
             slot = slot == PST_NONE ? PST_NONE : 0;
         slots[i] = slot;
     }
-    if (to > b->guessed) b->guessed = to;
+    if (to > b->guessed)
+        b->guessed = to;
 }
 
 /* Looks again where the guess was another key's row. */
 static void compare_slots(pst_batch *b, int64_t from, int64_t to) {
     const pst_table *t = b->t;
     for (int64_t i = from; i < to; i++) {
-        if (b->slots[i] == PST_NONE) continue;
+        if (b->slots[i] == PST_NONE)
+            continue;
         pst_key key;
         pst_batch_key(b, i, &key);
         if (!pst_row_matches(t, pst_row(t, b->slots[i]), &key))
@@ -222,10 +260,10 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
     uint32_t *slots = b->slots;
     const uint64_t *words = b->words;
     for (int64_t i = from; i < to; i++) {
-        if (slots[i] == PST_NONE) continue;
+        if (slots[i] == PST_NONE)
+            continue;
         const uint64_t *row = (const uint64_t *)(rows + slots[i] * row_size);
-        if (row[1] == words[i] && (row[0] & 0xFF) >= PST_FLAG_LIVE &&
-            !(row[0] & PST_FLAG_NULL_KEY))
+        if (row[1] == words[i] && (row[0] & 0xFF) >= PST_FLAG_LIVE && !(row[0] & PST_FLAG_NULL_KEY))
             continue;
         pst_key key;
         pst_batch_key(b, i, &key);
@@ -248,13 +286,15 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
 
 pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
     *slot = b->slots[i];
-    if (*slot != PST_NONE) return PST_OK;
+    if (*slot != PST_NONE)
+        return PST_OK;
     pst_key key;
     pst_batch_key(b, i, &key);
     *slot = pst_index_find(b->t, &key);
     if (*slot == PST_NONE) {
         pst_status s = pst_row_insert(b->t, &key, slot);
-        if (s) return s;
+        if (s)
+            return s;
     }
     b->slots[i] = *slot;
     return PST_OK;

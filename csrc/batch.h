@@ -36,6 +36,7 @@ struct pst_batch {
     uint64_t *own_words;
     pst_bytes *bytes; /* bytes keys */
     uint8_t *nulls;   /* a byte per row, or NULL */
+    int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_key_buffer encoded;
     const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
 };
@@ -63,7 +64,8 @@ pst_status pst_batch_usable(const pst_batch *b);
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
 
 static inline int pst_array_is_null(const pst_array *a, int64_t i) {
-    if (!a->validity) return 0;
+    if (!a->validity)
+        return 0;
     int64_t at = a->offset + i;
     return !(a->validity[at >> 3] >> (at & 7) & 1);
 }

@@ -12,11 +12,14 @@ static void sweep_stamps(pst_table *t, uint64_t epoch) {
     pst_meta *m = pst_meta_of(t, epoch);
     uint64_t n = ((uint64_t)m->slots >> PST_SWEEP_SHIFT) + PST_SWEEP_LEAST;
     uint32_t recent[3];
-    for (uint64_t k = 0; k < 3; k++) recent[k] = epoch >= k ? pst_stamp(epoch - k) << 8 : 0;
-    if (n > m->slots) n = m->slots;
+    for (uint64_t k = 0; k < 3; k++)
+        recent[k] = epoch >= k ? pst_stamp(epoch - k) << 8 : 0;
+    if (n > m->slots)
+        n = m->slots;
     uint64_t at = m->sweep;
     for (uint64_t i = 0; i < n; i++, at++) {
-        if (at >= m->slots) at = 0;
+        if (at >= m->slots)
+            at = 0;
         uint64_t *row = pst_row(t, (uint32_t)at);
         uint32_t stamp = pst_header_stamp(row[0]);
         if (stamp && stamp != recent[0] && stamp != recent[1] && stamp != recent[2])
@@ -28,7 +31,8 @@ static void sweep_stamps(pst_table *t, uint64_t epoch) {
 void pst_epoch_begin(pst_table *t) {
     pst_header *h = t->h;
     uint64_t e = h->sealed + 1;
-    if (e > 3 && h->floor < e - 3) pst_release64(&h->floor, e - 3);
+    if (e > 3 && h->floor < e - 3)
+        pst_release64(&h->floor, e - 3);
     PST_FENCE(__ATOMIC_SEQ_CST);
     pst_put64(&h->undo_count[e % PST_UNDO_LOGS], 0);
     pst_meta *m = pst_meta_of(t, e);
@@ -37,7 +41,8 @@ void pst_epoch_begin(pst_table *t) {
     pst_put64(&m->epoch, e);
     for (int r = 0; r < PST_RINGS; r++) {
         pst_ring *ring = &m->rings[r];
-        if (ring->tail == 0) continue;
+        if (ring->tail == 0)
+            continue;
         pst_put32(&ring->sealed_tail[2], ring->sealed_tail[1]);
         pst_put32(&ring->sealed_tail[1], ring->sealed_tail[0]);
         pst_put32(&ring->sealed_tail[0], ring->tail);
@@ -49,8 +54,7 @@ void pst_epoch_begin(pst_table *t) {
     t->m = m;
     t->undo = pst_undo_log(t, e);
     t->undo_count = 0;
-    t->undo_capacity =
-        h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
+    t->undo_capacity = h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
     t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     t->stamp = pst_stamp(e) << 8;
     t->poisoned = PST_OK;
@@ -80,8 +84,10 @@ void pst_epoch_recover(pst_table *t) {
 
 pst_status pst_table_rollback(pst_table *t, int32_t back) {
     pst_header *h = t->h;
-    if (!t->attached || back < 0) return PST_INVALID;
-    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor) return PST_NO_UNDO;
+    if (!t->attached || back < 0)
+        return PST_INVALID;
+    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor)
+        return PST_NO_UNDO;
     pst_release64(&h->rollbacks, h->rollbacks | 1);
     PST_FENCE(__ATOMIC_SEQ_CST);
     if (back) {
@@ -95,7 +101,8 @@ pst_status pst_table_rollback(pst_table *t, int32_t back) {
 /* The slots of rows that died in the open epoch become reusable once it has left the window. */
 static pst_status retire(pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
-    if (pst_is_live(row[0])) return PST_OK;
+    if (pst_is_live(row[0]))
+        return PST_OK;
     pst_status s = pst_row_free_key(t, row);
     return s ? s : pst_ring_push(t, PST_RING_SLOTS, slot);
 }
@@ -105,7 +112,8 @@ static pst_status retire_dead(pst_table *t) {
     pst_status s = PST_OK;
     for (uint64_t i = 0; !s && i < t->undo_count; i++)
         s = retire(t, (uint32_t)*pst_undo_record(t, t->undo, i));
-    for (uint32_t slot = before->slots; !s && slot < t->m->slots; slot++) s = retire(t, slot);
+    for (uint32_t slot = before->slots; !s && slot < t->m->slots; slot++)
+        s = retire(t, slot);
     uint32_t head = t->m->rings[PST_RING_SLOTS].head;
     for (uint32_t p = before->rings[PST_RING_SLOTS].head; !s && p != head; p++)
         s = retire(t, pst_ring_at(t, PST_RING_SLOTS, p));
@@ -113,20 +121,28 @@ static pst_status retire_dead(pst_table *t) {
 }
 
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
-    if (!t->attached) return PST_INVALID;
-    if (t->poisoned) return PST_POISONED;
+    if (!t->attached)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
     pst_sealed *out = NULL;
     pst_status s = sealed ? pst_sealed_gather(t, lineage, &out) : PST_OK;
-    if (s) return s;
+    if (s)
+        return s;
     uint32_t tails[PST_RINGS], hot[PST_CLASSES];
-    for (int r = 0; r < PST_RINGS; r++) tails[r] = t->m->rings[r].tail;
+    for (int r = 0; r < PST_RINGS; r++)
+        tails[r] = t->m->rings[r].tail;
     memcpy(hot, t->m->hot, sizeof hot);
-    if (t->deaths) s = retire_dead(t);
-    if (!s) s = pst_block_settle(t);
+    if (t->deaths)
+        s = retire_dead(t);
+    if (!s)
+        s = pst_block_settle(t);
     if (s) {
         /* What was pushed would be pushed again by the next attempt, and then taken twice. */
-        for (int r = 0; r < PST_RINGS; r++) pst_put32(&t->m->rings[r].tail, tails[r]);
-        for (int c = 0; c < PST_CLASSES; c++) pst_put32(&t->m->hot[c], hot[c]);
+        for (int r = 0; r < PST_RINGS; r++)
+            pst_put32(&t->m->rings[r].tail, tails[r]);
+        for (int c = 0; c < PST_CLASSES; c++)
+            pst_put32(&t->m->hot[c], hot[c]);
         t->hot = 1;
         t->detail.sys_errno = t->arena.last_errno;
         pst_sealed_destroy(out);
@@ -136,14 +152,17 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
                   sizeof *lineage / 8);
     pst_release64(&t->h->sealed, t->h->active);
     pst_epoch_begin(t);
-    if (sealed) *sealed = out;
+    if (sealed)
+        *sealed = out;
     return PST_OK;
 }
 
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage) {
     const pst_header *h = t->h;
-    if (back < 0 || back > 2) return PST_INVALID;
-    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor) return PST_NO_UNDO;
+    if (back < 0 || back > 2)
+        return PST_INVALID;
+    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor)
+        return PST_NO_UNDO;
     *lineage = pst_meta_of(t, h->sealed - (uint64_t)back)->lineage;
     return PST_OK;
 }

@@ -31,14 +31,16 @@ static pst_status free_region(pst_table *t, uint32_t capacity, uint32_t table, u
     const uint32_t *names = (const uint32_t *)pst_block(t, table);
     for (uint32_t i = 0; i < pages; i++) {
         pst_status s = pst_block_free(t, page_class(capacity), names[i], born);
-        if (s) return s;
+        if (s)
+            return s;
     }
     return pst_block_free(t, table_class(capacity), table, born);
 }
 
 static pst_status make_region(pst_table *t, uint32_t capacity, uint32_t *table) {
     pst_status s = pst_block_alloc(t, table_class(capacity), table);
-    if (s) return s;
+    if (s)
+        return s;
     uint32_t *names = (uint32_t *)pst_block(t, *table);
     for (uint32_t i = 0; i < page_count(capacity); i++) {
         uint32_t name;
@@ -48,7 +50,8 @@ static pst_status make_region(pst_table *t, uint32_t capacity, uint32_t *table) 
             return s;
         }
         uint64_t *page = (uint64_t *)pst_block(t, name);
-        for (uint32_t k = 0; k < page_entries(capacity); k++) pst_put64(page + k, 0);
+        for (uint32_t k = 0; k < page_entries(capacity); k++)
+            pst_put64(page + k, 0);
         pst_put32(names + i, name);
     }
     return PST_OK;
@@ -57,16 +60,19 @@ static pst_status make_region(pst_table *t, uint32_t capacity, uint32_t *table) 
 /* The first empty cell on the tag's path; the region has one. */
 static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag) {
     pst_cursor c;
-    if (!pst_cursor_home(&c, s, t->heap, tag)) return NULL;
+    if (!pst_cursor_home(&c, s, t->heap, tag))
+        return NULL;
     for (;; pst_cursor_step(&c, t->heap))
         for (uint32_t k = 0; k < PST_LINE; k++)
-            if (!c.line[k]) return c.line + k;
+            if (!c.line[k])
+                return c.line + k;
 }
 
 static void place(const pst_table *t, const pst_shard *s, uint64_t entry) {
     uint64_t *cell = empty_cell(t, s, (uint32_t)(entry >> 32));
     PST_FENCE(__ATOMIC_RELEASE);
-    if (cell) pst_put64(cell, entry);
+    if (cell)
+        pst_put64(cell, entry);
 }
 
 /* The capacity for `live` entries and one more: a quarter more than at the limit of 4/5. */
@@ -76,7 +82,8 @@ static uint32_t capacity_for(uint64_t live) {
         want = (want + PST_PAGE_ENTRIES - 1) / PST_PAGE_ENTRIES * PST_PAGE_ENTRIES;
     else {
         uint64_t power = FIRST_CAPACITY;
-        while (power < want) power *= 2;
+        while (power < want)
+            power *= 2;
         want = power;
     }
     return want > UINT32_MAX / 2 ? 0 : (uint32_t)want;
@@ -85,9 +92,11 @@ static uint32_t capacity_for(uint64_t live) {
 static pst_status rebuild(pst_table *t, uint32_t shard) {
     pst_shard *s = &t->m->shards[shard], old = *s;
     pst_shard next = {capacity_for(old.used - old.tombstones), 0, 0, 0};
-    if (!next.capacity) return PST_TOO_LARGE;
+    if (!next.capacity)
+        return PST_TOO_LARGE;
     pst_status st = make_region(t, next.capacity, &next.table);
-    if (st) return st;
+    if (st)
+        return st;
     const uint32_t *names = (const uint32_t *)pst_block(t, old.table);
     for (uint32_t p = 0, left = old.capacity; left; p++) {
         uint32_t n = left < PST_PAGE_ENTRIES ? left : PST_PAGE_ENTRIES;
@@ -105,7 +114,8 @@ static pst_status rebuild(pst_table *t, uint32_t shard) {
     pst_put32(&s->table, next.table);
     pst_put64(&t->m->index_granules, t->m->index_granules + region_granules(next.capacity) -
                                          (old.capacity ? region_granules(old.capacity) : 0));
-    if (!old.capacity) return PST_OK;
+    if (!old.capacity)
+        return PST_OK;
     const pst_shard *sealed = &pst_meta_of(t, t->h->sealed)->shards[shard];
     int born = !(sealed->capacity && sealed->table == old.table);
     return free_region(t, old.capacity, old.table, page_count(old.capacity), born);
@@ -114,7 +124,8 @@ static pst_status rebuild(pst_table *t, uint32_t shard) {
 pst_status pst_index_reserve(pst_table *t, uint64_t hash) {
     uint32_t shard = pst_shard_of(t, hash);
     const pst_shard *s = &t->m->shards[shard];
-    if ((uint64_t)(s->used + 1) * 5 <= (uint64_t)s->capacity * 4) return PST_OK;
+    if ((uint64_t)(s->used + 1) * 5 <= (uint64_t)s->capacity * 4)
+        return PST_OK;
     return rebuild(t, shard);
 }
 
@@ -128,11 +139,14 @@ void pst_index_insert(pst_table *t, uint64_t hash, uint32_t slot) {
 static uint64_t *cell_of(pst_table *t, const pst_shard *s, uint64_t hash, uint32_t slot) {
     uint32_t tag = pst_tag_of(t, hash);
     pst_cursor c;
-    if (!pst_cursor_home(&c, s, t->heap, tag)) return NULL;
+    if (!pst_cursor_home(&c, s, t->heap, tag))
+        return NULL;
     for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
         for (uint32_t k = 0; k < PST_LINE; k++) {
-            if (!c.line[k]) return NULL;
-            if (c.line[k] == pst_entry(tag, slot)) return c.line + k;
+            if (!c.line[k])
+                return NULL;
+            if (c.line[k] == pst_entry(tag, slot))
+                return c.line + k;
         }
         pst_cursor_step(&c, t->heap);
     }
@@ -141,7 +155,8 @@ static uint64_t *cell_of(pst_table *t, const pst_shard *s, uint64_t hash, uint32
 
 void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot) {
     uint64_t *cell = cell_of(t, &m->shards[pst_shard_of(t, hash)], hash, slot);
-    if (cell) pst_put64(cell, 0);
+    if (cell)
+        pst_put64(cell, 0);
 }
 
 void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot) {
@@ -154,6 +169,7 @@ void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot) {
             pst_put64(cell, PST_TOMBSTONE);
             pst_put32(&s->tombstones, s->tombstones + 1);
         }
-        if (e == t->h->floor) return;
+        if (e == t->h->floor)
+            return;
     }
 }

@@ -50,7 +50,8 @@ static inline void pst_cursor_point(pst_cursor *c, const uint8_t *heap) {
 static inline int pst_cursor_home(pst_cursor *c, const pst_shard *s, const uint8_t *heap,
                                   uint32_t tag) {
     c->capacity = s->capacity;
-    if (!c->capacity) return 0;
+    if (!c->capacity)
+        return 0;
     c->pages = (const uint32_t *)(heap + (uint64_t)s->table * PST_GRANULE);
     c->at = (uint32_t)((uint64_t)tag * c->capacity >> 32) & ~(uint32_t)(PST_LINE - 1);
     pst_cursor_point(c, heap);
@@ -59,7 +60,8 @@ static inline int pst_cursor_home(pst_cursor *c, const pst_shard *s, const uint8
 
 static inline void pst_cursor_step(pst_cursor *c, const uint8_t *heap) {
     c->at += PST_LINE;
-    if (c->at == c->capacity) c->at = 0;
+    if (c->at == c->capacity)
+        c->at = 0;
     pst_cursor_point(c, heap);
 }
 
@@ -74,7 +76,8 @@ static inline uint32_t pst_line_matches(const uint64_t *line, uint32_t tag) {
     return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(both, _mm_setzero_si128()));
 #else
     uint32_t mask = 0;
-    for (uint32_t k = 0; k < PST_LINE; k++) mask |= (uint32_t)(line[k] >> 32 == tag) << k;
+    for (uint32_t k = 0; k < PST_LINE; k++)
+        mask |= (uint32_t)(line[k] >> 32 == tag) << k;
     return mask;
 #endif
 }
@@ -83,15 +86,20 @@ static inline uint64_t pst_entry(uint32_t tag, uint32_t slot) {
     return (uint64_t)tag << 32 | (uint64_t)(slot + 1);
 }
 
-static inline uint32_t pst_entry_slot(uint64_t entry) { return (uint32_t)entry - 1u; }
+static inline uint32_t pst_entry_slot(uint64_t entry) {
+    return (uint32_t)entry - 1u;
+}
 
 /* Does the row hold this key, alive or dead since the open epoch began? */
 static inline int pst_row_matches(const pst_table *t, const uint64_t *row, const pst_key *key) {
     uint64_t header = row[0];
-    if (((uint32_t)header & PST_FLAG_NULL_KEY) != key->null) return 0;
-    if (!pst_is_live(header) && pst_header_stamp(header) != t->stamp) return 0;
+    if (((uint32_t)header & PST_FLAG_NULL_KEY) != key->null)
+        return 0;
+    if (!pst_is_live(header) && pst_header_stamp(header) != t->stamp)
+        return 0;
     const uint64_t *k = row + t->lay.key_offset / 8;
-    if (t->lay.key_kind == PST_KEY_WORD) return k[0] == key->word;
+    if (t->lay.key_kind == PST_KEY_WORD)
+        return k[0] == key->word;
     return k[0] == key->hash && pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
@@ -104,10 +112,13 @@ static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
     for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
             uint64_t e = c.line[__builtin_ctz(m)];
-            if (!e || e == PST_TOMBSTONE) continue;
-            if (pst_row_matches(t, pst_row(t, pst_entry_slot(e)), key)) return pst_entry_slot(e);
+            if (!e || e == PST_TOMBSTONE)
+                continue;
+            if (pst_row_matches(t, pst_row(t, pst_entry_slot(e)), key))
+                return pst_entry_slot(e);
         }
-        if (!c.line[PST_LINE - 1]) return PST_NONE;
+        if (!c.line[PST_LINE - 1])
+            return PST_NONE;
         pst_cursor_step(&c, t->heap);
     }
     return PST_NONE;

@@ -18,18 +18,22 @@ static int is_plain_bytes(const pst_schema *schema) {
 }
 
 static pst_status need(pst_key_buffer *b, size_t more) {
-    if (b->size + more <= b->capacity) return PST_OK;
+    if (b->size + more <= b->capacity)
+        return PST_OK;
     size_t capacity = b->capacity ? b->capacity * 2 : 256;
-    while (capacity < b->size + more) capacity *= 2;
+    while (capacity < b->size + more)
+        capacity *= 2;
     uint8_t *data = pst_realloc(b->data, capacity);
-    if (!data) return PST_NO_MEMORY;
+    if (!data)
+        return PST_NO_MEMORY;
     b->data = data;
     b->capacity = capacity;
     return PST_OK;
 }
 
 static void append(pst_key_buffer *b, const void *data, size_t size) {
-    if (size) memcpy(b->data + b->size, data, size);
+    if (size)
+        memcpy(b->data + b->size, data, size);
     b->size += size;
 }
 
@@ -55,9 +59,11 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
         pst_type type = schema->keys[i].type;
         uint8_t tag = !(nulls >> i & 1);
         pst_status s = need(buffer, 32 + (is_bytes(type) && tag ? cells[i].bytes.size : 0));
-        if (s) return s;
+        if (s)
+            return s;
         append(buffer, &tag, 1);
-        if (!tag) continue;
+        if (!tag)
+            continue;
         if (is_bytes(type)) {
             append(buffer, &cells[i].bytes.size, 4);
             append(buffer, cells[i].bytes.data, cells[i].bytes.size);
@@ -68,7 +74,8 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
             append(buffer, &word, 8);
         }
     }
-    if (buffer->size - start > PST_MAX_BYTES) return PST_TOO_LARGE;
+    if (buffer->size - start > PST_MAX_BYTES)
+        return PST_TOO_LARGE;
     key->bytes = (pst_bytes){buffer->data + start, (uint32_t)(buffer->size - start)};
     return PST_OK;
 }
@@ -77,12 +84,14 @@ pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint3
                           pst_key_buffer *buffer, pst_key *key) {
     buffer->size = 0;
     pst_status s = pst_key_form(schema, cells, nulls, buffer, key);
-    if (!s) key->hash = pst_hash_key(schema->keys, schema->n_keys, cells, nulls);
+    if (!s)
+        key->hash = pst_hash_key(schema->keys, schema->n_keys, cells, nulls);
     return s;
 }
 
 static int take(pst_bytes *from, void *to, uint32_t size) {
-    if (from->size < size) return 0;
+    if (from->size < size)
+        return 0;
     memcpy(to, from->data, size);
     from->data += size;
     from->size -= size;
@@ -107,7 +116,8 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
     }
     for (int32_t i = 0; i < schema->n_keys; i++) {
         uint8_t tag;
-        if (!take(&bytes, &tag, 1) || tag > 1) return PST_CORRUPT;
+        if (!take(&bytes, &tag, 1) || tag > 1)
+            return PST_CORRUPT;
         if (!tag) {
             *nulls |= UINT32_C(1) << i;
             continue;
@@ -116,7 +126,8 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
         cells[i].word[1] = 0;
         if (is_bytes(type)) {
             uint32_t size;
-            if (!take(&bytes, &size, 4) || size > bytes.size) return PST_CORRUPT;
+            if (!take(&bytes, &size, 4) || size > bytes.size)
+                return PST_CORRUPT;
             cells[i].bytes = (pst_bytes){bytes.data, size};
             bytes.data += size;
             bytes.size -= size;

@@ -32,16 +32,21 @@ typedef struct pst_key {
 
 enum { PST_INLINE_BYTES = 12 };
 
-static inline uint32_t pst_ref_size(const uint64_t ref[2]) { return (uint32_t)ref[0]; }
+static inline uint32_t pst_ref_size(const uint64_t ref[2]) {
+    return (uint32_t)ref[0];
+}
 
 static inline int pst_ref_is_block(const uint64_t ref[2]) {
     return (uint32_t)ref[0] > PST_INLINE_BYTES;
 }
 
-static inline uint32_t pst_ref_granule(const uint64_t ref[2]) { return (uint32_t)ref[1]; }
+static inline uint32_t pst_ref_granule(const uint64_t ref[2]) {
+    return (uint32_t)ref[1];
+}
 
 static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t ref[2]) {
-    if (pst_ref_is_block(ref)) return heap + (uint64_t)pst_ref_granule(ref) * PST_GRANULE;
+    if (pst_ref_is_block(ref))
+        return heap + (uint64_t)pst_ref_granule(ref) * PST_GRANULE;
     return (const uint8_t *)ref + 4;
 }
 
@@ -49,16 +54,20 @@ static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t re
 static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
     uint8_t image[16] = {0};
     memcpy(image, &b.size, 4);
-    if (b.size) memcpy(image + 4, b.data, b.size <= PST_INLINE_BYTES ? b.size : 4);
+    if (b.size)
+        memcpy(image + 4, b.data, b.size <= PST_INLINE_BYTES ? b.size : 4);
     memcpy(ref, image, 16);
 }
 
 static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst_bytes b) {
     uint64_t other[2];
-    if (pst_ref_size(ref) != b.size) return 0;
+    if (pst_ref_size(ref) != b.size)
+        return 0;
     pst_ref_make(other, b);
-    if (ref[0] != other[0]) return 0;
-    if (!pst_ref_is_block(ref)) return ref[1] == other[1];
+    if (ref[0] != other[0])
+        return 0;
+    if (!pst_ref_is_block(ref))
+        return ref[1] == other[1];
     return memcmp(pst_ref_data(heap, ref), b.data, b.size) == 0;
 }
 

@@ -33,7 +33,7 @@ enum {
     PST_METAS = 4,     /* the open epoch and the three sealed ones that one can return to     */
     PST_PINS = 64,
     PST_GRANULE = 16,
-    PST_CLASSES = 96,            /* block sizes, see alloc.h                                  */
+    PST_CLASSES = 96,             /* block sizes, see alloc.h                                  */
     PST_RING_SLOTS = PST_CLASSES, /* the ring of reusable slots comes after those of blocks   */
     PST_RINGS = PST_CLASSES + 1,
     PST_SPACE_HEAD = 0,
@@ -45,7 +45,7 @@ enum {
     PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
 };
 
-#define PST_NONE UINT32_MAX            /* no slot, no undo record */
+#define PST_NONE UINT32_MAX                /* no slot, no undo record */
 #define PST_TOMBSTONE UINT64_C(0xFFFFFFFF) /* slot part all ones, tag 0 */
 #define PST_STAMP_PERIOD UINT64_C(0xFFFFFF)
 
@@ -74,8 +74,8 @@ typedef struct pst_meta {
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
     uint64_t heap_top;   /* granules ever taken */
     uint64_t index_granules;
-    uint32_t slots;      /* slots ever taken */
-    uint32_t opened;     /* 1 once this epoch has been begun; keeps the struct word-sized */
+    uint32_t slots;            /* slots ever taken */
+    uint32_t opened;           /* 1 once this epoch has been begun; keeps the struct word-sized */
     uint32_t hot[PST_CLASSES]; /* blocks taken and freed in this epoch: heads of chains */
     pst_ring rings[PST_RINGS];
     uint32_t pad;

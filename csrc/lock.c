@@ -15,12 +15,17 @@ static struct {
     int installed;
 } registry = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0};
 
-static void before_fork(void) { pthread_mutex_lock(&registry.mutex); }
-static void after_in_parent(void) { pthread_mutex_unlock(&registry.mutex); }
+static void before_fork(void) {
+    pthread_mutex_lock(&registry.mutex);
+}
+static void after_in_parent(void) {
+    pthread_mutex_unlock(&registry.mutex);
+}
 
 static void after_in_child(void) {
     for (int i = 0; i < registry.n; i++) {
-        if (registry.fds[i] >= 0) close(registry.fds[i]);
+        if (registry.fds[i] >= 0)
+            close(registry.fds[i]);
         registry.fds[i] = -1;
     }
     pthread_mutex_unlock(&registry.mutex);
@@ -32,25 +37,29 @@ int pst_lock_register(int fd) {
     if (!registry.installed)
         registry.installed = pthread_atfork(before_fork, after_in_parent, after_in_child) == 0;
     for (int i = 0; i < registry.n && place < 0; i++)
-        if (registry.fds[i] < 0) place = i;
+        if (registry.fds[i] < 0)
+            place = i;
     if (place < 0 && registry.installed) {
         int n = registry.n ? registry.n * 2 : 16;
         int *fds = pst_realloc(registry.fds, (size_t)n * sizeof *fds);
         if (fds) {
-            for (int i = registry.n; i < n; i++) fds[i] = -1;
+            for (int i = registry.n; i < n; i++)
+                fds[i] = -1;
             place = registry.n;
             registry.fds = fds;
             registry.n = n;
         }
     }
-    if (place >= 0) registry.fds[place] = fd;
+    if (place >= 0)
+        registry.fds[place] = fd;
     pthread_mutex_unlock(&registry.mutex);
     return place;
 }
 
 void pst_lock_close(int place) {
     pthread_mutex_lock(&registry.mutex);
-    if (registry.fds[place] >= 0) close(registry.fds[place]);
+    if (registry.fds[place] >= 0)
+        close(registry.fds[place]);
     registry.fds[place] = -1;
     pthread_mutex_unlock(&registry.mutex);
 }
@@ -65,11 +74,15 @@ pst_status pst_lock_take(int fd, int32_t timeout_ms) {
     int64_t until = now_ms() + timeout_ms;
     struct timespec pause = {0, 500000};
     while (flock(fd, LOCK_EX | LOCK_NB)) {
-        if (errno != EWOULDBLOCK && errno != EINTR) return PST_IO;
-        if (now_ms() >= until) return PST_BUSY;
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return PST_IO;
+        if (now_ms() >= until)
+            return PST_BUSY;
         nanosleep(&pause, NULL);
     }
     return PST_OK;
 }
 
-void pst_lock_release(int fd) { (void)flock(fd, LOCK_UN); }
+void pst_lock_release(int fd) {
+    (void)flock(fd, LOCK_UN);
+}

@@ -20,7 +20,8 @@ static inline pst_status writable_row(pst_batch *b, int64_t i, uint64_t **row) {
     uint32_t slot = b->slots[i];
     if (__builtin_expect(slot == PST_NONE, 0)) {
         pst_status s = pst_batch_row(b, i, &slot);
-        if (s) return s;
+        if (s)
+            return s;
     }
     *row = pst_row(b->t, slot);
     pst_touch(b->t, slot, *row);
@@ -29,7 +30,8 @@ static inline pst_status writable_row(pst_batch *b, int64_t i, uint64_t **row) {
 
 /* A total order with NaN above all, as Spark compares. */
 static inline int float_less(double a, double b) {
-    if (a != a) return 0;
+    if (a != a)
+        return 0;
     return b != b || a < b;
 }
 
@@ -40,49 +42,55 @@ static inline int float_less(double a, double b) {
 
 /* One loop per type, with what it needs of the table in locals, which stores cannot alias: `bits` is the unsigned integer of the same width, through which the field is
  * loaded and stored. */
-#define DEFINE_KERNEL(name, type, bits, get, put, ADD, LESS)                                      \
-    static pst_status name(pst_batch *b, int32_t column, pst_op op, const pst_array *values,      \
-                           int64_t from, int64_t to) {                                            \
-        pst_table *t = b->t;                                                                      \
-        const pst_field *f = &t->lay.fields[column];                                              \
-        const type *v = (const type *)values->values + values->offset;                            \
-        const uint32_t *slots = b->slots;                                                         \
-        uint8_t *rows = t->rows;                                                                  \
-        uint64_t row_size = t->lay.row_size, offset = f->offset;                                  \
-        uint32_t stamp = t->stamp;                                                                \
-        int scalar = values->length == 1 && b->length != 1, wide = t->lay.wide;                   \
-        uint64_t bit = UINT64_C(1) << column, flag = bit << 1;                                    \
-        bits start_bits = (bits)f->default_word[0];                                               \
-        type start;                                                                               \
-        memcpy(&start, &start_bits, sizeof start);                                                \
-        for (int64_t i = from; i < to; i++) {                                                     \
-            int64_t at = scalar ? 0 : i;                                                          \
-            if (values->validity && pst_array_is_null(values, at)) continue;                      \
-            uint32_t slot = slots[i];                                                             \
-            if (__builtin_expect(slot == PST_NONE, 0)) {                                          \
-                pst_status s = pst_batch_row(b, i, &slot);                                        \
-                if (s) return s;                                                                  \
-            }                                                                                     \
-            uint64_t *row = (uint64_t *)(rows + slot * row_size);                                 \
-            if (pst_header_stamp(row[0]) != stamp) pst_touch_first(t, slot, row);                 \
-            uint8_t *field = (uint8_t *)row + offset;                                             \
-            int present = wide ? pst_row_has(&t->lay, row, column) : (row[0] & flag) != 0;        \
-            bits raw = get(field);                                                                \
-            type old, next = v[at];                                                               \
-            memcpy(&old, &raw, sizeof old);                                                       \
-            if (op == PST_ADD) {                                                                  \
-                type sum;                                                                         \
-                if (ADD(present ? old : start, next, &sum)) return overflowed(b, i, column);      \
-                next = sum;                                                                       \
-            } else if (present) {                                                                 \
-                int replaces = op == PST_MIN ? LESS(next, old) : LESS(old, next);                 \
-                if (!replaces) continue;                                                          \
-            }                                                                                     \
-            memcpy(&raw, &next, sizeof raw);                                                      \
-            put(field, raw);                                                                      \
-            if (!present) pst_row_mark(t, row, column);                                           \
-        }                                                                                         \
-        return PST_OK;                                                                            \
+#define DEFINE_KERNEL(name, type, bits, get, put, ADD, LESS)                                       \
+    static pst_status name(pst_batch *b, int32_t column, pst_op op, const pst_array *values,       \
+                           int64_t from, int64_t to) {                                             \
+        pst_table *t = b->t;                                                                       \
+        const pst_field *f = &t->lay.fields[column];                                               \
+        const type *v = (const type *)values->values + values->offset;                             \
+        const uint32_t *slots = b->slots;                                                          \
+        uint8_t *rows = t->rows;                                                                   \
+        uint64_t row_size = t->lay.row_size, offset = f->offset;                                   \
+        uint32_t stamp = t->stamp;                                                                 \
+        int scalar = values->length == 1 && b->length != 1, wide = t->lay.wide;                    \
+        uint64_t bit = UINT64_C(1) << column, flag = bit << 1;                                     \
+        bits start_bits = (bits)f->default_word[0];                                                \
+        type start;                                                                                \
+        memcpy(&start, &start_bits, sizeof start);                                                 \
+        for (int64_t i = from; i < to; i++) {                                                      \
+            int64_t at = scalar ? 0 : i;                                                           \
+            if (values->validity && pst_array_is_null(values, at))                                 \
+                continue;                                                                          \
+            uint32_t slot = slots[i];                                                              \
+            if (__builtin_expect(slot == PST_NONE, 0)) {                                           \
+                pst_status s = pst_batch_row(b, i, &slot);                                         \
+                if (s)                                                                             \
+                    return s;                                                                      \
+            }                                                                                      \
+            uint64_t *row = (uint64_t *)(rows + slot * row_size);                                  \
+            if (pst_header_stamp(row[0]) != stamp)                                                 \
+                pst_touch_first(t, slot, row);                                                     \
+            uint8_t *field = (uint8_t *)row + offset;                                              \
+            int present = wide ? pst_row_has(&t->lay, row, column) : (row[0] & flag) != 0;         \
+            bits raw = get(field);                                                                 \
+            type old, next = v[at];                                                                \
+            memcpy(&old, &raw, sizeof old);                                                        \
+            if (op == PST_ADD) {                                                                   \
+                type sum;                                                                          \
+                if (ADD(present ? old : start, next, &sum))                                        \
+                    return overflowed(b, i, column);                                               \
+                next = sum;                                                                        \
+            } else if (present) {                                                                  \
+                int replaces = op == PST_MIN ? LESS(next, old) : LESS(old, next);                  \
+                if (!replaces)                                                                     \
+                    continue;                                                                      \
+            }                                                                                      \
+            memcpy(&raw, &next, sizeof raw);                                                       \
+            put(field, raw);                                                                       \
+            if (!present)                                                                          \
+                pst_row_mark(t, row, column);                                                      \
+        }                                                                                          \
+        return PST_OK;                                                                             \
     }
 
 DEFINE_KERNEL(apply_int8, int8_t, uint8_t, pst_get8, pst_put8, INT_ADD, INT_LESS)
@@ -95,7 +103,8 @@ DEFINE_KERNEL(apply_float64, double, uint64_t, pst_get64, pst_put64, FLOAT_ADD, 
 /* Is the unscaled value outside what `precision` digits hold? */
 static int exceeds(__int128 v, uint8_t precision) {
     __int128 bound = 1;
-    for (uint8_t i = 0; i < precision; i++) bound *= 10;
+    for (uint8_t i = 0; i < precision; i++)
+        bound *= 10;
     return v >= bound || v <= -bound;
 }
 
@@ -105,14 +114,16 @@ static pst_status apply_decimal(pst_batch *b, int32_t column, pst_op op, const p
     const pst_field *f = &t->lay.fields[column];
     for (int64_t i = from; i < to; i++) {
         int64_t at = values->length == 1 ? 0 : i;
-        if (pst_array_is_null(values, at)) continue;
+        if (pst_array_is_null(values, at))
+            continue;
         pst_cell cell;
         uint64_t *row, word[2];
         __int128 old, next;
         pst_array_cell(values, at, &cell);
         memcpy(&next, cell.word, 16);
         pst_status s = writable_row(b, i, &row);
-        if (s) return s;
+        if (s)
+            return s;
         int present = pst_row_has(&t->lay, row, column);
         pst_field_load(f, row, word);
         memcpy(&old, present ? word : f->default_word, 16);
@@ -132,26 +143,35 @@ static pst_status apply_decimal(pst_batch *b, int32_t column, pst_op op, const p
 
 static kernel kernel_of(pst_type type) {
     switch (type) {
-        case PST_INT8: return apply_int8;
-        case PST_INT16: return apply_int16;
-        case PST_INT32:
-        case PST_DATE32: return apply_int32;
-        case PST_INT64:
-        case PST_TIMESTAMP: return apply_int64;
-        case PST_FLOAT32: return apply_float32;
-        case PST_FLOAT64: return apply_float64;
-        case PST_DECIMAL: return apply_decimal;
-        case PST_BOOL:
-        case PST_STRING:
-        case PST_BINARY:
-        case PST_OBJECT: return NULL;
+    case PST_INT8:
+        return apply_int8;
+    case PST_INT16:
+        return apply_int16;
+    case PST_INT32:
+    case PST_DATE32:
+        return apply_int32;
+    case PST_INT64:
+    case PST_TIMESTAMP:
+        return apply_int64;
+    case PST_FLOAT32:
+        return apply_float32;
+    case PST_FLOAT64:
+        return apply_float64;
+    case PST_DECIMAL:
+        return apply_decimal;
+    case PST_BOOL:
+    case PST_STRING:
+    case PST_BINARY:
+    case PST_OBJECT:
+        return NULL;
     }
     return NULL;
 }
 
 static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
-        if (b->slots[i] != PST_NONE) __builtin_prefetch(pst_row(b->t, b->slots[i]), 1);
+        if (b->slots[i] != PST_NONE)
+            __builtin_prefetch(pst_row(b->t, b->slots[i]), 1);
 }
 
 /* Looks the group up, or where an earlier operation did, brings the rows of the next one in. */
@@ -160,17 +180,20 @@ static void bring(pst_batch *b, int64_t from, int64_t to) {
         pst_batch_resolve(b, to);
         return;
     }
-    if (from == 0) prefetch_rows(b, from, to);
+    if (from == 0)
+        prefetch_rows(b, from, to);
     prefetch_rows(b, to, to + PST_GROUP < b->length ? to + PST_GROUP : b->length);
 }
 
 static pst_status check_operand(const pst_batch *b, int32_t column, const pst_array *values) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
-    if (s) return s;
+    if (s)
+        return s;
     pst_no_detail(&t->detail);
     t->detail.column = column;
-    if (column < 0 || column >= t->lay.n_states) return PST_INVALID;
+    if (column < 0 || column >= t->lay.n_states)
+        return PST_INVALID;
     pst_type have = t->schema.states[column].type;
     if (values->type != have && !(have == PST_OBJECT && values->type == PST_BINARY))
         return PST_WRONG_TYPE;
@@ -179,15 +202,19 @@ static pst_status check_operand(const pst_batch *b, int32_t column, const pst_ar
 
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
     pst_status s = check_operand(b, column, values);
-    if (s) return s;
+    if (s)
+        return s;
     kernel run = kernel_of(values->type);
-    if (!run) return PST_WRONG_TYPE;
-    if (op < PST_ADD || op > PST_MAX) return PST_INVALID;
+    if (!run)
+        return PST_WRONG_TYPE;
+    if (op < PST_ADD || op > PST_MAX)
+        return PST_INVALID;
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         bring(b, from, to);
         s = pst_undo_reserve(b->t, PST_GROUP);
-        if (!s) s = run(b, column, op, values, from, to);
+        if (!s)
+            s = run(b, column, op, values, from, to);
     }
     return pst_poison(b->t, s);
 }
@@ -205,17 +232,21 @@ static pst_status put_one(pst_batch *b, int64_t i, int32_t column, const pst_arr
             pst_batch_key(b, i, &key);
             b->slots[i] = pst_index_find(t, &key);
         }
-        if (b->slots[i] == PST_NONE) return PST_OK;
+        if (b->slots[i] == PST_NONE)
+            return PST_OK;
         row = pst_row(t, b->slots[i]);
-        if (!pst_row_has(&t->lay, row, column)) return PST_OK;
+        if (!pst_row_has(&t->lay, row, column))
+            return PST_OK;
         pst_touch(t, b->slots[i], row);
         return pst_row_clear(t, row, column);
     }
     pst_status s = writable_row(b, i, &row);
-    if (s) return s;
+    if (s)
+        return s;
     pst_cell cell;
     pst_array_cell(values, at, &cell);
-    if (f->is_bytes) return pst_row_put_bytes(t, row, column, cell.bytes);
+    if (f->is_bytes)
+        return pst_row_put_bytes(t, row, column, cell.bytes);
     pst_field_store(f, row, cell.word);
     pst_row_mark(t, row, column);
     return PST_OK;
@@ -227,8 +258,10 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         bring(b, from, to);
         s = pst_undo_reserve(b->t, PST_GROUP);
-        for (int64_t i = from; !s && i < to; i++) s = put_one(b, i, column, values);
-        if (s) return pst_poison(b->t, s);
+        for (int64_t i = from; !s && i < to; i++)
+            s = put_one(b, i, column, values);
+        if (s)
+            return pst_poison(b->t, s);
     }
     return s;
 }
@@ -236,8 +269,10 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
 pst_status pst_batch_clear(pst_batch *b, int32_t column) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
-    if (s) return s;
-    if (column < -1 || column >= t->lay.n_states) return PST_INVALID;
+    if (s)
+        return s;
+    if (column < -1 || column >= t->lay.n_states)
+        return PST_INVALID;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         bring(b, from, to);
@@ -246,13 +281,16 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column) {
             pst_key key;
             pst_batch_key(b, i, &key);
             uint32_t slot = b->slots[i] == PST_NONE ? pst_index_find(t, &key) : b->slots[i];
-            if (slot == PST_NONE) continue;
+            if (slot == PST_NONE)
+                continue;
             uint64_t *row = pst_row(t, slot);
-            if (!pst_is_live(row[0])) continue;
+            if (!pst_is_live(row[0]))
+                continue;
             pst_touch(t, slot, row);
             s = column < 0 ? pst_row_delete(t, row) : pst_row_clear(t, row, column);
         }
-        if (s) return pst_poison(t, s);
+        if (s)
+            return pst_poison(t, s);
     }
     return PST_OK;
 }
@@ -266,7 +304,8 @@ static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
         pst_key key;
         pst_batch_key(b, i, &key);
         b->slots[i] = pst_index_find(t, &key);
-        if (b->slots[i] == PST_NONE) return NULL;
+        if (b->slots[i] == PST_NONE)
+            return NULL;
     }
     const uint64_t *row = pst_row(t, b->slots[i]);
     return pst_row_has(&t->lay, row, column) ? row : NULL;
@@ -274,14 +313,17 @@ static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
 
 static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes) {
     pst_status s = pst_batch_usable(b);
-    if (s) return s;
-    if (column < 0 || column >= b->t->lay.n_states) return PST_INVALID;
+    if (s)
+        return s;
+    if (column < 0 || column >= b->t->lay.n_states)
+        return PST_INVALID;
     return b->t->lay.fields[column].is_bytes == is_bytes ? PST_OK : PST_WRONG_TYPE;
 }
 
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {
     pst_status s = check_column(b, column, 0);
-    if (s) return s;
+    if (s)
+        return s;
     const pst_field *f = &b->t->lay.fields[column];
     uint8_t *out = values;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
@@ -302,7 +344,8 @@ pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *va
 pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
                                uint8_t *data) {
     pst_status s = check_column(b, column, 1);
-    if (s) return s;
+    if (s)
+        return s;
     const pst_field *f = &b->t->lay.fields[column];
     int64_t total = 0;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
@@ -311,17 +354,21 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, u
         for (int64_t i = from; i < to; i++) {
             const uint64_t *row = present_row(b, i, column);
             pst_cell cell = {{0, 0}, {NULL, 0}};
-            if (row) pst_field_cell(f, row, b->t->heap, &cell);
+            if (row)
+                pst_field_cell(f, row, b->t->heap, &cell);
             if (data) {
-                if (cell.bytes.size) memcpy(data + total, cell.bytes.data, cell.bytes.size);
+                if (cell.bytes.size)
+                    memcpy(data + total, cell.bytes.data, cell.bytes.size);
             } else {
                 offsets[i] = (int32_t)total;
                 valid[i] = row != NULL;
             }
             total += cell.bytes.size;
-            if (total > INT32_MAX) return PST_TOO_LARGE;
+            if (total > INT32_MAX)
+                return PST_TOO_LARGE;
         }
     }
-    if (!data) offsets[b->length] = (int32_t)total;
+    if (!data)
+        offsets[b->length] = (int32_t)total;
     return PST_OK;
 }

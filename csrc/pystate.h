@@ -54,9 +54,9 @@ typedef enum pst_status {
 
 /* Where a status came from. Fields that do not apply are -1. */
 typedef struct pst_detail {
-    int64_t offset;    /* in the file */
-    int64_t row;       /* in the batch */
-    int32_t column;    /* state column, or key column for PST_WRONG_TYPE on keys */
+    int64_t offset; /* in the file */
+    int64_t row;    /* in the batch */
+    int32_t column; /* state column, or key column for PST_WRONG_TYPE on keys */
     int32_t key_group;
     int32_t sys_errno;
 } pst_detail;
@@ -68,19 +68,19 @@ const char *pst_status_name(pst_status s);
 
 /* Part of the file format: never renumbered. */
 typedef enum pst_type {
-    PST_BOOL = 1,       /* in arrays: bit-packed as Arrow does; in cells: 0 or 1                  */
+    PST_BOOL = 1, /* in arrays: bit-packed as Arrow does; in cells: 0 or 1                  */
     PST_INT8 = 2,
     PST_INT16 = 3,
     PST_INT32 = 4,
     PST_INT64 = 5,
     PST_FLOAT32 = 6,
     PST_FLOAT64 = 7,
-    PST_DATE32 = 8,     /* days since 1970-01-01, 32 bits                                         */
-    PST_TIMESTAMP = 9,  /* microseconds, 64 bits                                                  */
-    PST_DECIMAL = 10,   /* 128 bits, little-endian two's complement, unscaled                     */
-    PST_STRING = 11,    /* UTF-8, 32-bit offsets                                                  */
-    PST_BINARY = 12,    /* bytes, 32-bit offsets                                                  */
-    PST_OBJECT = 13,    /* pickled bytes; only a value, never a key                               */
+    PST_DATE32 = 8,    /* days since 1970-01-01, 32 bits                                         */
+    PST_TIMESTAMP = 9, /* microseconds, 64 bits                                                  */
+    PST_DECIMAL = 10,  /* 128 bits, little-endian two's complement, unscaled                     */
+    PST_STRING = 11,   /* UTF-8, 32-bit offsets                                                  */
+    PST_BINARY = 12,   /* bytes, 32-bit offsets                                                  */
+    PST_OBJECT = 13,   /* pickled bytes; only a value, never a key                               */
 } pst_type;
 
 enum {
@@ -166,7 +166,7 @@ typedef struct pst_lineage {
 typedef struct pst_identity {
     uint8_t boot_id[16];
     uint64_t pid_namespace;
-    uint32_t owner_pid; /* the executor JVM, or the process itself */
+    uint32_t owner_pid;   /* the executor JVM, or the process itself */
     uint64_t owner_start; /* its start time in clock ticks since boot */
     uint8_t application[32];
 } pst_identity;
@@ -175,8 +175,8 @@ typedef struct pst_table_options {
     int32_t max_parallelism;
     int32_t first_key_group; /* inclusive */
     int32_t last_key_group;  /* inclusive */
-    uint64_t limit_bytes;    /* of committed memory; 0: three quarters of the machine's (cgroup's) */
-    const char *path;        /* shared: the table's file; NULL: heap                        */
+    uint64_t limit_bytes; /* of committed memory; 0: three quarters of the machine's (cgroup's) */
+    const char *path;     /* shared: the table's file; NULL: heap                        */
     const pst_identity *identity; /* shared only */
     int32_t lock_timeout_ms;      /* shared only: how long to wait for the lock               */
     int32_t create;               /* shared only: make the file if it is not there           */
@@ -209,16 +209,16 @@ void pst_table_abandon(pst_table *t);
 const pst_detail *pst_table_detail(const pst_table *t);
 
 typedef struct pst_table_stats {
-    uint64_t keys;            /* live rows                                              */
-    uint64_t slots;           /* rows ever taken (live, dead and reusable)              */
-    uint64_t row_bytes;       /* committed for rows                                     */
-    uint64_t index_bytes;     /* in use by the index                                    */
-    uint64_t block_bytes;     /* in use or reusable: strings, bytes, index pages        */
-    uint64_t undo_bytes;      /* committed for undo logs                                */
-    uint64_t ring_bytes;      /* committed for rings of reusable memory                 */
+    uint64_t keys;        /* live rows                                              */
+    uint64_t slots;       /* rows ever taken (live, dead and reusable)              */
+    uint64_t row_bytes;   /* committed for rows                                     */
+    uint64_t index_bytes; /* in use by the index                                    */
+    uint64_t block_bytes; /* in use or reusable: strings, bytes, index pages        */
+    uint64_t undo_bytes;  /* committed for undo logs                                */
+    uint64_t ring_bytes;  /* committed for rings of reusable memory                 */
     uint64_t meta_bytes;
-    uint64_t committed_bytes; /* all of the above as taken from the system              */
-    uint64_t changed_rows;    /* rows touched in the open epoch                         */
+    uint64_t committed_bytes;   /* all of the above as taken from the system              */
+    uint64_t changed_rows;      /* rows touched in the open epoch                         */
     uint64_t recovered_records; /* undo records replayed by the last attach or open     */
     uint64_t recovery_ns;
     uint32_t row_size;
@@ -274,6 +274,16 @@ pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_ar
 
 /* Clears one column, or with column == -1 deletes the keys altogether. */
 pst_status pst_batch_clear(pst_batch *b, int32_t column);
+
+/* The rows touched in the open epoch and alive, as a batch whose keys need no look-up: from
+ * *cursor (0 first) at most `most` of them. PST_NOT_FOUND at the end. Keys that are written while
+ * iterating may or may not be seen. */
+pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
+/* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
+ * batches of pst_batch_changed (others: PST_INVALID). */
+pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid);
+pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, int32_t *offsets,
+                                   uint8_t *valid, uint8_t *data);
 
 /* ---- one key ------------------------------------------------------------------------------- */
 
@@ -334,7 +344,7 @@ const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
  * the call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. */
 typedef struct pst_io {
     void *ctx;
-    int (*write)(void *ctx, const void *data, size_t size); /* append */
+    int (*write)(void *ctx, const void *data, size_t size);              /* append */
     int (*read_at)(void *ctx, uint64_t offset, void *data, size_t size); /* all of it or failure */
     /* Compresses into dst (capacity *dst_size); sets *dst_size, or 0 where that does not pay. */
     int (*compress)(void *ctx, const void *src, size_t size, void *dst, size_t *dst_size);
@@ -353,7 +363,7 @@ typedef struct pst_file_info {
     uint64_t tombstones; /* deletes */
     uint64_t raw_bytes;  /* of all data blocks before compression */
     uint64_t file_bytes;
-    uint64_t checksum;   /* XXH64 of the whole file, what a manifest records */
+    uint64_t checksum; /* XXH64 of the whole file, what a manifest records */
 } pst_file_info;
 
 /* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. */
@@ -373,6 +383,10 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
 /* Writes index, properties and footer, and fills `info` (all fields). */
 pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
 void pst_sst_writer_destroy(pst_sst_writer *w);
+
+/* XXH64 (seed 0) of the whole file, what pst_file_info.checksum holds after writing. PST_CALLBACK,
+ * PST_NO_MEMORY. */
+pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum);
 
 /* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT,
  * PST_NEWER_FORMAT, PST_CALLBACK. */

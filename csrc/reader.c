@@ -39,7 +39,8 @@ static uint64_t start_time(pid_t pid) {
     char path[64], text[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
     FILE *f = fopen(path, "re");
-    if (!f) return 0;
+    if (!f)
+        return 0;
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = 0;
@@ -61,7 +62,8 @@ static int take_pin(pst_header *h, uint64_t epoch) {
     uint64_t me = pin_owner(getpid());
     for (int i = 0; i < PST_PINS; i++) {
         uint64_t owner = pst_acquire64(&h->pins[i].owner);
-        if (owner && pin_owner((pid_t)(owner >> 32)) == owner) continue;
+        if (owner && pin_owner((pid_t)(owner >> 32)) == owner)
+            continue;
         if (!__atomic_compare_exchange_n(&h->pins[i].owner, &owner, me, 0, __ATOMIC_ACQ_REL,
                                          __ATOMIC_RELAXED))
             continue;
@@ -73,7 +75,9 @@ static int take_pin(pst_header *h, uint64_t epoch) {
 
 /* ---- what a reader may believe ------------------------------------------------------------- */
 
-static uint64_t enter(const pst_reader *r) { return pst_acquire64(&r->view->h->rollbacks); }
+static uint64_t enter(const pst_reader *r) {
+    return pst_acquire64(&r->view->h->rollbacks);
+}
 
 /* PST_OK: what was read since enter() returned `before` holds. PST_NOT_FOUND: read again. */
 static pst_status leave(const pst_reader *r, uint64_t before) {
@@ -87,9 +91,9 @@ static pst_status leave(const pst_reader *r, uint64_t before) {
 /* Is [at, at + size) of a space mapped here? A torn name may point anywhere. */
 static int reachable(pst_reader *r, int space, uint64_t at, uint64_t size) {
     pst_arena *a = &r->view->arena;
-    if (r->owns_view && at + size > a->mapped[space]) (void)pst_arena_refresh(a);
-    uint64_t have =
-        r->owns_view ? a->mapped[space] : pst_acquire64(&r->view->h->committed[space]);
+    if (r->owns_view && at + size > a->mapped[space])
+        (void)pst_arena_refresh(a);
+    uint64_t have = r->owns_view ? a->mapped[space] : pst_acquire64(&r->view->h->committed[space]);
     return at + size <= have;
 }
 
@@ -98,7 +102,8 @@ static int reachable(pst_reader *r, int space, uint64_t at, uint64_t size) {
 static int which_newer(const pst_reader *r, uint64_t header) {
     uint32_t stamp = pst_header_stamp(header);
     for (int k = 0; k < 3; k++)
-        if (stamp == r->newer[k]) return k + 1;
+        if (stamp == r->newer[k])
+            return k + 1;
     return 0;
 }
 
@@ -115,18 +120,21 @@ static pst_status copy_row(pst_reader *r, uint32_t slot) {
     int steps = 0;
     for (int k; (k = which_newer(r, header)) != 0; steps++) {
         uint64_t index = header >> 32;
-        if (index == PST_NONE) return PST_NOT_FOUND;
+        if (index == PST_NONE)
+            return PST_NOT_FOUND;
         uint64_t epoch = r->epoch + (uint64_t)k;
         int space = PST_SPACE_UNDO + (int)(epoch % PST_UNDO_LOGS);
         if (steps == 3 || !reachable(r, space, index * lay->record_size, lay->record_size))
             return PST_STALE;
         const uint64_t *record = pst_undo_record(t, pst_undo_log(t, epoch), index);
-        if (pst_get64(record) != slot) return PST_STALE;
+        if (pst_get64(record) != slot)
+            return PST_STALE;
         header = pst_get64(record + 1);
         pst_get_words(r->row + lay->image_offset / 8, record + 2, lay->image_words);
     }
     PST_FENCE(__ATOMIC_ACQUIRE);
-    if (pst_acquire64(row) != now) return PST_STALE;
+    if (pst_acquire64(row) != now)
+        return PST_STALE;
     r->row[0] = header;
     return pst_is_live(header) ? PST_OK : PST_NOT_FOUND;
 }
@@ -137,12 +145,15 @@ static pst_status copy_bytes(pst_reader *r, const uint64_t ref[2], pst_key_buffe
                              size_t *start) {
     uint32_t size = pst_ref_size(ref);
     size_t room = ((size_t)size + 7) / 8 * 8;
-    if (size > PST_MAX_BYTES) return PST_STALE;
+    if (size > PST_MAX_BYTES)
+        return PST_STALE;
     if (to->size + room > to->capacity) {
         size_t capacity = to->capacity ? to->capacity * 2 : 1024;
-        while (capacity < to->size + room) capacity *= 2;
+        while (capacity < to->size + room)
+            capacity *= 2;
         uint8_t *grown = pst_realloc(to->data, capacity);
-        if (!grown) return PST_NO_MEMORY;
+        if (!grown)
+            return PST_NO_MEMORY;
         to->data = grown;
         to->capacity = capacity;
     }
@@ -151,7 +162,8 @@ static pst_status copy_bytes(pst_reader *r, const uint64_t ref[2], pst_key_buffe
         memcpy(to->data + to->size, (const uint8_t *)ref + 4, size);
     } else {
         uint64_t at = (uint64_t)pst_ref_granule(ref) * PST_GRANULE;
-        if (!reachable(r, PST_SPACE_HEAP, at, room)) return PST_STALE;
+        if (!reachable(r, PST_SPACE_HEAP, at, room))
+            return PST_STALE;
         const uint64_t *from = (const uint64_t *)(const void *)(r->view->heap + at);
         for (size_t i = 0; i < room / 8; i++) {
             uint64_t word = pst_get64(from + i);
@@ -173,11 +185,12 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
     r->bytes.size = 0;
     if (t->lay.key_kind == PST_KEY_BYTES) {
         s = copy_bytes(r, k + 1, &r->bytes, &starts[PST_MAX_STATES]);
-        if (s) return s;
+        if (s)
+            return s;
         record->hash = k[0];
     } else {
-        record->hash = null ? PST_HASH_SEED
-                            : pst_hash_word(t->schema.keys[0].type, k[0], PST_HASH_SEED);
+        record->hash =
+            null ? PST_HASH_SEED : pst_hash_word(t->schema.keys[0].type, k[0], PST_HASH_SEED);
     }
     record->key_group = pst_group_of(t, record->hash);
     record->op = PST_PUT;
@@ -185,19 +198,22 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
     for (uint64_t left = record->present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         const pst_field *f = &t->lay.fields[i];
-        if (i >= t->lay.n_states) return PST_STALE;
+        if (i >= t->lay.n_states)
+            return PST_STALE;
         if (!f->is_bytes) {
             pst_field_load(f, r->row, record->cells[i].word);
             continue;
         }
         const uint64_t *ref = r->row + f->offset / 8;
         s = copy_bytes(r, ref, &r->bytes, &starts[i]);
-        if (s) return s;
+        if (s)
+            return s;
         refs[i] = ref[0];
     }
     for (uint64_t left = record->present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
-        if (!t->lay.fields[i].is_bytes) continue;
+        if (!t->lay.fields[i].is_bytes)
+            continue;
         record->cells[i].bytes = (pst_bytes){r->bytes.data + starts[i], (uint32_t)refs[i]};
     }
     pst_bytes key = {NULL, 0};
@@ -211,12 +227,16 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
 
 static int copied_key_matches(pst_reader *r, const pst_key *key) {
     const uint64_t *k = r->row + r->view->lay.key_offset / 8;
-    if (((uint32_t)r->row[0] & PST_FLAG_NULL_KEY) != key->null) return 0;
-    if (r->view->lay.key_kind == PST_KEY_WORD) return k[0] == key->word;
-    if (k[0] != key->hash || pst_ref_size(k + 1) != key->bytes.size) return 0;
+    if (((uint32_t)r->row[0] & PST_FLAG_NULL_KEY) != key->null)
+        return 0;
+    if (r->view->lay.key_kind == PST_KEY_WORD)
+        return k[0] == key->word;
+    if (k[0] != key->hash || pst_ref_size(k + 1) != key->bytes.size)
+        return 0;
     size_t start;
     r->bytes.size = 0;
-    if (copy_bytes(r, k + 1, &r->bytes, &start)) return 0;
+    if (copy_bytes(r, k + 1, &r->bytes, &start))
+        return 0;
     return !key->bytes.size || !memcmp(r->bytes.data + start, key->bytes.data, key->bytes.size);
 }
 
@@ -229,17 +249,24 @@ static pst_status find_row(pst_reader *r, const pst_key *key) {
     for (uint32_t n = 0, at = home; n < shard->capacity;
          n++, at = at + 1 == shard->capacity ? 0 : at + 1) {
         uint64_t names = (uint64_t)shard->table * PST_GRANULE + at / PST_PAGE_ENTRIES * 4;
-        if (!reachable(r, PST_SPACE_HEAP, names, 4)) return PST_STALE;
+        if (!reachable(r, PST_SPACE_HEAP, names, 4))
+            return PST_STALE;
         uint64_t page = (uint64_t)pst_get32(t->heap + names) * PST_GRANULE;
         uint64_t cell = page + (uint64_t)(at % PST_PAGE_ENTRIES) * 8;
-        if (!reachable(r, PST_SPACE_HEAP, cell, 8)) return PST_STALE;
+        if (!reachable(r, PST_SPACE_HEAP, cell, 8))
+            return PST_STALE;
         uint64_t e = pst_acquire64(t->heap + cell);
-        if (!e) return PST_NOT_FOUND;
-        if (e >> 32 != tag || e == PST_TOMBSTONE) continue;
+        if (!e)
+            return PST_NOT_FOUND;
+        if (e >> 32 != tag || e == PST_TOMBSTONE)
+            continue;
         pst_status s = copy_row(r, pst_entry_slot(e));
-        if (s == PST_NOT_FOUND) continue;
-        if (s) return s;
-        if (copied_key_matches(r, key)) return PST_OK;
+        if (s == PST_NOT_FOUND)
+            continue;
+        if (s)
+            return s;
+        if (copied_key_matches(r, key))
+            return PST_OK;
     }
     return PST_NOT_FOUND;
 }
@@ -254,16 +281,21 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *cells, uint32_t nulls,
     pst_key key;
     const pst_table *t = r->view;
     pst_status s = pst_key_encode(&t->schema, cells, nulls, &r->key, &key);
-    if (s) return s;
+    if (s)
+        return s;
     int32_t group = pst_group_of(t, key.hash);
-    if (group < t->first_key_group || group > t->last_key_group) return PST_WRONG_KEY_GROUP;
+    if (group < t->first_key_group || group > t->last_key_group)
+        return PST_WRONG_KEY_GROUP;
     for (;;) {
         uint64_t before = enter(r);
         s = get_once(r, &key, record);
-        if (s == PST_NO_MEMORY) return s;
+        if (s == PST_NO_MEMORY)
+            return s;
         pst_status valid = leave(r, before);
-        if (valid == PST_SNAPSHOT_TOO_OLD) return valid;
-        if (!valid && s != PST_STALE) return s;
+        if (valid == PST_SNAPSHOT_TOO_OLD)
+            return valid;
+        if (!valid && s != PST_STALE)
+            return s;
     }
 }
 
@@ -271,13 +303,18 @@ pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) 
     while (*cursor < r->slots) {
         uint64_t before = enter(r);
         pst_status s = copy_row(r, (uint32_t)*cursor);
-        if (!s) s = fill_record(r, record);
-        if (s == PST_NO_MEMORY) return s;
+        if (!s)
+            s = fill_record(r, record);
+        if (s == PST_NO_MEMORY)
+            return s;
         pst_status valid = leave(r, before);
-        if (valid == PST_SNAPSHOT_TOO_OLD) return valid;
-        if (valid || s == PST_STALE) continue;
+        if (valid == PST_SNAPSHOT_TOO_OLD)
+            return valid;
+        if (valid || s == PST_STALE)
+            continue;
         ++*cursor;
-        if (!s) return s;
+        if (!s)
+            return s;
     }
     return PST_NOT_FOUND;
 }
@@ -289,12 +326,14 @@ static pst_status pin_epoch(pst_reader *r) {
     size_t n = h->shards;
     r->shards = pst_malloc(n * sizeof *r->shards);
     r->row = pst_malloc(r->view->lay.row_size);
-    if (!r->shards || !r->row) return PST_NO_MEMORY;
+    if (!r->shards || !r->row)
+        return PST_NO_MEMORY;
     for (;;) {
         r->undone = pst_acquire64(&h->undone);
         uint64_t before = enter(r);
         r->epoch = pst_acquire64(&h->sealed);
-        for (uint64_t k = 0; k < 3; k++) r->newer[k] = pst_stamp(r->epoch + 1 + k) << 8;
+        for (uint64_t k = 0; k < 3; k++)
+            r->newer[k] = pst_stamp(r->epoch + 1 + k) << 8;
         const pst_meta *m = pst_meta_of(r->view, r->epoch);
         for (size_t i = 0; i < n * sizeof *r->shards / 4; i++)
             ((uint32_t *)r->shards)[i] = pst_get32((const uint32_t *)m->shards + i);
@@ -303,7 +342,8 @@ static pst_status pin_epoch(pst_reader *r) {
         pst_get_words(words, (const uint64_t *)(const void *)&m->lineage, sizeof words / 8);
         memcpy(&r->lineage, words, sizeof words);
         pst_status s = leave(r, before);
-        if (!s) break;
+        if (!s)
+            break;
     }
     r->pin = take_pin(h, r->epoch);
     return PST_OK;
@@ -313,14 +353,16 @@ pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const cha
                            pst_reader **reader, pst_detail *detail) {
     pst_reader *r = pst_calloc(1, sizeof *r);
     pst_status s = PST_OK;
-    if (!r) return PST_NO_MEMORY;
+    if (!r)
+        return PST_NO_MEMORY;
     r->pin = -1;
     r->view = table;
     if (!table) {
         s = pst_table_map_view(schema, path, &r->view, detail);
         r->owns_view = s == PST_OK;
     }
-    if (!s) s = pin_epoch(r);
+    if (!s)
+        s = pin_epoch(r);
     if (s) {
         pst_reader_close(r);
         return s;
@@ -330,9 +372,12 @@ pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const cha
 }
 
 void pst_reader_close(pst_reader *r) {
-    if (!r) return;
-    if (r->pin >= 0) pst_release64(&r->view->h->pins[r->pin].owner, 0);
-    if (r->owns_view) pst_table_abandon(r->view);
+    if (!r)
+        return;
+    if (r->pin >= 0)
+        pst_release64(&r->view->h->pins[r->pin].owner, 0);
+    if (r->owns_view)
+        pst_table_abandon(r->view);
     pst_free(r->shards);
     pst_free(r->row);
     pst_free(r->key.data);
@@ -340,4 +385,6 @@ void pst_reader_close(pst_reader *r) {
     pst_free(r);
 }
 
-const pst_lineage *pst_reader_lineage(const pst_reader *r) { return &r->lineage; }
+const pst_lineage *pst_reader_lineage(const pst_reader *r) {
+    return &r->lineage;
+}

@@ -49,7 +49,8 @@ enum { INFO_DELETE = 1, INFO_NULL = 2 };
 
 pst_pool *pst_pool_create(void) {
     pst_pool *p = pst_calloc(1, sizeof *p);
-    if (!p) return NULL;
+    if (!p)
+        return NULL;
     if (pthread_mutex_init(&p->lock, NULL)) {
         pst_free(p);
         return NULL;
@@ -62,27 +63,33 @@ static void pool_drop(pst_pool *p) {
     pthread_mutex_lock(&p->lock);
     int left = --p->references;
     pthread_mutex_unlock(&p->lock);
-    if (left) return;
-    for (int i = 0; i < p->n; i++) pst_free(p->spare[i].words);
+    if (left)
+        return;
+    for (int i = 0; i < p->n; i++)
+        pst_free(p->spare[i].words);
     pthread_mutex_destroy(&p->lock);
     pst_free(p);
 }
 
 void pst_pool_release(pst_pool *p) {
-    if (p) pool_drop(p);
+    if (p)
+        pool_drop(p);
 }
 
 static pst_status pool_take(pst_pool *p, size_t words, buffer *b) {
     *b = (buffer){NULL, 0};
     pthread_mutex_lock(&p->lock);
     p->references++;
-    if (p->n) *b = p->spare[--p->n];
+    if (p->n)
+        *b = p->spare[--p->n];
     pthread_mutex_unlock(&p->lock);
-    if (b->capacity >= words) return PST_OK;
+    if (b->capacity >= words)
+        return PST_OK;
     pst_free(b->words);
     b->capacity = words;
     b->words = pst_malloc(words * sizeof *b->words);
-    if (b->words) return PST_OK;
+    if (b->words)
+        return PST_OK;
     pool_drop(p);
     return PST_NO_MEMORY;
 }
@@ -101,28 +108,39 @@ static void pool_give(pst_pool *p, buffer b, size_t used) {
 }
 
 void pst_sealed_destroy(pst_sealed *s) {
-    if (!s) return;
-    if (s->entries.words) pool_give(s->pool, s->entries, s->n_words);
+    if (!s)
+        return;
+    if (s->entries.words)
+        pool_give(s->pool, s->entries, s->n_words);
     pst_free(s->bytes.data);
     pst_schema_clear(&s->schema);
     pst_free(s);
 }
 
-uint64_t pst_sealed_rows(const pst_sealed *s) { return s->rows; }
-uint64_t pst_sealed_bytes(const pst_sealed *s) { return s->logical_bytes; }
-const pst_lineage *pst_sealed_lineage(const pst_sealed *s) { return &s->lineage; }
+uint64_t pst_sealed_rows(const pst_sealed *s) {
+    return s->rows;
+}
+uint64_t pst_sealed_bytes(const pst_sealed *s) {
+    return s->logical_bytes;
+}
+const pst_lineage *pst_sealed_lineage(const pst_sealed *s) {
+    return &s->lineage;
+}
 
 static pst_status keep_bytes(pst_sealed *s, const uint8_t *data, uint32_t size, uint64_t *to) {
     pst_key_buffer *b = &s->bytes;
     if (b->size + size > b->capacity) {
         size_t capacity = b->capacity ? b->capacity * 2 : 4096;
-        while (capacity < b->size + size) capacity *= 2;
+        while (capacity < b->size + size)
+            capacity *= 2;
         uint8_t *grown = pst_realloc(b->data, capacity);
-        if (!grown) return PST_NO_MEMORY;
+        if (!grown)
+            return PST_NO_MEMORY;
         b->data = grown;
         b->capacity = capacity;
     }
-    if (size) memcpy(b->data + b->size, data, size);
+    if (size)
+        memcpy(b->data + b->size, data, size);
     to[0] = b->size;
     to[1] = size;
     b->size += size;
@@ -149,7 +167,8 @@ static uint64_t compare_images(const pst_table *t, const uint64_t *row, const ui
             pst_bytes old = {pst_ref_data(t->heap, b), pst_ref_size(b)};
             same = pst_ref_equals(t->heap, a, old);
         }
-        if (!same) changed |= UINT64_C(1) << i;
+        if (!same)
+            changed |= UINT64_C(1) << i;
     }
     return changed;
 }
@@ -164,7 +183,8 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
     s->logical_bytes += 8;
     if (s->key_kind == PST_KEY_BYTES) {
         st = keep_bytes(s, pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1), w);
-        if (st) return st;
+        if (st)
+            return st;
         s->logical_bytes += w[1] - 8;
         w += 2;
     }
@@ -180,13 +200,15 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
             uint64_t word[2];
             pst_field_load(f, row, word);
             *w++ = word[0];
-            if (f->width == 16) *w++ = word[1];
+            if (f->width == 16)
+                *w++ = word[1];
             s->logical_bytes += f->width;
             continue;
         }
         const uint64_t *ref = (const uint64_t *)((const uint8_t *)row + f->offset);
         st = keep_bytes(s, pst_ref_data(t->heap, ref), pst_ref_size(ref), w);
-        if (st) return st;
+        if (st)
+            return st;
         s->logical_bytes += w[1];
         w += 2;
     }
@@ -204,10 +226,12 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
         uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
         uint64_t after = pst_presence(&t->lay, row);
         uint64_t changed = (before ^ after) | compare_images(t, row, record + 2, before & after);
-        if (!changed) continue;
-        pst_status st = after ? emit(s, t, row, 0, changed, changed & after)
-                              : emit(s, t, row, 1, 0, 0);
-        if (st) return st;
+        if (!changed)
+            continue;
+        pst_status st =
+            after ? emit(s, t, row, 0, changed, changed & after) : emit(s, t, row, 1, 0, 0);
+        if (st)
+            return st;
     }
     return PST_OK;
 }
@@ -222,10 +246,12 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint32_t from = before->rings[PST_RING_SLOTS].head, to = t->m->rings[PST_RING_SLOTS].head;
     size_t per_row = 1 + (s->key_kind == PST_KEY_BYTES ? 2u : 0u) + (s->wide ? 2u : 0u);
-    for (int32_t i = 0; i < t->lay.n_states; i++) per_row += t->lay.fields[i].width == 16 ? 2 : 1;
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        per_row += t->lay.fields[i].width == 16 ? 2 : 1;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
     pst_status st = pool_take(t->pool, rows * (per_row + 1) + 1, &s->entries);
-    if (st) return st;
+    if (st)
+        return st;
     s->pool = t->pool;
     st = gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++)
@@ -237,7 +263,8 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
     pst_sealed *s = pst_calloc(1, sizeof *s);
-    if (!s) return PST_NO_MEMORY;
+    if (!s)
+        return PST_NO_MEMORY;
     pst_status st = pst_schema_copy(&t->schema, &s->schema);
     if (!st) {
         s->lineage = *lineage;
@@ -264,12 +291,16 @@ typedef struct item {
 } item;
 
 static uint64_t entry_hash(const pst_sealed *s, const uint64_t *w) {
-    if (s->key_kind == PST_KEY_BYTES) return w[0];
-    if (w[1] & INFO_NULL) return PST_HASH_SEED;
+    if (s->key_kind == PST_KEY_BYTES)
+        return w[0];
+    if (w[1] & INFO_NULL)
+        return PST_HASH_SEED;
     return pst_hash_word(s->schema.keys[0].type, w[0], PST_HASH_SEED);
 }
 
-static int is_wide_value(pst_type type) { return type == PST_DECIMAL || !pst_type_width(type); }
+static int is_wide_value(pst_type type) {
+    return type == PST_DECIMAL || !pst_type_width(type);
+}
 
 /* Decodes the entry at w; returns the word after it. */
 static const uint64_t *decode(const pst_sealed *s, const uint64_t *w, pst_record *r,
@@ -322,15 +353,18 @@ static item *radix_sort(item *a, item *b, size_t n) {
     enum { DIGIT = 11, BUCKETS = 1 << DIGIT };
     for (int shift = 0; shift < 64; shift += DIGIT) {
         size_t count[BUCKETS] = {0};
-        for (size_t i = 0; i < n; i++) count[a[i].order >> shift & (BUCKETS - 1)]++;
-        if (count[a[0].order >> shift & (BUCKETS - 1)] == n) continue;
+        for (size_t i = 0; i < n; i++)
+            count[a[i].order >> shift & (BUCKETS - 1)]++;
+        if (count[a[0].order >> shift & (BUCKETS - 1)] == n)
+            continue;
         size_t sum = 0;
         for (int k = 0; k < BUCKETS; k++) {
             size_t c = count[k];
             count[k] = sum;
             sum += c;
         }
-        for (size_t i = 0; i < n; i++) b[count[a[i].order >> shift & (BUCKETS - 1)]++] = a[i];
+        for (size_t i = 0; i < n; i++)
+            b[count[a[i].order >> shift & (BUCKETS - 1)]++] = a[i];
         item *swap = a;
         a = b;
         b = swap;
@@ -341,7 +375,8 @@ static item *radix_sort(item *a, item *b, size_t n) {
 static int comes_before(const pst_sealed *s, uint64_t a, uint64_t b) {
     const uint64_t *x = s->entries.words + a, *y = s->entries.words + b;
     uint64_t hx = entry_hash(s, x), hy = entry_hash(s, y);
-    if (hx != hy) return hx < hy;
+    if (hx != hy)
+        return hx < hy;
     pst_record rx, ry;
     pst_status st;
     (void)decode(s, x, &rx, &st);
@@ -354,9 +389,8 @@ static int comes_before(const pst_sealed *s, uint64_t a, uint64_t b) {
  * that was made to collide. */
 static void settle_ties(const pst_sealed *s, item *a, size_t n) {
     for (size_t i = 1; i < n; i++)
-        for (size_t k = i; k > 0 && a[k].order == a[k - 1].order &&
-                           comes_before(s, a[k].at, a[k - 1].at);
-             k--) {
+        for (size_t k = i;
+             k > 0 && a[k].order == a[k - 1].order && comes_before(s, a[k].at, a[k - 1].at); k--) {
             item swap = a[k];
             a[k] = a[k - 1];
             a[k - 1] = swap;
@@ -365,15 +399,18 @@ static void settle_ties(const pst_sealed *s, item *a, size_t n) {
 
 static pst_status write_sorted(const pst_sealed *s, const item *items, pst_sst_writer *writer) {
     pst_record *r = pst_malloc(sizeof *r);
-    if (!r) return PST_NO_MEMORY;
+    if (!r)
+        return PST_NO_MEMORY;
     pst_status st = PST_OK;
     for (size_t i = 0; !st && i < s->rows; i++) {
-        if (i + AHEAD < s->rows) __builtin_prefetch(s->entries.words + items[i + AHEAD].at);
+        if (i + AHEAD < s->rows)
+            __builtin_prefetch(s->entries.words + items[i + AHEAD].at);
         const uint64_t *w = s->entries.words + items[i].at;
         (void)decode(s, w, r, &st);
         r->hash = entry_hash(s, w);
         r->key_group = pst_key_group(r->hash, s->max_parallelism);
-        if (!st) st = pst_sst_writer_add(writer, r);
+        if (!st)
+            st = pst_sst_writer_add(writer, r);
     }
     pst_free(r);
     return st;
@@ -387,7 +424,8 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
                          .last_key_group = s->last_key_group};
     size_t n = (size_t)s->rows;
     item *items = pst_malloc(2 * n * sizeof *items);
-    if (!items) return PST_NO_MEMORY;
+    if (!items)
+        return PST_NO_MEMORY;
     const uint64_t *w = s->entries.words;
     for (size_t i = 0; i < n; i++) {
         uint64_t hash = entry_hash(s, w);
@@ -399,10 +437,13 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     settle_ties(s, sorted, n);
     pst_sst_writer *writer = NULL;
     pst_status st = pst_sst_writer_create(&s->schema, &out, io, &writer);
-    if (!st) st = write_sorted(s, sorted, writer);
-    if (!st) st = pst_sst_writer_finish(writer, &out);
+    if (!st)
+        st = write_sorted(s, sorted, writer);
+    if (!st)
+        st = pst_sst_writer_finish(writer, &out);
     pst_sst_writer_destroy(writer);
     pst_free(items);
-    if (!st) *info = out;
+    if (!st)
+        *info = out;
     return st;
 }

@@ -22,9 +22,10 @@
 
 #ifdef PST_CRASH_POINTS
 extern void (*pst_crash_hook)(void);
-#define PST_POINT()                         \
-    do {                                    \
-        if (pst_crash_hook) pst_crash_hook(); \
+#define PST_POINT()                                                                                \
+    do {                                                                                           \
+        if (pst_crash_hook)                                                                        \
+            pst_crash_hook();                                                                      \
     } while (0)
 #else
 #define PST_POINT() ((void)0)
@@ -84,12 +85,14 @@ static inline uint64_t pst_acquire64(const void *p) {
 
 /* n words from private or immutable memory into the table. */
 static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
-    for (size_t i = 0; i < n; i++) pst_put64(dst + i, src[i]);
+    for (size_t i = 0; i < n; i++)
+        pst_put64(dst + i, src[i]);
 }
 
 /* n words of the table into private memory, beside a writer. */
 static inline void pst_get_words(uint64_t *dst, const uint64_t *src, size_t n) {
-    for (size_t i = 0; i < n; i++) dst[i] = pst_get64(src + i);
+    for (size_t i = 0; i < n; i++)
+        dst[i] = pst_get64(src + i);
 }
 
 #endif

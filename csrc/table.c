@@ -18,7 +18,9 @@
 
 enum { LEAST_SHARDS = 16, PAGE = 4096 };
 
-static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+static uint64_t round_up(uint64_t n, uint64_t to) {
+    return (n + to - 1) / to * to;
+}
 
 /* ---- geometry ------------------------------------------------------------------------------ */
 
@@ -35,7 +37,8 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
         for (int32_t i = 0; i < schema->n_states; i++) {
             const pst_column *c = &schema->states[i];
             uint32_t own = pst_type_width(c->type), wide = own ? own : 16;
-            if (wide != width) continue;
+            if (wide != width)
+                continue;
             lay->fields[i] = (pst_field){at,
                                          (uint8_t)width,
                                          own == 0,
@@ -52,7 +55,8 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
 
 static uint32_t shard_bits(int32_t groups) {
     uint32_t bits = 0;
-    while ((uint32_t)groups << bits < LEAST_SHARDS) bits++;
+    while ((uint32_t)groups << bits < LEAST_SHARDS)
+        bits++;
     return bits;
 }
 
@@ -78,7 +82,8 @@ static uint64_t reserve_for(uint64_t limit) {
     uint64_t reserve = round_up(limit, (uint64_t)1 << 26);
     if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY) {
         uint64_t most = (uint64_t)as.rlim_cur / 20 / ((uint64_t)1 << 20) * ((uint64_t)1 << 20);
-        if (reserve > most) reserve = most;
+        if (reserve > most)
+            reserve = most;
     }
     return reserve < ((uint64_t)1 << 22) ? (uint64_t)1 << 22 : reserve;
 }
@@ -96,13 +101,15 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     uint32_t shards = groups << t->subshard_bits;
     uint64_t reserve = reserve_for(limit);
     pst_status s = pst_arena_map(&t->arena, fd, head_size(shards), reserve, limit, 1);
-    if (s) return s;
+    if (s)
+        return s;
     bind(t);
     pst_header *h = t->h;
     h->format = PST_TABLE_FORMAT;
     h->row_size = t->lay.row_size;
     h->fingerprint = fingerprint(t);
-    if (o->identity) h->identity = *o->identity;
+    if (o->identity)
+        h->identity = *o->identity;
     h->max_parallelism = t->max_parallelism;
     h->first_key_group = t->first_key_group;
     h->last_key_group = t->last_key_group;
@@ -130,10 +137,13 @@ static int header_fits(const pst_table *t, const pst_header *h, const pst_identi
 static pst_status map_existing(pst_table *t, const pst_table_options *o, int fd, uint64_t limit) {
     pst_header h;
     ssize_t got = pread(fd, &h, sizeof h, 0);
-    if (got < 0) return PST_IO;
-    if ((size_t)got < sizeof h || !header_fits(t, &h, o->identity)) return PST_MISMATCH;
+    if (got < 0)
+        return PST_IO;
+    if ((size_t)got < sizeof h || !header_fits(t, &h, o->identity))
+        return PST_MISMATCH;
     pst_status s = pst_arena_map(&t->arena, fd, head_size(h.shards), h.reserve, limit, 0);
-    if (s) return s;
+    if (s)
+        return s;
     bind(t);
     return pst_arena_refresh(&t->arena);
 }
@@ -149,7 +159,8 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t
                               int *created) {
     size_t size = strlen(o->path) + 1;
     t->path = pst_malloc(size);
-    if (!t->path) return PST_NO_MEMORY;
+    if (!t->path)
+        return PST_NO_MEMORY;
     memcpy(t->path, o->path, size);
     for (;;) {
         int fd = open(o->path, O_RDWR | O_CLOEXEC | (o->create ? O_CREAT : 0), 0600);
@@ -170,12 +181,15 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t
         if (is_current(o->path, fd)) {
             struct stat st;
             uint64_t magic = 0;
-            if (fstat(fd, &st)) return PST_IO;
+            if (fstat(fd, &st))
+                return PST_IO;
             /* A creation that was cut short has no magic yet: nobody can have used it. */
             int fresh = pread(fd, &magic, 8, 0) < 8 || magic == 0;
             *created = fresh;
-            if (!fresh) return map_existing(t, o, fd, limit);
-            if (st.st_size && ftruncate(fd, 0)) return PST_IO;
+            if (!fresh)
+                return map_existing(t, o, fd, limit);
+            if (st.st_size && ftruncate(fd, 0))
+                return PST_IO;
             return initialise(t, o, fd, limit);
         }
         pst_lock_close(t->lock_slot); /* somebody discarded and replaced the file */
@@ -184,9 +198,12 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t
 }
 
 static pst_status check_options(const pst_table_options *o) {
-    if (o->max_parallelism < 1 || o->max_parallelism > 32768) return PST_INVALID;
-    if (o->first_key_group < 0 || o->first_key_group > o->last_key_group) return PST_INVALID;
-    if (o->last_key_group >= o->max_parallelism) return PST_INVALID;
+    if (o->max_parallelism < 1 || o->max_parallelism > 32768)
+        return PST_INVALID;
+    if (o->first_key_group < 0 || o->first_key_group > o->last_key_group)
+        return PST_INVALID;
+    if (o->last_key_group >= o->max_parallelism)
+        return PST_INVALID;
     return o->path && !o->identity ? PST_INVALID : PST_OK;
 }
 
@@ -202,17 +219,22 @@ static void set_key_groups(pst_table *t, int32_t max_parallelism, int32_t first,
 static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_table_options *o,
                              int *created) {
     pst_status s = pst_schema_check(schema);
-    if (!s) s = check_options(o);
-    if (!s) s = pst_schema_copy(schema, &t->schema);
-    if (s) return s;
+    if (!s)
+        s = check_options(o);
+    if (!s)
+        s = pst_schema_copy(schema, &t->schema);
+    if (s)
+        return s;
     lay_out(schema, &t->lay);
     set_key_groups(t, o->max_parallelism, o->first_key_group, o->last_key_group);
     t->pool = pst_pool_create();
-    if (!t->pool) return PST_NO_MEMORY;
+    if (!t->pool)
+        return PST_NO_MEMORY;
     uint64_t limit = o->limit_bytes ? o->limit_bytes : pst_default_limit();
     *created = 1;
     s = o->path ? open_shared(t, o, limit, created) : initialise(t, o, -1, limit);
-    if (s) return s;
+    if (s)
+        return s;
     t->attached = 1;
     pst_epoch_recover(t);
     return PST_OK;
@@ -221,7 +243,8 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail) {
     pst_table *t = pst_calloc(1, sizeof *t);
-    if (!t) return PST_NO_MEMORY;
+    if (!t)
+        return PST_NO_MEMORY;
     t->lock_slot = -1;
     t->arena.fd = -1;
     pst_no_detail(&t->detail);
@@ -235,7 +258,8 @@ pst_status pst_table_open(const pst_schema *schema, const pst_table_options *opt
         pst_table_close(t);
         return s;
     }
-    if (created) *created = fresh;
+    if (created)
+        *created = fresh;
     *table = t;
     return PST_OK;
 }
@@ -243,11 +267,15 @@ pst_status pst_table_open(const pst_schema *schema, const pst_table_options *opt
 static pst_status map_view(pst_table *t, const pst_schema *schema, int fd) {
     pst_header h;
     pst_status s = pst_schema_check(schema);
-    if (!s) s = pst_schema_copy(schema, &t->schema);
-    if (s) return s;
+    if (!s)
+        s = pst_schema_copy(schema, &t->schema);
+    if (s)
+        return s;
     ssize_t got = pread(fd, &h, sizeof h, 0);
-    if (got < 0) return PST_IO;
-    if ((size_t)got < sizeof h) return PST_MISMATCH;
+    if (got < 0)
+        return PST_IO;
+    if ((size_t)got < sizeof h)
+        return PST_MISMATCH;
     lay_out(schema, &t->lay);
     set_key_groups(t, h.max_parallelism, h.first_key_group, h.last_key_group);
     /* The state words move while they are copied; the rest says whether the file is ours. */
@@ -255,7 +283,8 @@ static pst_status map_view(pst_table *t, const pst_schema *schema, int fd) {
         h.fingerprint != fingerprint(t))
         return PST_MISMATCH;
     s = pst_arena_map(&t->arena, fd, head_size(h.shards), h.reserve, UINT64_MAX, 0);
-    if (s) return s;
+    if (s)
+        return s;
     bind(t);
     return pst_arena_refresh(&t->arena);
 }
@@ -263,14 +292,16 @@ static pst_status map_view(pst_table *t, const pst_schema *schema, int fd) {
 pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
                               pst_detail *detail) {
     pst_table *t = pst_calloc(1, sizeof *t);
-    if (!t) return PST_NO_MEMORY;
+    if (!t)
+        return PST_NO_MEMORY;
     t->lock_slot = -1;
     int fd = open(path, O_RDWR | O_CLOEXEC);
     int err = errno;
     pst_status s = fd < 0 ? err == ENOENT ? PST_NOT_FOUND : PST_IO : map_view(t, schema, fd);
     if (!s) {
         t->lock_slot = pst_lock_register(fd);
-        if (t->lock_slot < 0) s = PST_NO_MEMORY;
+        if (t->lock_slot < 0)
+            s = PST_NO_MEMORY;
     }
     if (!s) {
         *view = t;
@@ -280,14 +311,17 @@ pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_ta
         pst_no_detail(detail);
         detail->sys_errno = fd < 0 ? err : t->arena.last_errno;
     }
-    if (t->lock_slot < 0 && fd >= 0) close(fd);
+    if (t->lock_slot < 0 && fd >= 0)
+        close(fd);
     pst_table_abandon(t);
     return s;
 }
 
 pst_status pst_table_detach(pst_table *t) {
-    if (t->arena.fd < 0 || !t->attached) return PST_INVALID;
-    if (pst_table_dirty(t) || t->poisoned) (void)pst_table_rollback(t, 0);
+    if (t->arena.fd < 0 || !t->attached)
+        return PST_INVALID;
+    if (pst_table_dirty(t) || t->poisoned)
+        (void)pst_table_rollback(t, 0);
     t->attached = 0;
     t->generation++;
     t->current.generation = 0;
@@ -296,7 +330,8 @@ pst_status pst_table_detach(pst_table *t) {
 }
 
 pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
-    if (t->arena.fd < 0 || t->attached) return PST_INVALID;
+    if (t->arena.fd < 0 || t->attached)
+        return PST_INVALID;
     pst_status s = pst_lock_take(t->arena.fd, lock_timeout_ms);
     if (s) {
         t->detail.sys_errno = errno;
@@ -304,7 +339,8 @@ pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
     }
     if (!is_current(t->path, t->arena.fd) || !header_fits(t, t->h, &t->h->identity))
         s = PST_MISMATCH;
-    if (!s) s = pst_arena_refresh(&t->arena);
+    if (!s)
+        s = pst_arena_refresh(&t->arena);
     if (s) {
         t->detail.sys_errno = t->arena.last_errno;
         pst_lock_release(t->arena.fd);
@@ -317,7 +353,8 @@ pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
 
 static void free_table(pst_table *t) {
     pst_arena_unmap(&t->arena);
-    if (t->lock_slot >= 0) pst_lock_close(t->lock_slot);
+    if (t->lock_slot >= 0)
+        pst_lock_close(t->lock_slot);
     pst_pool_release(t->pool);
     pst_schema_clear(&t->schema);
     pst_free(t->current_bytes.data);
@@ -326,16 +363,21 @@ static void free_table(pst_table *t) {
 }
 
 void pst_table_close(pst_table *t) {
-    if (!t) return;
-    if (t->attached && t->arena.fd >= 0) (void)pst_table_detach(t);
+    if (!t)
+        return;
+    if (t->attached && t->arena.fd >= 0)
+        (void)pst_table_detach(t);
     free_table(t);
 }
 
 void pst_table_abandon(pst_table *t) {
-    if (t) free_table(t);
+    if (t)
+        free_table(t);
 }
 
-const pst_detail *pst_table_detail(const pst_table *t) { return &t->detail; }
+const pst_detail *pst_table_detail(const pst_table *t) {
+    return &t->detail;
+}
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
     const pst_header *h = t->h;

@@ -85,9 +85,9 @@ struct pst_table {
     int32_t last_key_group;
     uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
     uint32_t subshard_bits;
-    int hot;        /* some chain of the open epoch is not empty */
-    int deaths;     /* a row may have died in the open epoch */
-    int attached;   /* the lock is held (shared), or heap */
+    int hot;      /* some chain of the open epoch is not empty */
+    int deaths;   /* a row may have died in the open epoch */
+    int attached; /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
     pst_row_layout lay;
@@ -125,22 +125,27 @@ static inline uint64_t pst_make_header(uint32_t flags, uint32_t shifted_stamp, u
     return (uint64_t)undo << 32 | shifted_stamp | (flags & 0xFFu);
 }
 
-static inline int pst_is_live(uint64_t header) { return ((uint32_t)header & 0xFEu) != 0; }
+static inline int pst_is_live(uint64_t header) {
+    return ((uint32_t)header & 0xFEu) != 0;
+}
 
 static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *row) {
-    if (!lay->wide) return (row[0] >> 1) & 0x7F;
+    if (!lay->wide)
+        return (row[0] >> 1) & 0x7F;
     return row[lay->image_offset / 8];
 }
 
 static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
-    if (t->group_mask || t->max_parallelism == 1) return (int32_t)(hash & t->group_mask);
+    if (t->group_mask || t->max_parallelism == 1)
+        return (int32_t)(hash & t->group_mask);
     return pst_key_group(hash, t->max_parallelism);
 }
 
 /* The shard of a hash whose key group is in range: key groups first, then the top bits. */
 static inline uint32_t pst_shard_of(const pst_table *t, uint64_t hash) {
     uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
-    if (!t->subshard_bits) return group;
+    if (!t->subshard_bits)
+        return group;
     return group << t->subshard_bits | (uint32_t)(hash >> (64 - t->subshard_bits));
 }
 
@@ -163,8 +168,10 @@ pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_ta
 
 /* Marks the open epoch as fit only for a roll back, and hands the status through. */
 static inline pst_status pst_poison(pst_table *t, pst_status s) {
-    if (s && !t->poisoned) t->poisoned = s;
-    if (s) t->detail.sys_errno = t->arena.last_errno;
+    if (s && !t->poisoned)
+        t->poisoned = s;
+    if (s)
+        t->detail.sys_errno = t->arena.last_errno;
     return s;
 }
 

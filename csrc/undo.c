@@ -7,17 +7,20 @@
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
     if (t->undo_count + n > t->undo_capacity) {
         int space = PST_SPACE_UNDO + (int)(t->h->active % PST_UNDO_LOGS);
-        if (t->undo_count + n > UINT32_MAX - 1) return PST_TOO_LARGE;
-        pst_status s =
-            pst_arena_commit(&t->arena, space, (t->undo_count + n) * t->lay.record_size);
-        if (s) return s;
+        if (t->undo_count + n > UINT32_MAX - 1)
+            return PST_TOO_LARGE;
+        pst_status s = pst_arena_commit(&t->arena, space, (t->undo_count + n) * t->lay.record_size);
+        if (s)
+            return s;
         t->undo_capacity = t->h->committed[space] / t->lay.record_size;
     }
     if (t->m->slots + n > t->row_capacity) {
-        if (t->m->slots + n > UINT32_MAX - 16) return PST_TOO_LARGE;
+        if (t->m->slots + n > UINT32_MAX - 16)
+            return PST_TOO_LARGE;
         pst_status s =
             pst_arena_commit(&t->arena, PST_SPACE_ROWS, (t->m->slots + n) * t->lay.row_size);
-        if (s) return s;
+        if (s)
+            return s;
         t->row_capacity = t->h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     }
     return PST_OK;
@@ -55,7 +58,8 @@ static uint64_t undo_inserts(pst_table *t, uint64_t epoch, pst_meta *target) {
     const pst_meta *m = pst_meta_of(t, epoch), *before = pst_meta_of(t, epoch - 1);
     const pst_ring *r = &m->rings[PST_RING_SLOTS], *b = &before->rings[PST_RING_SLOTS];
     /* Within an epoch reusable slots are taken first, fresh ones after. */
-    for (uint32_t slot = m->slots; slot-- > before->slots;) undo_insert(t, target, slot);
+    for (uint32_t slot = m->slots; slot-- > before->slots;)
+        undo_insert(t, target, slot);
     for (uint32_t p = r->head; p-- != b->head;)
         undo_insert(t, target, pst_ring_at(t, PST_RING_SLOTS, p));
     return m->slots - before->slots + (r->head - b->head);

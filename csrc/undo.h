@@ -49,7 +49,8 @@ static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
 
 /* After it the row may be changed. Room was reserved. */
 static inline void pst_touch(pst_table *t, uint32_t slot, uint64_t *row) {
-    if (pst_header_stamp(row[0]) != t->stamp) pst_touch_first(t, slot, row);
+    if (pst_header_stamp(row[0]) != t->stamp)
+        pst_touch_first(t, slot, row);
 }
 
 /* Undoes every epoch above h->sealed, which the caller has set to the target. Returns the number

@@ -10,7 +10,8 @@ static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
         memcpy(&word, b.data + (size_t)i * 8, 8);
         pst_put64(to + i, word);
     }
-    if (!rest) return;
+    if (!rest)
+        return;
     word = 0;
     memcpy(&word, b.data + (size_t)whole * 8, rest);
     pst_put64(to + whole, word);
@@ -18,8 +19,10 @@ static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
 
 static uint64_t row_hash(const pst_table *t, const uint64_t *row) {
     uint64_t key = row[t->lay.key_offset / 8];
-    if (t->lay.key_kind == PST_KEY_BYTES) return key;
-    if (row[0] & PST_FLAG_NULL_KEY) return PST_HASH_SEED;
+    if (t->lay.key_kind == PST_KEY_BYTES)
+        return key;
+    if (row[0] & PST_FLAG_NULL_KEY)
+        return PST_HASH_SEED;
     return pst_hash_word(t->schema.keys[0].type, key, PST_HASH_SEED);
 }
 
@@ -40,14 +43,16 @@ static void take_slot(pst_table *t, uint32_t *slot) {
 
 pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_status s = pst_index_reserve(t, key->hash);
-    if (s) return s;
+    if (s)
+        return s;
     uint64_t ref[2] = {0, 0};
     if (t->lay.key_kind == PST_KEY_BYTES) {
         pst_ref_make(ref, key->bytes);
         if (pst_ref_is_block(ref)) {
             uint32_t granule;
             s = pst_block_alloc(t, pst_class_of(key->bytes.size), &granule);
-            if (s) return s;
+            if (s)
+                return s;
             write_block(t, granule, key->bytes);
             ref[1] = granule;
         }
@@ -61,7 +66,8 @@ pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
         pst_put64(k + 1, ref[0]);
         pst_put64(k + 2, ref[1]);
     }
-    if (t->lay.wide) pst_put64(row + t->lay.image_offset / 8, 0);
+    if (t->lay.wide)
+        pst_put64(row + t->lay.image_offset / 8, 0);
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put64(row, pst_make_header(key->null, t->stamp, PST_NONE));
     pst_index_insert(t, key->hash, *slot);
@@ -71,23 +77,27 @@ pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
 /* Was the block that a present reference names taken in the open epoch? */
 static int is_born(const pst_table *t, const uint64_t *row, int32_t i, uint32_t granule) {
     uint32_t undo = (uint32_t)(row[0] >> 32);
-    if (undo == PST_NONE) return 1;
+    if (undo == PST_NONE)
+        return 1;
     const uint64_t *record = pst_undo_record(t, t->undo, undo);
     uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
-    if (!(before >> i & 1)) return 1;
+    if (!(before >> i & 1))
+        return 1;
     const uint64_t *ref = record + 2 + (t->lay.fields[i].offset - t->lay.image_offset) / 8;
     return !(pst_ref_is_block(ref) && pst_ref_granule(ref) == granule);
 }
 
 static pst_status free_ref(pst_table *t, const uint64_t *row, int32_t i, const uint64_t ref[2]) {
-    if (!pst_ref_is_block(ref)) return PST_OK;
+    if (!pst_ref_is_block(ref))
+        return PST_OK;
     return pst_block_free(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref),
                           is_born(t, row, i, pst_ref_granule(ref)));
 }
 
 pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes) {
     uint64_t *field = pst_field_at(&t->lay, row, i), ref[2], old[2] = {0, 0};
-    if (bytes.size > PST_MAX_BYTES) return PST_TOO_LARGE;
+    if (bytes.size > PST_MAX_BYTES)
+        return PST_TOO_LARGE;
     if (pst_row_has(&t->lay, row, i)) {
         old[0] = field[0];
         old[1] = field[1];
@@ -101,7 +111,8 @@ pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes b
             old[0] = 0;
         } else {
             pst_status s = pst_block_alloc(t, c, &granule);
-            if (s) return s;
+            if (s)
+                return s;
         }
         write_block(t, granule, bytes);
         ref[1] = granule;
@@ -115,9 +126,11 @@ pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes b
 
 pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
     uint64_t presence = pst_presence(&t->lay, row);
-    if (!(presence >> i & 1)) return PST_OK;
+    if (!(presence >> i & 1))
+        return PST_OK;
     uint64_t old[2] = {0, 0};
-    if (t->lay.fields[i].is_bytes) memcpy(old, pst_field_at(&t->lay, row, i), sizeof old);
+    if (t->lay.fields[i].is_bytes)
+        memcpy(old, pst_field_at(&t->lay, row, i), sizeof old);
     pst_row_set_presence(t, row, presence & ~(UINT64_C(1) << i));
     return free_ref(t, row, i, old);
 }
@@ -126,16 +139,20 @@ pst_status pst_row_delete(pst_table *t, uint64_t *row) {
     for (int32_t i = 0; t->lay.has_bytes && i < t->lay.n_states; i++)
         if (t->lay.fields[i].is_bytes) {
             pst_status s = pst_row_clear(t, row, i);
-            if (s) return s;
+            if (s)
+                return s;
         }
-    if (pst_is_live(row[0])) pst_row_set_presence(t, row, 0);
+    if (pst_is_live(row[0]))
+        pst_row_set_presence(t, row, 0);
     return PST_OK;
 }
 
 pst_status pst_row_free_key(pst_table *t, const uint64_t *row) {
-    if (t->lay.key_kind != PST_KEY_BYTES) return PST_OK;
+    if (t->lay.key_kind != PST_KEY_BYTES)
+        return PST_OK;
     const uint64_t *ref = row + t->lay.key_offset / 8 + 1;
-    if (!pst_ref_is_block(ref)) return PST_OK;
+    if (!pst_ref_is_block(ref))
+        return PST_OK;
     /* A row's key is as old as the row; one born in this epoch waits like the others. */
     return pst_ring_push(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref));
 }

@@ -50,27 +50,38 @@ static inline void pst_row_set_presence(pst_table *t, uint64_t *row, uint64_t pr
         flags |= (uint32_t)presence << 1;
     }
     pst_put64(row, (header & ~UINT64_C(0xFF)) | flags);
-    if (was == (presence != 0)) return;
+    if (was == (presence != 0))
+        return;
     pst_put64(&t->m->live, presence ? t->m->live + 1 : t->m->live - 1);
-    if (!presence) t->deaths = 1;
+    if (!presence)
+        t->deaths = 1;
 }
 
 static inline void pst_row_mark(pst_table *t, uint64_t *row, int32_t i) {
     uint64_t presence = pst_presence(&t->lay, row);
-    if (!(presence >> i & 1)) pst_row_set_presence(t, row, presence | UINT64_C(1) << i);
+    if (!(presence >> i & 1))
+        pst_row_set_presence(t, row, presence | UINT64_C(1) << i);
 }
 
 /* A fixed-width value, canonical words as in pst_cell. */
 static inline void pst_field_store(const pst_field *f, uint64_t *row, const uint64_t word[2]) {
     uint8_t *at = (uint8_t *)row + f->offset;
     switch (f->width) {
-        case 1: pst_put8(at, (uint8_t)word[0]); break;
-        case 2: pst_put16(at, (uint16_t)word[0]); break;
-        case 4: pst_put32(at, (uint32_t)word[0]); break;
-        case 8: pst_put64(at, word[0]); break;
-        default:
-            pst_put64(at, word[0]);
-            pst_put64(at + 8, word[1]);
+    case 1:
+        pst_put8(at, (uint8_t)word[0]);
+        break;
+    case 2:
+        pst_put16(at, (uint16_t)word[0]);
+        break;
+    case 4:
+        pst_put32(at, (uint32_t)word[0]);
+        break;
+    case 8:
+        pst_put64(at, word[0]);
+        break;
+    default:
+        pst_put64(at, word[0]);
+        pst_put64(at + 8, word[1]);
     }
 }
 
@@ -79,16 +90,22 @@ static inline void pst_field_load(const pst_field *f, const uint64_t *row, uint6
     const uint8_t *at = (const uint8_t *)row + f->offset;
     word[1] = 0;
     switch (f->width) {
-        case 1: word[0] = (uint64_t)(int64_t)(int8_t)pst_get8(at); break;
-        case 2: word[0] = (uint64_t)(int64_t)(int16_t)pst_get16(at); break;
-        case 4:
-            word[0] = f->type == PST_FLOAT32 ? pst_get32(at)
-                                             : (uint64_t)(int64_t)(int32_t)pst_get32(at);
-            break;
-        case 8: word[0] = pst_get64(at); break;
-        default:
-            word[0] = pst_get64(at);
-            word[1] = pst_get64(at + 8);
+    case 1:
+        word[0] = (uint64_t)(int64_t)(int8_t)pst_get8(at);
+        break;
+    case 2:
+        word[0] = (uint64_t)(int64_t)(int16_t)pst_get16(at);
+        break;
+    case 4:
+        word[0] =
+            f->type == PST_FLOAT32 ? pst_get32(at) : (uint64_t)(int64_t)(int32_t)pst_get32(at);
+        break;
+    case 8:
+        word[0] = pst_get64(at);
+        break;
+    default:
+        word[0] = pst_get64(at);
+        word[1] = pst_get64(at + 8);
     }
 }
 

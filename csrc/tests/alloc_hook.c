@@ -28,3 +28,5 @@ int pst_test_alloc_refuse(void) {
         countdown = -1;
     return 1;
 }
+
+void (*pst_crash_hook)(void);

@@ -1,0 +1,242 @@
+/* The process dies after every single store to table memory.
+ *
+ * A hook that runs after each store copies what is committed into a second range, as another
+ * process would find it, recovers the copy, and compares it with the model of the epoch that the
+ * copy says it stands at: by iteration, by look-up, after going back as far as it can, and after
+ * writing on. The copy lies at another address, so nothing in it can be a pointer.
+ *
+ *   test_crash [steps] [seed] [every]     every: look at each n-th store only
+ */
+#include "table_model.h"
+
+extern void (*pst_crash_hook)(void);
+
+static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
+static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
+static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                    {.name = "s", .type = PST_STRING},
+                                    {.name = "i", .type = PST_INT32},
+                                    {.name = "d", .type = PST_FLOAT64},
+                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
+                                    {.name = "o", .type = PST_OBJECT},
+                                    {.name = "b", .type = PST_INT8},
+                                    {.name = "f", .type = PST_BOOL},
+                                    {.name = "t", .type = PST_TIMESTAMP}};
+
+static struct {
+    pst_table *t;
+    model *m;
+    pst_table *copy;
+    model_state *scratch;
+    uint64_t points;
+    uint64_t looked;
+    uint64_t every;
+    uint64_t random;
+    uint64_t at[4]; /* sealed, going back 1, going back 2, written on */
+} sweep;
+
+static pst_table *open_table(const pst_schema *s) {
+    pst_table_options o = {
+        .max_parallelism = 2, .last_key_group = 1, .limit_bytes = (uint64_t)1 << 26};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(s, &o, &t, NULL, NULL) == PST_OK);
+    return t;
+}
+
+/* What a process finds that maps the table now: what the header says is committed, no more. */
+static void copy_image(pst_table *from, pst_table *to) {
+    const pst_header *h = from->h;
+    memcpy(to->arena.base, from->arena.base, h->committed[PST_SPACE_HEAD]);
+    REQUIRE(pst_arena_refresh(&to->arena) == PST_OK);
+    for (int s = 1; s < PST_SPACES; s++)
+        memcpy(pst_space(&to->arena, s), pst_space(&from->arena, s), h->committed[s]);
+}
+
+static void write_on(pst_table *t, model_state *state, int n) {
+    const pst_schema *s = sweep.m->schema;
+    for (int i = 0; i < n; i++) {
+        int32_t k = (int32_t)(check_random(&sweep.random) % (uint64_t)sweep.m->keys);
+        pst_cell key[2], cell = {{(uint64_t)i, 0}, {NULL, 0}};
+        model_bytes room;
+        model_key(s, k, key, &room);
+        CHECK_EQ(pst_key_set(t, key, 0), PST_OK);
+        if (check_random(&sweep.random) % 4 == 0) {
+            CHECK_EQ(pst_value_clear(t, -1), PST_OK);
+            memset(state->present[k], 0, sizeof state->present[k]);
+            continue;
+        }
+        CHECK_EQ(pst_value_put(t, 0, &cell), PST_OK);
+        state->present[k][0] = 1;
+        state->value[k][0] = (uint64_t)i;
+    }
+}
+
+static void check_copy(void) {
+    pst_table *c = sweep.copy;
+    const model *m = sweep.m;
+    pst_lineage l;
+    copy_image(sweep.t, c);
+    pst_epoch_recover(c);
+    REQUIRE(pst_table_lineage(c, 0, &l) == PST_OK);
+    int ok = CHECK(l.epoch + 3 > m->seals && l.epoch <= m->seals + 1) &&
+             model_compare(c, &m->sealed[l.epoch % MODEL_EPOCHS], m->schema, m->keys);
+    sweep.at[0]++;
+    int32_t back = (int32_t)(check_random(&sweep.random) % 4);
+    if (ok && back < 3 && pst_table_lineage(c, back, &l) == PST_OK) {
+        ok = CHECK_EQ(pst_table_rollback(c, back), PST_OK) &&
+             model_compare(c, &m->sealed[l.epoch % MODEL_EPOCHS], m->schema, m->keys);
+        sweep.at[back]++;
+    }
+    if (ok && check_random(&sweep.random) % 4 == 0) {
+        *sweep.scratch = m->sealed[l.epoch % MODEL_EPOCHS];
+        /* Now and then for so many epochs that everything freed before is taken again. */
+        int epochs = check_random(&sweep.random) % 8 ? 1 : 7;
+        for (int e = 0; ok && e < epochs; e++) {
+            write_on(c, sweep.scratch, epochs == 1 ? 12 : m->keys / 2);
+            l = model_lineage(l.epoch + 1);
+            ok = model_compare(c, sweep.scratch, m->schema, m->keys) &&
+                 CHECK_EQ(pst_table_seal(c, &l, NULL), PST_OK) &&
+                 model_compare(c, sweep.scratch, m->schema, m->keys);
+        }
+        sweep.at[3]++;
+    }
+    if (!ok) {
+        fprintf(stderr, "    after store %llu, epoch %llu\n", (unsigned long long)sweep.points,
+                (unsigned long long)l.epoch);
+        exit(check_report());
+    }
+}
+
+static void after_store(void) {
+    sweep.points++;
+    if (sweep.points % sweep.every)
+        return;
+    pst_crash_hook = NULL;
+    check_copy();
+    sweep.looked++;
+    pst_crash_hook = after_store;
+}
+
+/* Catch-up: the records of a newer epoch, applied as an ordinary one. */
+static void catch_up(pst_table *t, model *m, uint64_t *random) {
+    static pst_record r;
+    for (int i = 0; i < 10; i++) {
+        int32_t k = (int32_t)(check_random(random) % (uint64_t)m->keys);
+        model_bytes room;
+        model_key(m->schema, k, r.key, &room);
+        r.hash = pst_hash_key(m->schema->keys, m->schema->n_keys, r.key, 0);
+        r.op = check_random(random) % 3 ? PST_PUT : PST_DELETE;
+        r.key_nulls = 0;
+        r.changed = r.present = 1;
+        r.cells[0].word[0] = (uint64_t)i;
+        REQUIRE(pst_table_apply(t, &r, NULL, m->schema->n_states) == PST_OK);
+        if (r.op == PST_PUT) {
+            m->now.present[k][0] = 1;
+            m->now.value[k][0] = (uint64_t)i;
+        } else {
+            memset(m->now.present[k], 0, sizeof m->now.present[k]);
+        }
+    }
+}
+
+static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
+    model *m = calloc(1, sizeof *m);
+    sweep.scratch = malloc(sizeof *sweep.scratch);
+    REQUIRE(m && sweep.scratch);
+    m->schema = s;
+    m->keys = keys;
+    sweep.m = m;
+    sweep.t = open_table(s);
+    sweep.copy = open_table(s);
+    sweep.random = seed;
+    for (int i = 0; i < steps; i++) {
+        pst_crash_hook = after_store;
+        if (i % 10 == 9)
+            catch_up(sweep.t, m, &seed);
+        else if (i % 6 == 5)
+            model_seal(sweep.t, m, NULL);
+        else
+            model_step(sweep.t, m, &seed);
+        pst_crash_hook = NULL;
+        if (!CHECK(model_compare(sweep.t, &m->now, s, keys)))
+            break;
+    }
+    pst_table_close(sweep.t);
+    pst_table_close(sweep.copy);
+    free(sweep.scratch);
+    free(m);
+}
+
+/* Slots of deleted keys reused in the very epoch that rebuilds their shard: one shard filled to its
+ * limit, some keys deleted, the window passed, others inserted. Every store of those is looked at. */
+static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
+    enum { FILL = 25 }; /* one more entry makes a shard of 32 grow */
+    uint64_t every = sweep.every;
+    sweep.every = 1;
+    for (int trial = 0; trial < trials; trial++) {
+        model *m = calloc(1, sizeof *m);
+        sweep.scratch = malloc(sizeof *sweep.scratch);
+        REQUIRE(m && sweep.scratch);
+        m->schema = s;
+        m->keys = MODEL_KEYS;
+        sweep.m = m;
+        sweep.t = open_table(s);
+        sweep.copy = open_table(s);
+        int32_t chosen[MODEL_KEYS], n = 0, shift = (int32_t)(check_random(&seed) % 100);
+        for (int32_t k = 0; k < MODEL_KEYS; k++) {
+            pst_cell key[2];
+            model_bytes room;
+            model_key(s, (k + shift) % MODEL_KEYS, key, &room);
+            uint64_t hash = pst_hash_key(s->keys, s->n_keys, key, 0);
+            if (pst_shard_of(sweep.t, hash) == (uint32_t)trial % 16)
+                chosen[n++] = (k + shift) % MODEL_KEYS;
+        }
+        for (int32_t i = 0; i < n && i < FILL + 6; i++) {
+            pst_cell key[2], cell = {{7, 0}, {NULL, 0}};
+            model_bytes room;
+            if (i == FILL) {
+                for (int d = 0; d < 5; d++) {
+                    int32_t gone = chosen[check_random(&seed) % FILL];
+                    model_key(s, gone, key, &room);
+                    CHECK_EQ(pst_key_set(sweep.t, key, 0), PST_OK);
+                    CHECK_EQ(pst_value_clear(sweep.t, -1), PST_OK);
+                    m->now.present[gone][0] = 0;
+                }
+                for (int e = 0; e < 4; e++)
+                    model_seal(sweep.t, m, NULL);
+                pst_crash_hook = after_store;
+            }
+            model_key(s, chosen[i], key, &room);
+            CHECK_EQ(pst_key_set(sweep.t, key, 0), PST_OK);
+            CHECK_EQ(pst_value_put(sweep.t, 0, &cell), PST_OK);
+            m->now.present[chosen[i]][0] = 1;
+            m->now.value[chosen[i]][0] = 7;
+        }
+        pst_crash_hook = NULL;
+        CHECK(model_compare(sweep.t, &m->now, s, m->keys));
+        pst_table_close(sweep.t);
+        pst_table_close(sweep.copy);
+        free(sweep.scratch);
+        free(m);
+    }
+    sweep.every = every;
+}
+
+int main(int argc, char **argv) {
+    int steps = argc > 1 ? atoi(argv[1]) : 60;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    sweep.every = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
+    pst_schema schemas[] = {
+        {1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}, {1, 9, LONG_KEY, STATES}};
+    for (int i = 0; i < 3; i++) {
+        run(&schemas[i], 24, steps, seed + (uint64_t)i);
+        run(&schemas[i], MODEL_KEYS, steps / 3, seed + 10 + (uint64_t)i);
+    }
+    run_reuse(&schemas[0], steps / 4, seed);
+    fprintf(stderr, "%llu stores, %llu looked at; back 1: %llu, back 2: %llu, written on: %llu\n",
+            (unsigned long long)sweep.points, (unsigned long long)sweep.looked,
+            (unsigned long long)sweep.at[1], (unsigned long long)sweep.at[2],
+            (unsigned long long)sweep.at[3]);
+    CHECK(sweep.looked > 0);
+    return check_report();
+}
