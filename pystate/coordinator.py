@@ -442,7 +442,13 @@ class Coordinator:
     def _check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
         """Tell an earlier try of our own from another driver's manifest."""
         path = manifest_path(manifest.epoch)
-        winner = Manifest.decode(self.storage.read_bytes(path), path)
+        try:
+            winner = Manifest.decode(self.storage.read_bytes(path), path)
+        except FileNotFoundError:
+            raise FencedError(
+                f"{path} was published, and retired since, by another driver; this one "
+                f"(run {manifest.run_id}) has changed nothing"
+            ) from error
         if winner.evaluation_id == manifest.evaluation_id:
             return
         kind = OvertakenError if winner.term < manifest.term else FencedError

@@ -17,14 +17,19 @@ import hashlib
 from contextlib import suppress
 
 from pystate.document import decode_document, encode_document
-from pystate.errors import AlreadyPublishedError, CheckpointError, CorruptFileError
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    CorruptFileError,
+    FencedError,
+)
 from pystate.manifest import MANIFESTS, Manifest, manifest_epoch, manifest_path
 from pystate.storage import CheckpointStorage
 
 __all__ = ["History", "read_head", "retained_epochs"]
 
 _LATEST = f"{MANIFESTS}/latest"
-_LISTINGS = 3
+_LISTINGS = 5
 
 
 class History:
@@ -60,21 +65,40 @@ class History:
             A manifest is lost; the message names its file.
         CorruptFileError, NewerFormatError
             The newest manifest cannot be read.
+        FencedError
+            Another driver publishes faster than this one can read.
         """
         known = self._epochs[-1] if self._epochs else 0
-        epochs = retained_epochs(self._storage, at_least=known)
-        if epochs and epochs[-1] not in self._cache:
-            path = manifest_path(epochs[-1])
-            self._cache[epochs[-1]] = Manifest.decode(self._storage.read_bytes(path), path)
-        self._epochs = epochs
-        for epoch in self._cache.keys() - set(epochs):
-            del self._cache[epoch]
+        for _ in range(_LISTINGS):
+            epochs = retained_epochs(self._storage, at_least=known)
+            try:
+                if epochs:
+                    self.manifest(epochs[-1])
+            except FencedError:
+                continue  # retired since: whoever owns the checkpoint is that much further
+            self._epochs = epochs
+            for epoch in self._cache.keys() - set(epochs):
+                del self._cache[epoch]
+            return
+        raise FencedError(f"checkpoint {self._storage.uri}: another driver is publishing epochs")
 
     def manifest(self, epoch: int) -> Manifest:
-        """Read a retained epoch's manifest; `CorruptFileError` where it cannot be understood."""
+        """Read a retained epoch's manifest.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError
+            It cannot be understood.
+        FencedError
+            Another driver has retired it since the last `refresh`.
+        """
         if epoch not in self._cache:
             path = manifest_path(epoch)
-            self._cache[epoch] = Manifest.decode(self._storage.read_bytes(path), path)
+            try:
+                data = self._storage.read_bytes(path)
+            except FileNotFoundError as error:
+                raise FencedError(f"{path} was retired by another driver") from error
+            self._cache[epoch] = Manifest.decode(data, path)
         return self._cache[epoch]
 
     def add(self, manifest: Manifest) -> None:

@@ -7,9 +7,9 @@ Why nothing that matters is removed
 1. Files are listed first, manifests second, ownership is checked third. A driver that took over
    later builds on manifests that were there at the second step, and makes files that were not
    there at the first.
-2. Files of epochs after the newest manifest may belong to a running evaluation and stay. Those of
-   other epochs can only be named by a manifest already, or by a base merge of this process, which
-   is passed in as `live`.
+2. Files of epochs after the newest manifest, finished or not, may belong to a running evaluation
+   and stay. Those of other epochs can only be named by a manifest already, or by a base merge of
+   this process, which is passed in as `live`.
 3. A grace period on top of that covers attempts that outlive their evaluation.
 """
 
@@ -23,14 +23,16 @@ from collections.abc import Callable, Collection, Iterable
 from pystate.errors import CheckpointError
 from pystate.history import retained_epochs
 from pystate.manifest import Manifest, manifest_path
-from pystate.storage import CheckpointStorage
+from pystate.storage import CheckpointStorage, final_name
 
 __all__ = ["collect_orphans", "delete_files"]
 
 _LOG = logging.getLogger("pystate.retention")
 _STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-[0-9a-f]+\.(?:delta|base)")
-_FOLDERS = ("state", "manifests", "owners", "runs")
+_FOLDERS = ("manifests", "owners", "runs")
+# For leftovers of small files, whose writers cannot be told dead from alive.
+_LEAST_GRACE_MS = 60_000
 
 
 def collect_orphans(
@@ -66,8 +68,8 @@ def collect_orphans(
     CheckpointError
         A retained manifest cannot be read; nothing was deleted. `FencedError` likewise.
     """
-    files = storage.list(_STATE)
-    leftovers = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
+    files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
+    others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
     protected = set(live())
     epochs = retained_epochs(storage)
     for epoch in epochs:
@@ -78,15 +80,17 @@ def collect_orphans(
             return 0  # retired a moment ago: the next collection sees the new list
     check_owner()
     newest = epochs[-1] if epochs else 0
-    before_ms = (time.time_ns() // 1_000_000 if now_ms is None else now_ms) - grace_ms
-    doomed = [entry.path for entry in leftovers if entry.modified_ms <= before_ms]
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    small_ms = max(grace_ms, _LEAST_GRACE_MS)
+    doomed = [entry.path for entry in others if entry.modified_ms <= now_ms - small_ms]
     for entry in files:
-        match = _STATE_FILE.fullmatch(entry.path)
+        final = final_name(entry.path)
+        match = _STATE_FILE.fullmatch(final)
         if (
             match is not None
             and int(match[1]) <= newest
-            and entry.path not in protected
-            and entry.modified_ms <= before_ms
+            and final not in protected
+            and entry.modified_ms <= now_ms - grace_ms
         ):
             doomed.append(entry.path)
     return delete_files(storage, doomed)

@@ -33,7 +33,7 @@ from pystate.errors import (
     PystateError,
 )
 
-__all__ = ["CheckpointStorage", "FileEntry", "LocalStorage", "open_storage"]
+__all__ = ["CheckpointStorage", "FileEntry", "LocalStorage", "final_name", "open_storage"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -340,6 +340,14 @@ def _checked(path: str) -> str:
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidArgumentError(f"{path!r} is not a relative POSIX path inside the checkpoint")
     return path
+
+
+def final_name(path: str) -> str:
+    """Return the name that an unfinished write was meant for; other names are returned as is."""
+    folder, slash, name = path.rpartition("/")
+    if not _is_temporary(name):
+        return path
+    return f"{folder}{slash}{name[1:-4].rpartition('.')[0]}"
 
 
 def _is_temporary(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -14,7 +15,7 @@ from pystate.history import History, retained_epochs
 from pystate.maintenance import Maintenance, MergePolicy
 from pystate.manifest import FileRef, RangeState, manifest_path
 from pystate.retention import collect_orphans, delete_files
-from pystate.storage import CheckpointStorage, LocalStorage
+from pystate.storage import CheckpointStorage, LocalStorage, final_name
 from tests.conftest import FakeWork
 
 EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
@@ -267,10 +268,23 @@ def test_nothing_without_a_manifest(work: FakeWork) -> None:
 def test_leftovers_of_killed_writers(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
         run(coordinator, work, "a")
-    for folder in ("state/op/00000-00127", "manifests", "owners"):
-        work.storage.publish(f"{folder}/.x.{uuid.uuid4().hex}.tmp", b"")
-    assert collect(work.storage, grace_ms=10**9) == 0
-    assert collect(work.storage) == 3
+
+    def leftover(final: str) -> str:
+        folder, _, name = final.rpartition("/")
+        work.storage.publish(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp", b"")
+        return final
+
+    state = "state/op/00000-00127"
+    leftover(f"{state}/00000001-{'a' * 32}.delta")
+    running = leftover(f"{state}/00000002-{'b' * 32}.delta")
+    merging = leftover(f"{state}/00000001-{'c' * 32}.base")
+    small = [leftover("manifests/00000002.manifest"), leftover("owners/00000009.owner")]
+    assert collect(work.storage, grace_ms=10**9, live=lambda: {merging}) == 0
+    assert collect(work.storage, live=lambda: {merging}) == 1
+    later = time.time_ns() // 1_000_000 + 60_001
+    assert collect(work.storage, live=lambda: {merging}, now_ms=later) == len(small)
+    left = {final_name(e.path) for e in work.storage.list("", temporary=True)}
+    assert left == {running, merging}
 
 
 def test_no_owner_no_collection(work: FakeWork) -> None:
