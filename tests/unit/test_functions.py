@@ -1,0 +1,244 @@
+"""Stateful functions: names are checked when the class is made, handles come and go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from abc import abstractmethod
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+import pystate as ps
+from pystate.errors import DeclarationError, NoCurrentKeyError
+from pystate.functions import RESERVED, bind, declarations, shape, unbind
+
+
+class Counter(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+    last = ps.ValueState("string")
+
+    def __init__(self, step: int = 1) -> None:
+        self.step = step
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(self.n.value() + self.step)
+        yield key, self.n.value()
+
+
+def backend() -> ps.KeyedStateBackend:
+    return ps.KeyedStateBackend("long")
+
+
+# -- names
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_reserved_name_fails_when_the_class_is_made(name: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"Bad\.{name}\b"):
+        type(ps.KeyedProcessFunction)(
+            "Bad", (ps.KeyedProcessFunction,), {name: ps.ValueState("long")}
+        )
+
+
+def test_process_declared_as_a_state_names_the_clash() -> None:
+    with pytest.raises(DeclarationError, match=r"Bad\.process: 'process' is reserved"):
+
+        class Bad(ps.VectorizedFunction):
+            process = ps.ValueState("long")  # type: ignore[assignment]
+
+
+def test_a_name_used_twice_in_the_body_fails() -> None:
+    with pytest.raises(DeclarationError, match=r"Twice\.n is defined twice.*'long'.*'string'"):
+
+        class Twice(ps.KeyedProcessFunction):
+            n = ps.ValueState("long")
+            n = ps.ValueState("string")  # noqa: PIE794
+
+
+def test_a_state_and_a_method_of_one_name_fail() -> None:
+    with pytest.raises(DeclarationError, match=r"Twice\.n is defined twice.*a method"):
+
+        class Twice(ps.KeyedProcessFunction):
+            n = ps.ValueState("long")
+
+            def n(self) -> int:  # noqa: F811
+                return 1
+
+
+def test_a_state_that_hides_an_inherited_one_fails() -> None:
+    with pytest.raises(DeclarationError, match=r"Child\.n .*Counter\.n, which it inherits"):
+
+        class Child(Counter):
+            n = ps.ValueState("long")
+
+
+def test_a_method_that_hides_an_inherited_state_fails() -> None:
+    with pytest.raises(DeclarationError, match=r"Child\.last is a method, and Counter\.last"):
+
+        class Child(Counter):
+            def last(self) -> None:
+                pass
+
+
+def test_two_bases_with_one_name_fail() -> None:
+    class Other(ps.KeyedProcessFunction):
+        n = ps.ValueState("string")
+
+    with pytest.raises(DeclarationError, match=r"'n' from Counter and from Other"):
+
+        class Both(Counter, Other):
+            pass
+
+
+def test_underscored_names_fail_only_with_two() -> None:
+    class Fine(ps.KeyedProcessFunction):
+        _n = ps.ValueState("long")
+
+    assert list(declarations(Fine)) == ["_n"]
+    with pytest.raises(DeclarationError, match="two underscores"):
+        type(ps.KeyedProcessFunction)(
+            "Bad", (ps.KeyedProcessFunction,), {"__n": ps.ValueState("long")}
+        )
+
+
+def test_states_are_inherited_in_order() -> None:
+    class Child(Counter):
+        extra = ps.ValueState("double")
+
+    assert list(declarations(Child)) == ["n", "last", "extra"]
+    assert list(declarations(Child())) == ["n", "last", "extra"]
+    assert Child.n is Counter.n
+
+
+def test_an_abstract_base_class_can_be_mixed_in() -> None:
+    class Abstract(ps.KeyedProcessFunction):
+        @abstractmethod
+        def rule(self) -> int: ...
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()  # type: ignore[abstract]
+
+
+# -- handles
+
+
+def test_state_outside_a_run_is_a_clear_error() -> None:
+    with pytest.raises(NoCurrentKeyError, match="'n' of Counter exists only while"):
+        _ = Counter().n
+
+
+def test_each_instance_has_handles_of_its_own() -> None:
+    one, two, first, second = Counter(), Counter(), backend(), backend()
+    bind(one, first)
+    bind(two, second)
+    first.set_current_key(1)
+    second.set_current_key(1)
+    one.n.update(5)
+    assert (one.n.value(), two.n.value()) == (5, 0)
+    unbind(one)
+    with pytest.raises(NoCurrentKeyError):
+        _ = one.n
+    assert two.n.value() == 0
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_state_can_neither_be_assigned_nor_deleted(bound: bool) -> None:
+    function = Counter()
+    if bound:
+        bind(function, backend())
+    with pytest.raises(DeclarationError, match=r"Counter\.n is a state.*update"):
+        function.n = 5  # type: ignore[assignment]
+    with pytest.raises(DeclarationError, match=r"Counter\.n is a state"):
+        del function.n
+    function.step = 7
+    del function.step
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_pickling_drops_the_handles_and_nothing_else(pickler: Any) -> None:
+    function = Counter(step=3)
+    bind(function, backend())
+    found = pickle.loads(pickler.dumps(function))
+    assert found.step == 3
+    with pytest.raises(NoCurrentKeyError):
+        _ = found.n
+    bind(found, backend())
+
+
+def test_copying_drops_the_handles() -> None:
+    function = Counter(step=3)
+    bind(function, backend())
+    for found in (copy.copy(function), copy.deepcopy(function)):
+        assert found.step == 3
+        with pytest.raises(NoCurrentKeyError):
+            _ = found.n
+    assert function.n is function.__dict__["n"]
+
+
+def test_a_class_made_in_a_script_travels_by_value() -> None:
+    source = (
+        "import pystate as ps\n"
+        "class Local(ps.KeyedProcessFunction):\n"
+        "    n = ps.ValueState('long', default=4)\n"
+        "    def process(self, key, row, ctx):\n"
+        "        yield self.n.value()\n"
+    )
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, namespace)
+    # Another process, as cloudpickle remembers the classes that it has seen in this one.
+    worker = (
+        "import pickle, sys\n"
+        "import pystate as ps\n"
+        "from pystate.functions import bind\n"
+        "found = pickle.loads(sys.stdin.buffer.read())\n"
+        "keyed = ps.KeyedStateBackend('long')\n"
+        "bind(found, keyed)\n"
+        "keyed.set_current_key(1)\n"
+        "print(type(found).__name__, type(found).n, list(found.process(1, None, None)))\n"
+    )
+    data = cloudpickle.dumps(namespace["Local"]())
+    done = subprocess.run([sys.executable, "-c", worker], input=data, capture_output=True)
+    assert done.stderr == b""
+    assert done.stdout == b"Local ValueState('long', default=4) [4]\n"
+
+
+def test_a_handle_alone_cannot_be_pickled() -> None:
+    function = Counter()
+    bind(function, backend())
+    with pytest.raises(DeclarationError, match="'n': a handle"):
+        pickle.dumps(function.n)
+
+
+# -- shapes
+
+
+def test_shapes_are_told_apart() -> None:
+    class Rows(ps.KeyedProcessFunction):
+        def process_rows(self, key: Any, batch: Any, ctx: Any) -> Any: ...
+
+    class Vector(ps.VectorizedFunction):
+        def process(self, keys: Any, batch: Any, ctx: Any) -> Any: ...
+
+    assert shape(Counter()) == "process"
+    assert shape(Rows()) == "process_rows"
+    assert shape(Vector()) == "vectorized"
+
+
+def test_a_function_without_or_with_two_shapes_is_refused() -> None:
+    class Both(Counter):
+        def process_rows(self, key: Any, batch: Any, ctx: Any) -> Any: ...
+
+    with pytest.raises(DeclarationError, match="Both has both process and process_rows"):
+        shape(Both())
+    with pytest.raises(DeclarationError, match="has neither"):
+        shape(ps.KeyedProcessFunction())
+    with pytest.raises(DeclarationError, match="has no process"):
+        shape(ps.VectorizedFunction())
+    with pytest.raises(DeclarationError, match="pass an instance"):
+        shape(Counter)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="is no KeyedProcessFunction"):
+        shape(print)  # type: ignore[arg-type]
