@@ -68,7 +68,8 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
     cdef str at = where
     cdef str reason
     cdef object code
-    if detail is not NULL:
+    # Other statuses may leave an earlier failure's place in the detail.
+    if detail is not NULL and status in (PST_OVERFLOW, PST_WRONG_TYPE, PST_WRONG_KEY_GROUP):
         if schema is not None and 0 <= detail.column < len(schema.state_codecs):
             at += f", state {schema.state_codecs[detail.column].name!r}"
         if detail.row >= 0:

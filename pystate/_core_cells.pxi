@@ -20,6 +20,7 @@ cdef object EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 cdef object NAIVE_EPOCH = datetime.datetime(1970, 1, 1)
 cdef object MICROSECOND = datetime.timedelta(microseconds=1)
 cdef object NAN = float("nan")
+cdef object TEN = 10  # an object: C's integers are too short for decimals
 
 
 cdef class Codec:
@@ -160,12 +161,12 @@ cdef class Codec:
         if shift > 40 and unscaled:
             raise self.too_large(value)
         if shift >= 0:
-            unscaled *= 10 ** min(shift, 40)
+            unscaled *= TEN ** min(shift, 40)
         elif unscaled:
-            unscaled, rest = divmod(unscaled, 10 ** min(-shift, len(digits) + 1))
+            unscaled, rest = divmod(unscaled, TEN ** min(-shift, len(digits) + 1))
             if rest:
                 raise self.wrong(value, f"; it has more than {self.scale} decimal places")
-        if unscaled >= 10 ** self.precision:
+        if unscaled >= TEN ** self.precision:
             raise self.too_large(value)
         if sign:
             unscaled = -unscaled

@@ -325,6 +325,19 @@ cdef list column_tuples(const pst_column *columns, int32_t n):
              columns[i].scale) for i in range(n)]
 
 
+def file_checksum(str name, uint64_t size_bytes, int fd, source):
+    """Return XXH64 of the whole file, as its writer reported it."""
+    cdef _Io io = _Io(source, fd, name)
+    cdef uint64_t checksum = 0
+    cdef pst_status status
+    with nogil:
+        status = pst_file_checksum(&io.c, size_bytes, &checksum)
+    if status == PST_CALLBACK:
+        io.reraise()
+    check(status, NULL, name, None)
+    return checksum
+
+
 def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes parent,
           uint64_t epoch, uint64_t query, int32_t max_parallelism, int32_t first_key_group,
           int32_t last_key_group, out, str name):

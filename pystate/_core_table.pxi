@@ -421,6 +421,7 @@ cdef class Batch:
     cdef readonly Table table
 
     def __init__(self, Table table, list columns):
+        """Look up the keys; with None for columns, `take_changed` has to follow."""
         cdef pst_array arrays[PST_MAX_KEYS_]
         cdef int32_t i
         cdef pst_status status
@@ -429,6 +430,9 @@ cdef class Batch:
             raise errors.InvalidArgumentError("a batch is made once")
         self.table = table
         table.ready()
+        self.epoch = table.epochs
+        if columns is None:
+            return
         if check_columns(columns) != len(table.schema.key_codecs):
             raise errors.InvalidArgumentError(
                 f"{table.where}: the key has {len(table.schema.key_codecs)} columns, "
@@ -437,7 +441,6 @@ cdef class Batch:
             column = columns[i]
             arrays[i] = column.c
         self.columns = columns
-        self.epoch = table.epochs
         table.state = BUSY
         try:
             with nogil:
@@ -446,6 +449,25 @@ cdef class Batch:
             table.state = USABLE
         table.check(status)
         table.dependents.add(self)
+
+    def take_changed(self, uint64_t cursor, int64_t most):
+        """Take the next rows touched in the open epoch; returns the next cursor, None at the end."""
+        cdef pst_status status
+        cdef Table table = self.table
+        table.ready()
+        if self.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_changed(table.t, &cursor, most, &self.b)
+        finally:
+            table.state = USABLE
+        if status == PST_NOT_FOUND:
+            return None
+        table.check(status)
+        table.dependents.add(self)
+        return cursor
 
     def __dealloc__(self):
         # In a forked child the memory is left alone: it goes with the process.
@@ -488,7 +510,7 @@ cdef class Batch:
         raise NotImplementedError
 
     @cython.binding(False)
-    def set_current(self, Py_ssize_t i):
+    def select(self, Py_ssize_t i):
         """Make the key of row `i` current."""
         cdef pst_status status
         self.ready()
@@ -526,6 +548,20 @@ cdef class Batch:
                                              <uint8_t *> valid, <uint8_t *> data)
         finally:
             self.table.state = USABLE
+        self.table.check(status)
+
+    def get_key(self, int32_t column, size_t values, size_t valid):
+        """Copy a key column of a batch of changed rows, as `get` does."""
+        self.ready()
+        cdef pst_status status = pst_batch_get_key(self.b, column, <void *> values,
+                                                   <uint8_t *> valid)
+        self.table.check(status)
+
+    def get_key_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
+        """Copy a key column of variable width, as `get_bytes` does."""
+        self.ready()
+        cdef pst_status status = pst_batch_get_key_bytes(
+            self.b, column, <int32_t *> offsets, <uint8_t *> valid, <uint8_t *> data)
         self.table.check(status)
 
     def put(self, int32_t column, ArrayRef values):

@@ -172,6 +172,10 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values)
     pst_status pst_batch_clear(pst_batch *b, int32_t column)
+    pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
+    pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid)
+    pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, int32_t *offsets,
+                                       uint8_t *valid, uint8_t *data)
 
     pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i)
     pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls)
@@ -242,6 +246,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info)
     void pst_sst_writer_destroy(pst_sst_writer *w)
 
+    pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum)
     pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
                                    pst_detail *detail)
     void pst_sst_reader_close(pst_sst_reader *r)

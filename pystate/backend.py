@@ -21,6 +21,7 @@ from pystate.declarations import ValueState
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
+    LineageError,
 )
 from pystate.files import (
     EMPTY_LINEAGE,
@@ -62,6 +63,8 @@ __all__ = [
 ]
 
 MAX_PARALLELISM = 32768
+#: Sealed epochs that can be undone.
+UNDO_EPOCHS = 2
 
 
 class Identity(Protocol):
@@ -386,6 +389,31 @@ class KeyedStateBackend:
         for handle in self._objects:
             handle.forget(batch)
 
+    def changed(self, max_rows: int = 65536) -> Iterator[KeyBatch]:
+        """The keys touched in the open epoch that exist, without looking them up again.
+
+        Parameters
+        ----------
+        max_rows : int
+            Most keys in one batch.
+
+        Yields
+        ------
+        KeyBatch
+            Each key once, in no particular order. A key that is first written while iterating may
+            or may not be seen.
+        """
+        self.open()
+        self._flush()
+        cursor = 0
+        while True:
+            batch = KeyBatch(self._table, None, [type_ for _, type_ in self.key])
+            following = batch.take_changed(cursor, max_rows)
+            if following is None:
+                return
+            cursor = following
+            yield batch
+
     def clear_current_key(self) -> None:
         """Leave no key current, so that access to a state is an error."""
         self._table.clear_current_key()
@@ -457,12 +485,18 @@ class KeyedStateBackend:
         LineageError
             The undo window does not reach so far; nothing was undone.
         """
+        if not 0 <= back <= UNDO_EPOCHS:
+            raise LineageError(
+                f"roll back over {back} sealed epochs: {UNDO_EPOCHS} are the most; restore instead"
+            )
         self._table.rollback(back)
         self._discard()
 
     def lineage(self, back: int = 0) -> Lineage | None:
         """The name of the sealed epoch `back` before the last; None outside the undo window."""
         self.open()
+        if not 0 <= back <= UNDO_EPOCHS:
+            return None
         found = self._table.lineage(back)
         return None if found is None else Lineage(*found)
 
@@ -523,16 +557,18 @@ class KeyedStateBackend:
         """
         self.open()
         first, last = self.key_group_range
-        with open_file(source, expected) as reader:
+        first = first if first_key_group is None else first_key_group
+        last = last if last_key_group is None else last_key_group
+        with open_file(source, expected) as opened:
+            reader = opened.reader
             columns = claim(
                 reader, self.key, self._types(), self.max_parallelism, allow_unclaimed_state
             )
-            return self._table.load(
-                reader,
-                first if first_key_group is None else first_key_group,
-                last if last_key_group is None else last_key_group,
-                columns,
-            )
+            info = FileInfo(*reader.info())
+            # Of a part only its own blocks are read, each with a checksum of its own.
+            if expected and first <= info.first_key_group and info.last_key_group <= last:
+                opened.check(expected)
+            return self._table.load(reader, first, last, columns)
 
     def restore(
         self,
@@ -579,8 +615,8 @@ class KeyedStateBackend:
                     source, expected=identity, allow_unclaimed_state=allow_unclaimed_state
                 )
                 if lineage is None:
-                    with open_file(source) as reader:
-                        last = Lineage(*reader.lineage())
+                    with open_file(source) as opened:
+                        last = Lineage(*opened.reader.lineage())
             if last is not None:
                 self.seal(last, snapshot=False)
         except BaseException:

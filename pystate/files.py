@@ -29,6 +29,7 @@ __all__ = [
     "FileInfo",
     "FileSchema",
     "Lineage",
+    "OpenFile",
     "Source",
     "claim",
     "file_schema",
@@ -89,7 +90,7 @@ class FileInfo(NamedTuple):
     """Of the data blocks before compression."""
     file_bytes: int
     checksum: int
-    """XXH64 of the whole file, as the writer computed it; 0 where the file was only opened."""
+    """XXH64 of the whole file; 0 where it was only opened."""
 
 
 class FileIdentity(Protocol):
@@ -103,6 +104,8 @@ class FileIdentity(Protocol):
     def epoch(self) -> int: ...  # noqa: D102
     @property
     def file_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def checksum(self) -> int: ...  # noqa: D102
 
 
 class FileSchema(NamedTuple):
@@ -112,8 +115,29 @@ class FileSchema(NamedTuple):
     states: tuple[tuple[str, StateType], ...]
 
 
+class OpenFile:
+    """An open state file: its `reader`, and what is needed to read it as a whole."""
+
+    def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
+        self._place = (name, size_bytes, descriptor, file)
+        self.reader = _core.FileReader(name, size_bytes, descriptor, file)
+
+    def checksum(self) -> int:
+        """XXH64 of the whole file, read for it from end to end."""
+        return _core.file_checksum(*self._place)
+
+    def check(self, expected: FileIdentity) -> None:
+        """Compare the whole file with the checksum that it was written with."""
+        found = self.checksum()
+        if found != expected.checksum:
+            raise CorruptFileError(
+                f"{self._place[0]}: corrupt: the checksum of the whole file is {found:016x}, and "
+                f"{expected.checksum:016x} when it was written"
+            )
+
+
 @contextmanager
-def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[_core.FileReader]:
+def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[OpenFile]:
     """Open a state file; header, schema and index are verified.
 
     Parameters
@@ -150,11 +174,11 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
                 f"{name}: corrupt at byte {min(size, expected.file_bytes)}: it has {size} bytes, "
                 f"and was written with {expected.file_bytes}"
             )
-        reader = _core.FileReader(name, size, descriptor, file)
-        stack.callback(reader.close)
+        opened = OpenFile(name, size, descriptor, file)
+        stack.callback(opened.reader.close)
         if expected is not None:
-            _check_identity(name, FileInfo(*reader.info()), expected)
-        yield reader
+            _check_identity(name, FileInfo(*opened.reader.info()), expected)
+        yield opened
 
 
 def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
@@ -194,7 +218,10 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
     CorruptFileError, NewerFormatError, CheckpointError
         As `open_file`; the message names the file and, where it is known, the byte.
     """
-    with open_file(source, expected) as reader:
+    with open_file(source, expected) as opened:
+        if expected is not None:
+            opened.check(expected)
+        reader = opened.reader
         info = FileInfo(*reader.info())
         reader.seek(info.first_key_group, info.last_key_group)
         puts, deletes = reader.count()
@@ -203,7 +230,7 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
                 f"{reader.name}: corrupt: it holds {puts} rows and {deletes} tombstones, and "
                 f"says {info.rows} and {info.tombstones}"
             )
-        return info
+        return info._replace(checksum=opened.checksum())
 
 
 def merge_files(
@@ -252,7 +279,7 @@ def merge_files(
     if not sources:
         raise InvalidArgumentError("there is nothing to merge")
     with ExitStack() as stack:
-        readers = [stack.enter_context(open_file(source)) for source in sources]
+        readers = [stack.enter_context(open_file(source)).reader for source in sources]
         schemas = [file_schema(reader) for reader in readers]
         newest, target = FileInfo(*readers[-1].info()), schemas[-1]
         mappings = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from pystate import _core
 from pystate.arrays import as_array, from_parts, is_column, reference
 from pystate.declarations import ValueState
-from pystate.errors import InvalidArgumentError, SchemaError, WrongTypeError
+from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
 from pystate.types import StateType
 
 __all__ = ["KeyBatch", "ObjectHandle", "ValueHandle"]
@@ -38,29 +39,45 @@ class KeyBatch(_core.Batch):
     the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
     the default and is made by its first write.
 
-    Attributes
-    ----------
-    arrays : tuple of pyarrow.Array
-        The key columns, cast to the key's types.
+    ``select(i)`` makes key `i` current for the scalar form of the handles.
     """
 
+    set_current = _core.Batch.select
+
     def __init__(
-        self, table: _core.Table, arrays: Sequence[pa.Array[Any]], types: Sequence[StateType]
+        self,
+        table: _core.Table,
+        arrays: Sequence[pa.Array[Any]] | None,
+        types: Sequence[StateType],
     ) -> None:
-        super().__init__(table, [reference(a, t) for a, t in zip(arrays, types, strict=True)])
-        self.arrays = tuple(arrays)
+        if arrays is None:
+            super().__init__(table, None)
+        else:
+            super().__init__(table, [reference(a, t) for a, t in zip(arrays, types, strict=True)])
+        self._arrays = None if arrays is None else list(arrays)
+        self._types = types
         self._normal: list[Any] | None = None
+
+    def key_arrays(self) -> list[pa.Array[Any]]:
+        """The key columns, cast to the key's types."""
+        if self._arrays is None:
+            self._arrays = [
+                _copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
+                for i, type_ in enumerate(self._types)
+            ]
+        return self._arrays
 
     def key_at(self, i: int) -> Any:
         """Key `i` as a Python value, a tuple where it has several columns."""
-        values = [array[i].as_py() for array in self.arrays]
+        values = [array[i].as_py() for array in self.key_arrays()]
         return values[0] if len(values) == 1 else tuple(values)
 
     def to_pylist(self) -> list[Any]:
         """All keys as Python values."""
-        if len(self.arrays) == 1:
-            return self.arrays[0].to_pylist()
-        return list(zip(*(array.to_pylist() for array in self.arrays), strict=True))
+        arrays = self.key_arrays()
+        if len(arrays) == 1:
+            return arrays[0].to_pylist()
+        return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
     def _normal_keys(self) -> list[Any]:
         """The keys so that equal ones are equal and hash alike."""
@@ -69,7 +86,31 @@ class KeyBatch(_core.Batch):
         return self._normal
 
     def __repr__(self) -> str:
-        return f"<KeyBatch of {len(self.arrays[0])} keys>"
+        try:
+            self.check()
+            return f"<KeyBatch of {len(self)} keys>"
+        except PystateError as error:
+            return f"<KeyBatch, {type(error).__name__}>"
+
+
+def _copied(
+    type_: StateType,
+    rows: int,
+    get: Callable[[int, int], None],
+    get_bytes: Callable[[int, int, int], None],
+) -> pa.Array[Any]:
+    """An array of what the core copies, null where it says so."""
+    valid = np.empty(rows, np.uint8)
+    if not type_.is_bytes:
+        values = np.empty(rows * _WIDTHS.get(type_.name, 8), np.uint8)
+        get(values.ctypes.data, valid.ctypes.data)
+        return from_parts(type_, rows, valid, values)
+    offsets = np.zeros(rows + 1, np.int32)
+    get_bytes(offsets.ctypes.data, valid.ctypes.data, 0)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    if len(data):
+        get_bytes(offsets.ctypes.data, valid.ctypes.data, data.ctypes.data)
+    return from_parts(type_, rows, valid, data, offsets)
 
 
 class ValueHandle(_core.ScalarHandle):
@@ -161,18 +202,10 @@ class ValueHandle(_core.ScalarHandle):
 
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values as they are stored, null where there are none."""
-        rows = len(self._checked(keys))
-        valid = np.empty(rows, np.uint8)
-        if not self.type.is_bytes:
-            values = np.empty(rows * _WIDTHS.get(self.type.name, 8), np.uint8)
-            keys.get(self.column, values.ctypes.data, valid.ctypes.data)
-            return from_parts(self.type, rows, valid, values)
-        offsets = np.zeros(rows + 1, np.int32)
-        keys.get_bytes(self.column, offsets.ctypes.data, valid.ctypes.data, 0)
-        data = np.empty(int(offsets[-1]), np.uint8)
-        if len(data):
-            keys.get_bytes(self.column, offsets.ctypes.data, valid.ctypes.data, data.ctypes.data)
-        return from_parts(self.type, rows, valid, data, offsets)
+        get, get_bytes = self._checked(keys).get, keys.get_bytes
+        return _copied(
+            self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
+        )
 
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         if not isinstance(keys, KeyBatch):
