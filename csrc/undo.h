@@ -6,8 +6,8 @@
  * Thread safety: the writer's alone. Readers follow records that a row's header names.
  *
  * Invariants
- *  U1. First touch: record complete -> count released -> release fence -> header and image as
- *      relaxed stores. A header whose record is not counted counts as untouched, so a kill in
+ *  U1. First touch: record complete -> count released -> release fence -> header -> release
+ *      fence -> image, as relaxed stores. A header whose record is not counted counts as untouched, so a kill in
  *      between loses nothing.
  *  U2. Record i of epoch e lies at i * record_size in log e % 3 as
  *      {slot, header before, image before}. A log is overwritten from its start when epoch e + 3
@@ -45,6 +45,8 @@ static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
     pst_release64(&t->h->undo_count[t->h->active % PST_UNDO_LOGS], t->undo_count);
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put64(row, pst_make_header((uint32_t)header, t->stamp, index));
+    /* Who sees a word of the new image must find the new header when he looks again. */
+    PST_FENCE(__ATOMIC_RELEASE);
 }
 
 /* After it the row may be changed. Room was reserved. */
