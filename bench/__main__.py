@@ -43,11 +43,11 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     }
 
 
-def save(rows: list[Row], scale: Scale) -> Path:
+def save(rows: list[Row], scale: Scale, folder: Path) -> Path:
     """Write the run as JSON and return where."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
     run = {
         "time": now.isoformat(timespec="seconds"),
         "scale": dataclasses.asdict(scale),
@@ -78,6 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", help="questions, separated by commas: P1,P4")
     parser.add_argument("--spark", action="store_true", help="the jobs on Spark (P9)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     arguments = parser.parse_args()
     scale = measure.chosen_scale()
     answers = questions(arguments.spark)
@@ -88,7 +89,7 @@ def main() -> int:
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows += answers[name](scale)
-    path = save(rows, scale)
+    path = save(rows, scale, arguments.output)
     print(measure.table(rows))
     print(
         f"\nmedians, smallest and largest round in brackets; {cpu_name()}, {os.cpu_count()} cores"

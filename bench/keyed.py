@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ def long_backend(*names: str) -> KeyedStateBackend:
     )
 
 
-def in_batches(array: pa.Array) -> Iterator[pa.Array]:
+def in_batches(array: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
     """Slices of `BATCH_ROWS` rows."""
     for start in range(0, len(array), BATCH_ROWS):
         yield array.slice(start, BATCH_ROWS)

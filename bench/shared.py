@@ -43,7 +43,7 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def change(backend: KeyedStateBackend, keys: pa.Array) -> None:
+def change(backend: KeyedStateBackend, keys: pa.Array[Any]) -> None:
     """Add one to each key."""
     for part in in_batches(keys):
         backend["n"].add(backend.keys(part), 1)

@@ -82,7 +82,7 @@ def pause(scale: Scale) -> list[Row]:
         Row(
             "P4",
             f"snapshot(), per row of {changes[0]:,} to {changes[-1]:,} changed, {n_keys:,} keys",
-            Spread(float(np.polyfit(changes, medians, 1)[0] * 1e3), slopes.min(), slopes.max()),
+            Spread.of(slopes.tolist()),
             "ns/row",
             expected="<= 10 ns/row",
             detail={"pause_us": {str(k): v.snapshot for k, v in by_changes.items()}},

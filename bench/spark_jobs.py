@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 PARALLELISM = 2
 MAX_PARALLELISM = 128
@@ -52,6 +52,8 @@ def session(folder: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "4g")
+        # Jobs that wait for their turn look for input rarely.
+        .config("spark.sql.streaming.pollingDelay", "500ms")
         .config("spark.sql.shuffle.partitions", str(PARALLELISM))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()
@@ -63,9 +65,10 @@ def session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def write_input(spark: SparkSession, scale: Scale, folder: Path, batches: int) -> None:
-    """A file per core and batch; keys uniform over `spark_keys`."""
-    rows = spark.range(0, scale.spark_rows * batches, 1, PARALLELISM * batches)
+def write_input(spark: SparkSession, scale: Scale, folder: Path) -> None:
+    """One batch, a file per core; keys uniform over `spark_keys`, other ones in each folder."""
+    seed = int(folder.name) * scale.spark_rows
+    rows = spark.range(seed, seed + scale.spark_rows, 1, PARALLELISM)
     spread = F.pmod(F.xxhash64(F.col("id") + 1_000_003), F.lit(scale.spark_keys))
     rows.select(spread.cast("long").alias("key"), F.col("id").alias("value")).write.parquet(
         str(folder)
@@ -73,12 +76,16 @@ def write_input(spark: SparkSession, scale: Scale, folder: Path, batches: int) -
 
 
 def source(spark: SparkSession, folder: Path) -> DataFrame:
-    """A batch of the input per trigger, until there is no more."""
-    return (
-        spark.readStream.schema("key long, value long")
-        .option("maxFilesPerTrigger", PARALLELISM)
-        .parquet(str(folder))
-    )
+    """Each folder that appears below `folder` as a batch."""
+    (folder / "in").mkdir(parents=True)
+    return spark.readStream.schema("key long, value long").parquet(str(folder / "in" / "*"))
+
+
+def hand_over(batch: Path, folder: Path) -> None:
+    """Let all files of a batch appear at once in a job's input."""
+    coming = folder / "coming"
+    shutil.copytree(batch, coming, copy_function=os.link)
+    coming.rename(folder / "in" / batch.name)
 
 
 def updated_share(scale: Scale) -> float:
@@ -139,45 +146,44 @@ def started(writer: object, folder: Path) -> StreamingQuery:
     return query
 
 
-def batch_seconds(query: StreamingQuery, batches: int) -> list[float]:
-    """Whole micro-batches as Spark times them, source and commit included."""
-    try:
-        query.processAllAvailable()
-        progress = [p for p in query.recentProgress if p.numInputRows]
-    finally:
-        query.stop()
-    if len(progress) != batches:
-        raise AssertionError(f"{len(progress)} batches instead of {batches}")
-    return [p.durationMs["triggerExecution"] / 1e3 for p in progress]
+def batch_seconds(query: StreamingQuery, turn: int) -> float:
+    """The micro-batch just handed over as Spark times it, source and commit included."""
+    query.processAllAvailable()
+    batches = [p for p in query.recentProgress if p.numInputRows]
+    if len(batches) != turn + 1:
+        raise AssertionError(f"{len(batches)} batches were run of {turn + 1} handed over")
+    return float(batches[-1].durationMs["triggerExecution"]) / 1e3
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """P9: each job in turn in one session; the first turn only warms the JVM."""
+    """P9: all jobs stand in one session; each batch goes through one after the other."""
     starts: dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]] = {
         "without state": (start_without_state, "HDFSBacked"),
         "pystate": (start_with_pystate, "HDFSBacked"),
         "Spark, in memory": (start_native, "HDFSBacked"),
         "Spark, RocksDB": (start_native, "RocksDB"),
     }
-    seconds: dict[str, list[float]] = {}
-    written: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in starts}
     root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
     try:
         with session(root) as spark:
-            for turn, batches in (("warm-up", 2), ("timed", WARM_UP + scale.spark_batches)):
-                write_input(spark, scale, root / turn, batches)
-                for name, (start, provider) in starts.items():
-                    spark.conf.set(
-                        "spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider]
-                    )
-                    folder = root / f"{turn}-{name.replace(' ', '-')}"
-                    query = start(source(spark, root / turn), scale, folder)
-                    seconds[name] = batch_seconds(query, batches)[WARM_UP:]
-                    written[name] = last_output_rows(spark, folder)
-                    shutil.rmtree(folder)
+            queries, folders = {}, {}
+            for name, (start, provider) in starts.items():
+                spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider])
+                folders[name] = folder = root / name.replace(" ", "-")
+                queries[name] = start(source(spark, folder), scale, folder)
+            for turn in range(WARM_UP + scale.spark_batches):
+                write_input(spark, scale, root / str(turn))
+                for name, query in queries.items():
+                    hand_over(root / str(turn), folders[name])
+                    seconds[name].append(batch_seconds(query, turn))
+            for query in queries.values():
+                query.stop()
+            written = {name: last_output_rows(spark, folders[name]) for name in starts}
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    return [row_of(name, seconds, written, scale) for name in starts]
+    timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
+    return [row_of(name, timed, written, scale) for name in starts]
 
 
 def last_output_rows(spark: SparkSession, folder: Path) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from bench.measure import Scale, Work
+    from pystate import KeyedStateBackend
 
 SCALE = chosen_scale()
 N_KEYS = SCALE.key_counts[0]
@@ -53,7 +54,7 @@ def test_one_by_one(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.scalar_works(SCALE, N_KEYS)[name])
 
 
-def changed_backend(scale: Scale) -> tuple[keyed.KeyedStateBackend, Callable[[], None]]:
+def changed_backend(scale: Scale) -> tuple[KeyedStateBackend, Callable[[], None]]:
     backend = keyed.long_backend("n")
     keyed.fill(backend, N_KEYS, "n")
     rng = np.random.default_rng(46)
