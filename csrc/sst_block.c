@@ -443,7 +443,7 @@ static pst_status check_kinds(const pst_sst_view *v) {
     }
     uint64_t total = 0, deletes = 0;
     for (uint32_t i = 0; i < v->n_kinds; i++) {
-        if (rows[i] != v->kinds[i].rows)
+        if (rows[i] == 0 || rows[i] != v->kinds[i].rows)
             return PST_CORRUPT;
         total += rows[i];
         deletes += v->kinds[i].op == PST_DELETE ? rows[i] : 0;

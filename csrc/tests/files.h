@@ -136,6 +136,25 @@ static inline void schema_random(random_schema *s, uint64_t *rng, int32_t n_keys
     schema_done(s, n_keys, n_states);
 }
 
+/* A long key and states of one type. */
+static inline random_schema plain_schema(int32_t n_states, pst_type type) {
+    random_schema s;
+    schema_add(&s, 0, PST_INT64, 0);
+    for (int32_t i = 0; i < n_states; i++)
+        schema_add(&s, 1 + i, type, 0);
+    schema_done(&s, 1, n_states);
+    return s;
+}
+
+/* The columns lie in the struct, which was returned by value. */
+static inline pst_schema *at_home(random_schema *s) {
+    for (int32_t i = 0; i < s->schema.n_keys + s->schema.n_states; i++)
+        s->columns[i].name = s->names[i];
+    s->schema.keys = s->columns;
+    s->schema.states = s->columns + s->schema.n_keys;
+    return &s->schema;
+}
+
 /* A canonical value; a small `domain` makes keys meet. The bytes leak into `heap`. */
 typedef struct byte_heap {
     uint8_t *blocks[65536];
@@ -314,6 +333,21 @@ static inline int same_row(const pst_schema *s, const pst_record *a, const pst_r
         if (((a->present >> c) & 1) && !same_cell(&s->states[c], &a->cells[c], &b->cells[c]))
             return 0;
     return 1;
+}
+
+/* The rows as a file of that kind keeps them. */
+static inline void as_stored(pst_file_kind kind, random_rows *rows) {
+    size_t n = 0;
+    for (size_t i = 0; i < rows->n; i++) {
+        pst_record *r = &rows->rows[i];
+        if (kind == PST_BASE) {
+            if (r->op == PST_DELETE)
+                continue;
+            r->changed = r->present;
+        }
+        rows->rows[n++] = *r;
+    }
+    rows->n = n;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */

@@ -279,6 +279,80 @@ static void test_bytes(void) {
     set_free(x);
 }
 
+/* What one key's records become: the forms that the map cannot tell apart. */
+static void test_folding(void) {
+    random_schema s;
+    schema_add(&s, 0, PST_INT64, 0);
+    schema_add(&s, 1, PST_INT64, 0);
+    schema_add(&s, 2, PST_INT64, 0);
+    schema_done(&s, 1, 2);
+    static const struct {
+        pst_record_op op[2];
+        uint64_t changed[2], present[2]; /* older, newer */
+        int rows;                        /* in a delta */
+        pst_record_op folded_op;
+        uint64_t folded_changed, folded_present;
+        int base_rows;
+    } cases[] = {
+        {{PST_PUT, PST_PUT}, {1, 2}, {1, 2}, 1, PST_PUT, 3, 3, 1},
+        {{PST_PUT, PST_PUT}, {1, 1}, {1, 0}, 1, PST_PUT, 1, 0, 0},
+        {{PST_PUT, PST_PUT}, {3, 3}, {3, 0}, 1, PST_DELETE, 0, 0, 0},
+        {{PST_PUT, PST_DELETE}, {3, 0}, {3, 0}, 1, PST_DELETE, 0, 0, 0},
+        {{PST_DELETE, PST_PUT}, {0, 1}, {0, 1}, 1, PST_PUT, 3, 1, 1},
+        {{PST_DELETE, PST_PUT}, {0, 1}, {0, 0}, 1, PST_DELETE, 0, 0, 0},
+        {{PST_DELETE, PST_DELETE}, {0, 0}, {0, 0}, 1, PST_DELETE, 0, 0, 0},
+        {{PST_PUT, PST_PUT}, {4, 4}, {4, 0}, 0, PST_PUT, 0, 0, 0}, /* only what is dropped */
+        {{PST_DELETE, PST_PUT}, {0, 4}, {0, 4}, 1, PST_DELETE, 0, 0, 0},
+        {{PST_PUT, PST_PUT}, {4, 5}, {4, 5}, 1, PST_PUT, 1, 1, 1},
+    };
+    random_schema from = s;
+    for (int32_t i = 0; i < 3; i++)
+        from.columns[i].name = from.names[i];
+    schema_add(&from, 3, PST_STRING, 0);
+    schema_done(&from, 1, 3);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        source_set *x = set_new();
+        x->n = 2;
+        for (int32_t k = 0; k < 2; k++) {
+            pst_record r;
+            memset(&r, 0, sizeof r);
+            r.op = cases[i].op[k];
+            r.key[0].word[0] = 77;
+            r.hash = pst_hash_key(s.schema.keys, 1, r.key, 0);
+            r.key_group = pst_key_group(r.hash, 64);
+            r.changed = cases[i].changed[k];
+            r.present = cases[i].present[k];
+            x->io[k] = file_io(&x->files[k], 0);
+            pst_file_info info = info_of(PST_DELTA, &WHOLE, (uint8_t)(k + 1));
+            REQUIRE(write_rows(&from.schema, &info, &x->io[k], &r, 1) == PST_OK);
+            REQUIRE(pst_sst_reader_open(&x->io[k], x->files[k].size, &x->readers[k], NULL) ==
+                    PST_OK);
+            memcpy(x->columns[k], (int32_t[]){0, 1, -1}, 3 * sizeof(int32_t));
+            x->mapping[k] = x->columns[k];
+        }
+        memory_file f = {0};
+        pst_io io = file_io(&f, 0);
+        pst_file_info info = info_of(PST_DELTA, &WHOLE, 99);
+        CHECK_EQ(merge_into(&s.schema, &info, x, 1, &io), PST_OK);
+        CHECK_EQ(info.rows + info.tombstones, cases[i].rows);
+        pst_sst_reader *r = NULL;
+        pst_record record;
+        REQUIRE(pst_sst_reader_open(&io, f.size, &r, NULL) == PST_OK);
+        if (pst_sst_reader_next(r, &record) == PST_OK) {
+            CHECK_EQ(record.op, cases[i].folded_op);
+            CHECK_EQ(record.changed, cases[i].folded_changed);
+            CHECK_EQ(record.present, cases[i].folded_present);
+        }
+        pst_sst_reader_close(r);
+        f.size = 0;
+        info = info_of(PST_BASE, &WHOLE, 99);
+        CHECK_EQ(merge_into(&s.schema, &info, x, 1, &io), PST_OK);
+        CHECK_EQ(info.rows, cases[i].base_rows);
+        file_free(&f);
+        set_free(x);
+    }
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static pst_record one_row(const pst_schema *s, uint64_t key, int32_t max_parallelism) {
@@ -397,6 +471,7 @@ int main(void) {
     for (uint64_t seed = 1; seed <= 120; seed++)
         test_against_map(seed);
     test_bytes();
+    test_folding();
     test_refusals();
     test_failures();
     return check_report();
