@@ -381,6 +381,7 @@ class Coordinator:
             self.storage.publish(manifest.path, data)
         except AlreadyPublishedError as error:
             self._check_winner(manifest, error)
+        self._history.check_published(manifest)
         self._history.add(manifest)
         try:
             self._settle(manifest)

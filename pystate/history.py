@@ -9,12 +9,17 @@ Invariants
 2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
    manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
 3. A manifest with a run key is not removed before ``runs/<key>.run`` exists.
+4. Before a manifest is removed ``manifests/<epoch>.retired`` exists: a driver that was held up
+   between its last check and its publish finds the name free again, and must find out that the
+   epoch is over. Manifests at or below the newest mark do not count.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
+from typing import NamedTuple
 
 from pystate.document import decode_document, encode_document
 from pystate.errors import (
@@ -30,6 +35,10 @@ __all__ = ["History", "read_head", "retained_epochs"]
 
 _LATEST = f"{MANIFESTS}/latest"
 _LISTINGS = 5
+_MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
+# So many marks are kept, although only the newest counts: a listing beside a driver that makes a
+# new one and removes an old one must not miss both.
+_MARKS = 16
 
 
 class History:
@@ -45,6 +54,7 @@ class History:
         self._storage = storage
         self._cache: dict[int, Manifest] = {}
         self._epochs: tuple[int, ...] = ()
+        self._leftovers: tuple[str, ...] = ()
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -70,7 +80,7 @@ class History:
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
-            epochs = retained_epochs(self._storage, at_least=known)
+            epochs, _, self._leftovers = _retained(self._storage, known)
             try:
                 if epochs:
                     self.manifest(epochs[-1])
@@ -134,6 +144,23 @@ class History:
             raise CorruptFileError(f"{path}: belongs to another run key")
         return fields.integer("epoch", least=1), None
 
+    def check_published(self, manifest: Manifest) -> None:
+        """Make sure that a manifest just published is a new one and not one that was retired.
+
+        Raises
+        ------
+        FencedError
+            Other drivers published and retired this epoch while this one was held up: its name had
+            become free. The manifest does not count, and is removed.
+        """
+        if manifest.epoch > _scan(self._storage).floor:
+            return
+        self._storage.delete(manifest.path)
+        raise FencedError(
+            f"{manifest.path} was published, and retired since, by another driver; this one "
+            f"(run {manifest.run_id}) has changed nothing"
+        )
+
     def retire(self, keep: int) -> frozenset[str]:
         """Remove all but the newest `keep` manifests, the oldest first.
 
@@ -151,45 +178,69 @@ class History:
                 with suppress(AlreadyPublishedError):
                     path = _run_path(manifest.run_key)
                     self._storage.publish(path, encode_document("run", 1, record))
+            self._storage.replace(_mark_path(epoch), b"", durable=False)
             self._storage.delete(manifest.path)
+            self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
             self._epochs = self._epochs[1:]
             del self._cache[epoch]
             removed |= manifest.paths
+        for path in self._leftovers:
+            self._storage.delete(path)
+        self._leftovers = ()
         if removed:
             for epoch in self._epochs:
                 removed -= self.manifest(epoch).paths
         return frozenset(removed)
 
 
-def retained_epochs(storage: CheckpointStorage, *, at_least: int = 0) -> tuple[int, ...]:
-    """List the epochs that have a manifest, ascending.
+class _Listing(NamedTuple):
+    epochs: tuple[int, ...]
+    """Above the floor, ascending."""
+    floor: int
+    """The newest epoch that was retired."""
+    leftovers: tuple[str, ...]
+    """Manifests at or below the floor: they do not count."""
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    at_least : int
-        An epoch that the caller knows to have been published.
+
+def _scan(storage: CheckpointStorage) -> _Listing:
+    numbers, floor = [], 0
+    for entry in storage.list(MANIFESTS):
+        epoch, mark = manifest_epoch(entry.path), _MARK.fullmatch(entry.path)
+        if epoch is not None:
+            numbers.append(epoch)
+        elif mark is not None:
+            floor = max(floor, int(mark[1]))
+    return _Listing(
+        tuple(sorted(number for number in numbers if number > floor)),
+        floor,
+        tuple(manifest_path(number) for number in numbers if number <= floor),
+    )
+
+
+def _retained(storage: CheckpointStorage, at_least: int) -> _Listing:
+    lost = 0
+    # A listing is not atomic: beside a driver that retires manifests it can show a hole that is
+    # none, which the next listing does not.
+    for _ in range(_LISTINGS):
+        listing = _scan(storage)
+        lost = _first_hole(listing, max(at_least, _latest(storage)))
+        if not lost:
+            return listing
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: the manifest {manifest_path(lost)} is lost; nothing is built "
+        "on an older epoch in its place: bring the file back from a copy"
+    )
+
+
+def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
+    """List the epochs that have a manifest, ascending.
 
     Raises
     ------
     CheckpointError
         There is a hole, or the newest is missing.
     """
-    lost = 0
-    # A listing is not atomic: beside a driver that retires manifests it can show a hole that is
-    # none, which the next listing does not.
-    for _ in range(_LISTINGS):
-        numbers = (manifest_epoch(entry.path) for entry in storage.list(MANIFESTS))
-        epochs = tuple(sorted(number for number in numbers if number is not None))
-        newest = max(at_least, _latest(storage))
-        lost = _first_hole(epochs, newest)
-        if not lost:
-            return epochs
-    raise CheckpointError(
-        f"checkpoint {storage.uri}: the manifest {manifest_path(lost)} is lost; nothing is built "
-        "on an older epoch in its place: bring the file back from a copy"
-    )
+    return _retained(storage, 0).epochs
 
 
 def read_head(storage: CheckpointStorage) -> Manifest | None:
@@ -205,9 +256,13 @@ def read_head(storage: CheckpointStorage) -> Manifest | None:
     return history.head
 
 
-def _first_hole(epochs: tuple[int, ...], newest: int) -> int:
-    expected = epochs[0] if epochs else newest
-    for epoch in epochs:
+def _first_hole(listing: _Listing, newest: int) -> int:
+    """Return the first epoch without a manifest up to `newest`, or 0."""
+    if listing.floor:
+        expected = listing.floor + 1
+    else:
+        expected = listing.epochs[0] if listing.epochs else newest
+    for epoch in listing.epochs:
         if epoch != expected:
             return expected
         expected += 1
@@ -220,6 +275,10 @@ def _latest(storage: CheckpointStorage) -> int:
         return fields.integer("epoch")
     except (FileNotFoundError, CheckpointError):
         return 0
+
+
+def _mark_path(epoch: int) -> str:
+    return f"{MANIFESTS}/{epoch:08d}.retired"
 
 
 def _run_path(run_key: str) -> str:

@@ -602,6 +602,19 @@ def test_second_driver_fences_the_first(work: FakeWork) -> None:
     assert work.committed.count(2) == 1
 
 
+def test_overtaken_driver_stops_before_it_publishes(work: FakeWork) -> None:
+    first, second = work.coordinator(), work.coordinator()
+    epoch = opened(first, **batch(0))
+    for report in work.reports(epoch):
+        epoch.report(report)
+    with opened(second, **batch(0)):
+        with pytest.raises(FencedError, match="another owner"):
+            epoch.complete(("out",))
+        assert read_head(work.storage) is None
+    first.close()
+    second.close()
+
+
 def test_publish_is_safe_without_the_early_check(
     work: FakeWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -616,6 +629,37 @@ def test_publish_is_safe_without_the_early_check(
     with pytest.raises(FencedError, match="published by another driver"):
         epoch.complete(("out",))
     assert second.head is not None and work.text(second.head) == ["b0", "second"]
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_driver_held_up_until_its_epoch_is_retired(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """The manifest's name is free again: the epoch is over all the same."""
+    first, second = work.coordinator(), work.coordinator(retained=1)
+    first.run(work.evaluate("b0"), **batch(0))
+    epoch = opened(first, **batch(1))
+    for report in work.reports(epoch, "held up"):
+        epoch.report(report)
+    for number in range(1, 5):
+        second.run(work.evaluate(f"b{number}"), **batch(number))
+    assert not work.storage.exists(epoch.base.path) and work.committed == [1, 1, 2, 3, 4, 5]  # type: ignore[union-attr]
+    monkeypatch.setattr(first._ownership, "check", lambda: None)
+    if dies:
+        monkeypatch.setattr(first._history, "check_published", lambda manifest: 1 // 0)
+    with pytest.raises(ZeroDivisionError if dies else FencedError):
+        epoch.complete(("out",))
+    assert work.storage.exists(manifest_path(2)) == dies
+    assert work.committed == [1, 1, 2, 3, 4, 5]
+    assert read_head(work.storage) == second.head
+    second.run(work.evaluate("b5"), **batch(5))
+    assert second.head is not None and work.text(second.head) == [f"b{n}" for n in range(6)]
+    assert [e.path for e in work.storage.list("manifests") if e.path.endswith("manifest")] == [
+        manifest_path(6)
+    ]
+    epoch.abort()
     first.close()
     second.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import uuid
@@ -168,6 +169,24 @@ def test_merge_that_comes_too_late_is_dropped(work: FakeWork) -> None:
         assert coordinator._merges is not None
         late = [e.path for e in work.storage.list("state") if e.path.endswith(".base")]
         assert {p.split("/")[2] for p in late} <= {"00000-00063", "00064-00127"}
+
+
+@pytest.mark.usefixtures("merging")
+def test_base_replaces_only_the_files_it_was_made_from(work: FakeWork) -> None:
+    """Another driver has published in between, with a base of its own."""
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        assert coordinator.head is not None and coordinator._merges is not None
+        (operator,) = coordinator.head.operators
+        (state,) = operator.ranges
+        (adopted,) = coordinator._merges.adopt((operator,))
+        assert adopted.ranges[0].base is not None
+        other = dataclasses.replace(state, base=delta(2, 10), deltas=state.deltas[2:])
+        changed = dataclasses.replace(operator, ranges=(other,))
+        assert coordinator._merges.adopt((changed,)) == (changed,)
+        coordinator._merges.published(dataclasses.replace(coordinator.head, operators=(changed,)))
+        assert coordinator._merges.live() == frozenset()
 
 
 def delta(number: int, size: int) -> FileRef:
@@ -365,9 +384,10 @@ def test_failing_retention_does_not_fail_the_epoch(
             patch.setattr(LocalStorage, "delete", refuse)
             run(coordinator, work, "b")
         assert "retiring older ones failed" in caplog.text
-        assert retained_epochs(work.storage) == (1, 2)
+        assert work.storage.exists(manifest_path(1))
         run(coordinator, work, "c")
         assert retained_epochs(work.storage) == (3,)
+        assert not work.storage.exists(manifest_path(1))
 
 
 def test_listing_beside_a_driver_that_retires(
