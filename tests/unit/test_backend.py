@@ -1047,6 +1047,7 @@ def test_another_thread_is_told_that_the_table_is_busy(backend: ps.KeyedStateBac
         assert other["n"].values(keys).to_pylist() == [1]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_childs_handles_refuse_and_harm_nothing(backend: ps.KeyedStateBackend) -> None:
     keys = backend.keys([1])
     backend["n"].add(keys, 1)
