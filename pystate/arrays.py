@@ -110,6 +110,9 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
             f"{what} is {type.ddl}: a column of {source} is not cast to it{_hint(array.type, type)}"
         )
     try:
+        if type.name == "decimal" and pa.types.is_integer(array.type):
+            # Arrow asks for room for every integer of the type before it looks at the values.
+            array = array.cast(pa.decimal256(76, type.scale))
         return array.cast(wanted, safe=True)
     except (pa.ArrowException, OverflowError) as error:
         raise WrongTypeError(

@@ -70,6 +70,7 @@ class _Lock:
     def __init__(self, folder: str, timeout_ms: int) -> None:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, _LOCK)
+        self._pid = os.getpid()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
@@ -88,13 +89,15 @@ class _Lock:
                     ) from None
                 time.sleep(0.01)
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(self._descriptor, f"{self._pid}\n".encode(), 0)
         _locks.add(self)
 
     def release(self) -> None:
         """Give the lock up; in a forked child only close the descriptor's copy."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            if os.getpid() == self._pid:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
