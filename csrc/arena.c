@@ -120,7 +120,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
         return PST_OK;
     if (need > most)
         return PST_TOO_LARGE;
-    uint64_t step = have / 16, grain = have >= (LARGE_STEP << 2) ? LARGE_STEP : SMALL_STEP;
+    uint64_t step = have / 32, grain = have >= (LARGE_STEP << 2) ? LARGE_STEP : SMALL_STEP;
     if (space >= PST_SPACE_RING)
         grain = 4096;
     if (step > PIECE)

@@ -40,7 +40,7 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
                          uint64_t limit, int create);
 void pst_arena_unmap(pst_arena *a);
 
-/* Makes at least `need` bytes of a space usable, growing by a sixteenth (64 KB to 16 MB) at a time.
+/* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a time.
  * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
 

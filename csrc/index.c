@@ -75,9 +75,12 @@ static void place(const pst_table *t, const pst_shard *s, uint64_t entry) {
         pst_put64(cell, entry);
 }
 
-/* The capacity for `live` entries and one more: a quarter more than at the limit of 4/5. */
-static uint32_t capacity_for(uint64_t live) {
-    uint64_t want = (live + 1) * 25 / 16 + 1;
+/* The capacity for `live` entries and one more: above what the limit of 4/5 asks for by an eighth to
+ * three eighths, by a whim of the shard. Keys spread evenly, so with one factor all shards would
+ * grow in the same epoch, and their old regions would wait for the window together. */
+static uint32_t capacity_for(uint64_t live, uint32_t shard) {
+    uint64_t whim = ((live + 1) * 31 + shard) * UINT64_C(0x9E3779B97F4A7C15) >> 56;
+    uint64_t want = (live + 1) * 5 * (1152 + whim) / 4096 + 1;
     if (want > PST_PAGE_ENTRIES)
         want = (want + PST_PAGE_ENTRIES - 1) / PST_PAGE_ENTRIES * PST_PAGE_ENTRIES;
     else {
@@ -91,7 +94,7 @@ static uint32_t capacity_for(uint64_t live) {
 
 static pst_status rebuild(pst_table *t, uint32_t shard) {
     pst_shard *s = &t->m->shards[shard], old = *s;
-    pst_shard next = {capacity_for(old.used - old.tombstones), 0, 0, 0};
+    pst_shard next = {capacity_for(old.used - old.tombstones, shard), 0, 0, 0};
     if (!next.capacity)
         return PST_TOO_LARGE;
     pst_status st = make_region(t, next.capacity, &next.table);

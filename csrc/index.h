@@ -18,7 +18,7 @@
  *      died in the open epoch.
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
- *  I5. At most 4/5 of a region is in use after an insert; a rebuild leaves at least 16/25.
+ *  I5. At most 4/5 of a region is in use after an insert; a rebuild leaves 4/7 to 5/7.
  */
 #ifndef PST_INDEX_H
 #define PST_INDEX_H
