@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pystate._core import hash_keys, key_group
+from pystate import hash_keys, key_group
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
