@@ -75,12 +75,12 @@ static void place(const pst_table *t, const pst_shard *s, uint64_t entry) {
         pst_put64(cell, entry);
 }
 
-/* The capacity for `live` entries and one more: above what the limit of 4/5 asks for by an eighth to
+/* The capacity for `live` entries and one more: above what the limit of 6/7 asks for by an eighth to
  * three eighths, by a whim of the shard. Keys spread evenly, so with one factor all shards would
  * grow in the same epoch, and their old regions would wait for the window together. */
 static uint32_t capacity_for(uint64_t live, uint32_t shard) {
     uint64_t whim = ((live + 1) * 31 + shard) * UINT64_C(0x9E3779B97F4A7C15) >> 56;
-    uint64_t want = (live + 1) * 5 * (1152 + whim) / 4096 + 1;
+    uint64_t want = (live + 1) * 7 * (1152 + whim) / 6144 + 1;
     if (want > PST_PAGE_ENTRIES)
         want = (want + PST_PAGE_ENTRIES - 1) / PST_PAGE_ENTRIES * PST_PAGE_ENTRIES;
     else {
@@ -127,7 +127,7 @@ static pst_status rebuild(pst_table *t, uint32_t shard) {
 pst_status pst_index_reserve(pst_table *t, uint64_t hash) {
     uint32_t shard = pst_shard_of(t, hash);
     const pst_shard *s = &t->m->shards[shard];
-    if ((uint64_t)(s->used + 1) * 5 <= (uint64_t)s->capacity * 4)
+    if ((uint64_t)(s->used + 1) * 7 <= (uint64_t)s->capacity * 6)
         return PST_OK;
     return rebuild(t, shard);
 }

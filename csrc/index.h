@@ -18,7 +18,7 @@
  *      died in the open epoch.
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
- *  I5. At most 4/5 of a region is in use after an insert; a rebuild leaves 4/7 to 5/7.
+ *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
  */
 #ifndef PST_INDEX_H
 #define PST_INDEX_H

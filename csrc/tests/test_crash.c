@@ -170,7 +170,7 @@ static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
 /* Slots of deleted keys reused in the very epoch that rebuilds their shard: one shard filled to its
  * limit, some keys deleted, the window passed, others inserted. Every store of those is looked at. */
 static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
-    enum { FILL = 25 }; /* one more entry makes a shard of 32 grow */
+    enum { FILL = 27 }; /* one more entry makes a shard of 32 grow */
     uint64_t every = sweep.every;
     sweep.every = 1;
     for (int trial = 0; trial < trials; trial++) {
