@@ -387,7 +387,11 @@ def _apply(
     for ref in files:
         with _source(spec.storage, ref) as source:
             rows += backend.load(
-                source, expected=ref, allow_unclaimed_state=spec.allow_unclaimed_state
+                source,
+                first_key_group=max(ref.first_key_group, base.first_key_group),
+                last_key_group=min(ref.last_key_group, base.last_key_group),
+                expected=ref,
+                allow_unclaimed_state=spec.allow_unclaimed_state,
             )
     newest = files[-1]
     parent = newest.parent if newest.id == base.id else EMPTY_ID

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 import uuid
 from collections import deque
@@ -20,8 +21,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from typing import BinaryIO, cast
 
 from pystate.errors import CheckpointError
+from pystate.files import Lineage, Source, merge_files, open_file
 from pystate.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.storage import CheckpointStorage
 
@@ -226,18 +230,23 @@ def merge_range(
     CorruptFileError, CheckpointError
         A source is damaged, missing, or not the file that the manifest names; nothing was created.
     """
-    from pystate.files import Lineage, Source, merge_files, open_file
-
     newest = sources[-1]
     lineage = Lineage(bytes.fromhex(merged_id), bytes.fromhex(newest.parent), newest.epoch, 0)
+    whole = (first_key_group, last_key_group)
     with ExitStack() as stack:
         opened: list[Source] = []
-        for source in sources:
-            # A path is read without the GIL, a file object only where there is none.
-            path = storage.local_path(source.path)
-            opened.append(path or stack.enter_context(storage.open_read(source.path)))
-            with open_file(opened[-1], expected=source):
-                pass
+        for bounds, refs in groupby(sources, key=_bounds):
+            files = [_open_source(stack, storage, ref) for ref in refs]
+            if bounds != whole:
+                # Files of a former range, which count for a part of this one only: reduced to
+                # that part, nothing in them can hide what another former range knows.
+                part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
+                merge_files(
+                    files, cast(BinaryIO, part), first_key_group=bounds[0], last_key_group=bounds[1]
+                )
+                part.flush()
+                files = [part.name]
+            opened += files
         out = stack.enter_context(storage.create(output))
         info = merge_files(
             opened,
@@ -247,3 +256,14 @@ def merge_range(
             last_key_group=last_key_group,
         )
     return FileRef.from_info(output, info)
+
+
+def _bounds(ref: FileRef) -> tuple[int, int]:
+    return ref.first_key_group, ref.last_key_group
+
+
+def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:
+    """Check that a file is the one that the manifest names; by path it is read without the GIL."""
+    source = storage.local_path(ref.path) or stack.enter_context(storage.open_read(ref.path))
+    with open_file(source, expected=ref):
+        return source

@@ -112,7 +112,9 @@ class FileRef:
     """The lineage id that a delta was built on."""
     epoch: int
     first_key_group: int
+    """First key group for which the file counts here; the file itself may hold more."""
     last_key_group: int
+    """Last one, inclusive."""
     file_bytes: int
     checksum: int
     """XXH64 of the whole file."""
@@ -169,8 +171,8 @@ class FileRef:
 class RangeState:
     """The state of one key-group range: a base, then deltas, oldest first.
 
-    After a change of parallelism the deltas begin with the files of the old ranges; each is read
-    only for the key groups that are this range's.
+    After a change of parallelism the deltas begin with the files of the old ranges, each narrowed
+    to the key groups for which it counts.
     """
 
     index: int

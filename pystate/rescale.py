@@ -6,8 +6,10 @@ Thread safety: a function without state.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
 
-from pystate.manifest import OperatorState, RangeState, range_bounds
+from pystate.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, range_bounds
 
 __all__ = ["rescaled"]
 
@@ -32,6 +34,12 @@ def rescaled(
         The same objects where nothing changes. A range with new bounds names all files of the old
         ranges that it meets, and has an id of its own that follows from theirs, so that every
         replay computes the same one.
+
+    Notes
+    -----
+    A file may hold more key groups than its range still has, and two old ranges may name the same
+    file. Each entry is therefore narrowed to the key groups for which it counts: what one old
+    range's file says about another's keys is out of date.
     """
     if parallelism == operator.parallelism:
         return operator.ranges
@@ -47,9 +55,18 @@ def rescaled(
         if same:
             ranges.append(RangeState(index, first, last, same[0].id, same[0].base, same[0].deltas))
             continue
-        files = tuple(ref for old in sources for ref in old.files)
+        files = tuple(part for old in sources for part in _parts(old, first, last))
         text = ",".join([f"{first}-{last}", *(old.id for old in sources)])
         derived = hashlib.sha256(text.encode()).hexdigest()[:32]
-        state_id = derived if files else "0" * 32
+        state_id = derived if files else EMPTY_ID
         ranges.append(RangeState(index, first, last, state_id, None, files))
     return tuple(ranges)
+
+
+def _parts(old: RangeState, first: int, last: int) -> Iterator[FileRef]:
+    """Narrow the files of an old range to what both it and the new range hold."""
+    for ref in old.files:
+        low = max(ref.first_key_group, old.first_key_group, first)
+        high = min(ref.last_key_group, old.last_key_group, last)
+        if low <= high:
+            yield replace(ref, first_key_group=low, last_key_group=high)

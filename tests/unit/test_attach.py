@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from pystate.attach import TableCache
 from pystate.declarations import ValueState
 from pystate.errors import CheckpointError, CorruptFileError, UnclaimedStateError
 from pystate.host import TableHome, choose_home
-from pystate.manifest import EMPTY_ID, FileRef, RangeState, empty_range
+from pystate.maintenance import merge_range
+from pystate.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
+from pystate.rescale import rescaled
 from tests.peer import STATES, Peer, Worker
 
 EMPTY = empty_range(0, 128, 1)
@@ -308,6 +311,33 @@ def test_rescaled_range(worker: MakeWorker) -> None:
     }
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_rescaled_there_and_back(worker: MakeWorker, merged: bool) -> None:
+    """A file of a former range says nothing about key groups that were another's since."""
+    heap = worker(home=TableHome(None, None))
+    ranges = tuple(empty_range(i, 128, 2) for i in range(2))
+    model: dict[int, int] = {}
+    for epoch, parallelism in enumerate((2, 3, 2, 5, 1, 2), 1):
+        operator = OperatorState("op", len(ranges), (), (), ranges)
+        advanced = []
+        for state in rescaled(operator, parallelism, 128):
+            if merged and len(state.files) > 1:
+                path = f"state/op/x/{epoch:08d}-{uuid.uuid4().hex}.base"
+                bounds = (state.first_key_group, state.last_key_group)
+                base = merge_range(heap.storage, state.files, state.id, path, *bounds)
+                state = dataclasses.replace(state, base=base, deltas=())
+            heap.attach(state)
+            mine = [k for k in range(40) if _belongs(heap.attachment.backend, k)]
+            assert heap.read() == {k: model[k] for k in mine if k in model}
+            for key in mine:
+                model[key] = model.get(key, 0) + epoch
+            heap.add(dict.fromkeys(mine, epoch))
+            advanced.append(after(state, heap.seal(epoch)))
+            heap.release()
+        ranges = tuple(advanced)
+    assert model == dict.fromkeys(range(40), 21)
+
+
 def _belongs(backend: Any, key: int) -> bool:
     from pystate.backend import hash_keys, key_group
 
@@ -318,8 +348,6 @@ def _belongs(backend: Any, key: int) -> bool:
 
 
 def test_merged_base(worker: MakeWorker) -> None:
-    from pystate.maintenance import merge_range
-
     one = worker()
     base = EMPTY
     for epoch in range(1, 6):
