@@ -385,11 +385,15 @@ def _apply(
         return 0
     rows = 0
     for ref in files:
+        first = max(ref.first_key_group, base.first_key_group)
+        last = min(ref.last_key_group, base.last_key_group)
+        if first > last:
+            continue
         with _source(spec.storage, ref) as source:
             rows += backend.load(
                 source,
-                first_key_group=max(ref.first_key_group, base.first_key_group),
-                last_key_group=min(ref.last_key_group, base.last_key_group),
+                first_key_group=first,
+                last_key_group=last,
                 expected=ref,
                 allow_unclaimed_state=spec.allow_unclaimed_state,
             )
