@@ -6,7 +6,9 @@ import errno
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,37 @@ def test_full_disk_at_a_system_call(storage: LocalStorage, monkeypatch: pytest.M
     with pytest.raises(NoSpaceError, match="root/y"):
         storage.replace("y", b"data")
     assert all_files(storage) == ["warm"]
+
+
+def test_what_appears_is_durable(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content before name, name before return, new folders before anything in them."""
+    calls: list[tuple[str, str]] = []
+
+    def recorded(name: str, path_of: Callable[..., str]) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append((name, os.path.relpath(path_of(*arguments), storage.uri)))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    recorded("fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+    recorded("link", lambda source, target: target)
+    storage.publish("a/b/x", b"data")
+    temporary = calls[3][1]
+    assert temporary.startswith("a/b/.x.")
+    assert calls == [
+        ("fsync", "a"),
+        ("fsync", "."),
+        ("fsync", ".."),
+        ("fsync", temporary),
+        ("link", "a/b/x"),
+        ("fsync", "a/b"),
+    ]
+    calls.clear()
+    storage.replace("a/b/y", b"data")
+    assert [name for name, _ in calls] == ["fsync", "fsync"] and calls[1][1] == "a/b"
 
 
 def test_no_hard_links_says_so(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
