@@ -316,7 +316,8 @@ pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) 
         if (!s)
             return s;
     }
-    return PST_NOT_FOUND;
+    /* Also of a table without rows: a reader whose epoch is gone says so. */
+    return leave(r, enter(r)) == PST_SNAPSHOT_TOO_OLD ? PST_SNAPSHOT_TOO_OLD : PST_NOT_FOUND;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------ */
