@@ -86,8 +86,11 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     log = os.path.join(folder, "spark.log")
+    for name_of_log in ("py4j", "pystate"):
+        logger = logging.getLogger(name_of_log)
+        logger.addHandler(logging.FileHandler(log, delay=True))
+        logger.propagate = False
     scratch = os.path.join(folder, "spark-temporary")
     builder = (
         SparkSession.builder.master(f"local[{cores},4]")

@@ -105,7 +105,7 @@ class RowBody(FunctionBody[KeyedProcessFunction]):
         """Call the function for each row."""
         columns = self._key_columns(rows)
         keys = self._task.backend.keys(columns)
-        select, context, process = keys.set_current, self._context, self._function.process
+        select, context, process = keys.select, self._context, self._function.process
         emitted: list[Any] = []
         values = zip(_key_values(columns), self._factory.rows(rows), strict=True)
         for i, (key, row) in enumerate(values):
@@ -150,7 +150,7 @@ class KeyRowsBody(FunctionBody[KeyedProcessFunction]):
         ends = [*starts[1:].tolist(), len(order)]
         emitted: list[Any] = []
         for i, key in enumerate(_key_values(firsts)):
-            keys.set_current(i)
+            keys.select(i)
             first = int(starts[i])
             batch = rows.slice(first, ends[i] - first)
             result = self._function.process_rows(key, batch, self._context)
@@ -254,7 +254,6 @@ class AggregateBody:
             name: backend.register(name, declaration)
             for name, declaration in self._task.plan.states.items()
         }
-        self._seen: list[tuple[pa.Array[Any], ...]] = []
         self._calls: list[tuple[Callable[[KeyBatch, Any], None], str | None]] = [
             (getattr(self._handles[state], operation), column)
             for state, operation, column in self._updates
@@ -263,29 +262,20 @@ class AggregateBody:
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
         keys = self._task.backend.keys([rows.column(name) for name in self._keys])
-        self._seen.append(keys.arrays)
         for update, column in self._calls:
             update(keys, 1 if column is None else rows.column(column))
         return iter(())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Emit every key that had rows, with its results as they stand now."""
-        for keys in self._touched():
-            arrays = [*keys.arrays, *(self._result(keys, *names) for names in self._results)]
+        """Emit every key whose states were written, with its results as they stand now."""
+        for keys in self._task.backend.changed(_OUTPUT_KEYS):
+            arrays = [*keys.key_arrays(), *(self._result(keys, *names) for names in self._results)]
             yield from self._output.from_value(
                 pa.RecordBatch.from_arrays(arrays, names=list(self._output.names))
             )
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _touched(self) -> Iterator[KeyBatch]:
-        """The distinct keys of the epoch."""
-        tables = [pa.table(list(arrays), names=self._keys) for arrays in self._seen]
-        self._seen = []
-        distinct = pa.concat_tables(tables).group_by(self._keys, use_threads=False).aggregate([])
-        for batch in distinct.to_batches(max_chunksize=_OUTPUT_KEYS):
-            yield self._task.backend.keys(batch.columns)
 
     def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
         values: pa.Array[Any] = self._handles[state].values(keys)
@@ -315,7 +305,7 @@ class RoutedBody(FunctionBody[KeyedProcessFunction]):
         keys = self._task.backend.keys(self._arrays([routed.key for routed in rows]))
         emitted: list[Any] = []
         for i, routed in enumerate(rows):
-            keys.set_current(i)
+            keys.select(i)
             result = self._function.process(routed.key, routed.row, self._context)
             if result is not None:
                 emitted.extend(result)

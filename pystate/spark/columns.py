@@ -8,6 +8,7 @@ Thread safety: all objects are immutable.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -139,7 +140,7 @@ class OutputColumns:
         declared = to_arrow_schema(schema, timezone="UTC")
         self.required = tuple(not field.nullable for field in declared)
         self.names = tuple(schema.names)
-        self.ddl = tuple(field.dataType.simpleString() for field in schema)
+        self.ddl = tuple(ddl_of(f.dataType) or f.dataType.simpleString() for f in schema)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in declared])
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
@@ -200,7 +201,7 @@ class OutputColumns:
     def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
         arrow_type = self.schema.field(index).type
         try:
-            array = pa.array(values, type=arrow_type)
+            array = _exact_array(values, arrow_type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             bad = next((v for v in values if not _fits(v, arrow_type)), None)
             raise WrongTypeError(
@@ -285,9 +286,34 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
+def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
+    """An array of the values where `pyarrow.array` alone would round, cut or guess.
+
+    It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
+    without a time zone for one in UTC. Inside nested types its own rules hold.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    if at.is_integer(arrow_type) and kinds - {int}:
+        inferred = pa.array(values)
+        if not castable(inferred.type, arrow_type):
+            raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
+        return pc.cast(inferred, arrow_type, safe=True)
+    if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
+        raise TypeError("a datetime is no date: take its date()")
+    if at.is_timestamp(arrow_type):
+        for value in values:
+            if isinstance(value, datetime.datetime) and (value.tzinfo is None) != (
+                arrow_type.tz is None
+            ):
+                raise TypeError(
+                    "a timestamp needs a datetime with a time zone, timestamp_ntz one without"
+                )
+    return pa.array(values, type=arrow_type)
+
+
 def _fits(value: Any, arrow_type: pa.DataType) -> bool:
     try:
-        pa.array([value], type=arrow_type)
+        _exact_array([value], arrow_type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return False
     return True

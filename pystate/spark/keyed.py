@@ -143,8 +143,8 @@ class KeyedFrame:
         Returns
         -------
         DataFrame
-            The key columns and the results of each key that had rows in this epoch, once per key.
-            Null inputs are skipped, as in SQL.
+            The key columns and the results of each key that this epoch updated, once per key.
+            Null inputs are skipped, as in SQL, and update nothing.
 
         Raises
         ------

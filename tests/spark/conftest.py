@@ -1,0 +1,149 @@
+"""One Spark for all tests of this folder, and what they share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import Job
+
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Spark's own code, on its way through py4j and pandas.
+    for line in (
+        "ignore::DeprecationWarning:pyspark.*",
+        "ignore::FutureWarning:pyspark.*",
+        "ignore::ResourceWarning",
+        "ignore:unclosed.*:pytest.PytestUnraisableExceptionWarning",
+    ):
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local Spark with two cores and four attempts per task."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from pystate.spark.environment import use_this_python
+
+    folder = tmp_path_factory.mktemp("spark")
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("pystate tests")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
+        # A stopped query's worker lives on for so long: a test needs it.
+        .config("spark.python.task.killTimeout", "20s")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    use_this_python(session.sparkContext)
+    yield session
+    session.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        # The JVM ends when its standard input does.
+        process = gateway.proc
+        process.stdin.close()
+        process.wait(timeout=60)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(autouse=True)
+def by_value(request: pytest.FixtureRequest) -> None:
+    """Test modules cannot be imported by the workers: send their functions whole."""
+    if "spark" in request.fixturenames:
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(request.module)
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs on one checkpoint; each call is a new driver's."""
+    from pystate.spark import Job
+
+    jobs = []
+
+    def make(name: str = "test", **options: Any) -> Job:
+        options.setdefault("parallelism", 2)
+        options.setdefault("checkpoint", tmp_path / "checkpoint")
+        jobs.append(Job(name, **options))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+class Source:
+    """A stream of files, one epoch each."""
+
+    def __init__(self, session: SparkSession, folder: Path, schema: str) -> None:
+        self.folder = folder
+        self._session = session
+        self._schema = schema
+        self._written = 0
+        folder.mkdir()
+
+    def add(self, *lines: str) -> None:
+        """Append an epoch: a CSV file, newer than those before."""
+        path = self.folder / f"{self._written:05d}.csv"
+        temporary = self.folder / f"_{path.name}"
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        moment = 1_700_000_000 + self._written
+        os.utime(temporary, (moment, moment))
+        temporary.rename(path)
+        self._written += 1
+
+    def stream(self) -> DataFrame:
+        """The streaming DataFrame."""
+        reader = self._session.readStream.schema(self._schema).option("maxFilesPerTrigger", 1)
+        return reader.option("maxFileAge", "36500d").csv(str(self.folder))
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> Source:
+    """A stream of (k string, v long)."""
+    return Source(spark, tmp_path / "input", "k string, v long")
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """All rows as sorted tuples."""
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def state_of(job: Job, uid: str) -> dict[Any, Any]:
+    """The state in the checkpoint: key to value, or to a tuple of values."""
+    state: dict[Any, Any] = {}
+    for key, *values in zip(*(c.to_pylist() for c in job.read_state(uid).columns), strict=True):
+        state[key] = values[0] if len(values) == 1 else tuple(values)
+    return state
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)

@@ -1,0 +1,206 @@
+"""Columns and rows at the borders of an operator."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as st
+
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.spark.columns import OutputColumns, key_schema, parse_schema
+from pystate.spark.rows import RowFactory
+
+
+#: Spark parses DDL in its JVM.
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def output(schema: str) -> OutputColumns:
+    return OutputColumns(parse_schema(schema, "operator 'one'"), "operator 'one'")
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        ([("a", 1), ("a", "b")], ["operator 'one'", "column 'n'", "long", "'b'", "str"]),
+        ([("a", 1), ("a",)], ["operator 'one'", "1 values", "2 columns: k, n"]),
+        ([("a", 1, 2)], ["operator 'one'", "3 values", "2 columns: k, n"]),
+        (["ab"], ["operator 'one'", "'ab'", "yield a tuple"]),
+        ([{"k": "a", "n": 1}], ["yield a tuple"]),
+        ([("a", 2**70)], ["column 'n'", "long", "1180591620717411303424"]),
+        ([("a", 1.5)], ["column 'n'", "long", "1.5"]),
+        ([(None, 1)], ["column 'k'", "declared not null"]),
+        ([("a", True)], ["column 'n'", "long", "True"]),
+        ([(1, 1)], ["column 'k'", "string", "int"]),
+    ],
+)
+def test_wrong_rows_name_the_column(rows: list[Any], parts: list[str]) -> None:
+    with pytest.raises(WrongTypeError) as raised:
+        output("k string not null, n long").from_rows(rows)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [
+        ("date", datetime.datetime(2013, 1, 1), "no date"),
+        ("timestamp", datetime.datetime(2013, 1, 1), "with a time zone"),
+        ("timestamp_ntz", datetime.datetime.now(datetime.timezone.utc), "without"),
+        ("decimal(4,2)", 1.5, "1.5"),
+        ("boolean", 1, "1"),
+        ("tinyint", 200, "200"),
+        ("double", 2**53 + 1, "9007199254740993"),
+    ],
+)
+def test_values_that_would_change_are_refused(kind: str, value: Any, reason: str) -> None:
+    with pytest.raises(WrongTypeError, match=f"column 'x' is declared .*{reason}"):
+        output(f"x {kind}").from_rows([(value,)])
+
+
+def test_rows_become_a_batch() -> None:
+    moment = datetime.datetime(2013, 1, 1, tzinfo=datetime.timezone.utc)
+    columns = output(
+        "k string, n int, d double, t timestamp, a array<int>, s struct<x:int,y:string>"
+    )
+    batch = columns.from_rows([("a", 1, 2, moment, [1, None], (1, "y")), (None,) * 6])
+    assert batch.to_pylist()[0] == {
+        "k": "a",
+        "n": 1,
+        "d": 2.0,
+        "t": moment,
+        "a": [1, None],
+        "s": {"x": 1, "y": "y"},
+    }
+    assert set(batch.to_pylist()[1].values()) == {None}
+    assert columns.from_rows([]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "schema", "wanted"),
+    [
+        (pa.array([1], pa.int8()), "x long", [1]),
+        (pa.array([2.0]), "x int", [2]),
+        (pa.array([None]), "x int", [None]),
+        (pa.array(["a"]).dictionary_encode(), "x string", ["a"]),
+        (pa.array(["a"], pa.large_string()), "x string", ["a"]),
+        (
+            pa.array([1], pa.timestamp("s", "Europe/Berlin")).cast(pa.timestamp("s", "UTC")),
+            "x timestamp",
+            [datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc)],
+        ),
+        (pa.array([[1]], pa.list_(pa.int8())), "x array<long>", [[1]]),
+    ],
+)
+def test_arrays_are_cast(values: pa.Array[Any], schema: str, wanted: list[Any]) -> None:
+    [batch] = output(schema).from_value({"x": values})
+    assert batch.column("x").to_pylist() == wanted
+    assert batch.schema == output(schema).schema
+
+
+@pytest.mark.parametrize(
+    ("values", "schema"),
+    [
+        (pa.array([2.5]), "x int"),
+        (pa.array(["1"]), "x int"),
+        (pa.array([1]), "x string"),
+        (pa.array([2**40]), "x int"),
+        (pa.array([True]), "x int"),
+        (pa.array([b"a"]), "x string"),
+    ],
+)
+def test_arrays_that_would_change_are_refused(values: pa.Array[Any], schema: str) -> None:
+    with pytest.raises(WrongTypeError) as raised:
+        output(schema).from_value(pa.record_batch({"x": values}))
+    text = str(raised.value)
+    assert "column 'x'" in text and schema[2:] in text and str(values.type) in text
+
+
+def test_columns_are_matched_by_name() -> None:
+    [batch] = output("x int, y int").from_value(pa.table({"y": [1], "x": [2]}))
+    assert batch.to_pylist() == [{"x": 2, "y": 1}]
+    with pytest.raises(WrongTypeError, match="yielded columns x, z; its schema has x, y"):
+        output("x int, y int").from_value({"x": [1], "z": [1]})
+    with pytest.raises(WrongTypeError, match="yield a pyarrow RecordBatch"):
+        output("x int").from_value(3)
+
+
+def test_schemas_that_do_not_parse() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="operator 'one': schema 'k strin' does not parse"
+    ):
+        output("k strin")
+    with pytest.raises(InvalidArgumentError, match="names k more than once"):
+        output("k string, K long")
+    with pytest.raises(InvalidArgumentError, match="must be DDL"):
+        parse_schema(["k string"], "operator 'one'")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (st.ArrayType(st.LongType()), "key column 'k' is array<bigint>, which cannot be a key"),
+        (st.StringType("UNICODE_CI"), "key column 'k' is string collate UNICODE_CI.*UTF8_BINARY"),
+        (st.StructType([]), "cannot be a key: cast it"),
+        (st.NullType(), "cannot be a key"),
+    ],
+)
+def test_key_columns_that_are_refused(kind: st.DataType, error: str) -> None:
+    schema = st.StructType([st.StructField("k", kind), st.StructField("v", st.LongType())])
+    with pytest.raises(WrongTypeError, match=error):
+        key_schema(schema, ["k"], "operator 'one'")
+
+
+def test_key_columns_that_are_not_there() -> None:
+    schema = parse_schema("a long, b long", "x")
+    for keys, error in (
+        ([], "at least one column"),
+        (["c"], "'c' is not a column; columns: a, b"),
+        (["a", "a"], "named twice"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=error):
+            key_schema(schema, keys, "operator 'one'")
+
+
+def test_rows_by_name_position_and_attribute() -> None:
+    names = ["v", "count", "class", "a b", "_x"]
+    factory = RowFactory(names)
+    batch = pa.record_batch([[1], [2], [3], [4], [5]], names=names)
+    [row] = factory.rows(batch)
+    assert (row.v, row.count, row["class"], row["a b"], row["_x"], row[0], row[-1]) == (
+        1,
+        2,
+        3,
+        4,
+        5,
+        1,
+        5,
+    )
+    assert row == (1, 2, 3, 4, 5) and tuple(row) == (1, 2, 3, 4, 5)
+    for wrong in ("_x", "w"):
+        with pytest.raises(AttributeError, match=f"no column '{wrong}'; columns: v, count"):
+            getattr(row, wrong)
+    with pytest.raises(KeyError, match="no column 'w'"):
+        row["w"]
+    copy = pickle.loads(pickle.dumps(row))
+    assert copy == row and copy["a b"] == 4
+    assert repr(RowFactory(["x"])._make((1,))) == "Row(x=1)"
+
+
+def test_two_columns_of_one_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="two input columns are called v"):
+        RowFactory(["v", "k", "v"])
+
+
+def test_timestamps_are_aware_whatever_the_session() -> None:
+    arrays = [
+        pa.array([0, None], pa.timestamp("us", "America/New_York")),
+        pa.array([0, None], pa.timestamp("us")),
+    ]
+    rows = list(RowFactory(["t", "n"]).rows(pa.record_batch(arrays, names=["t", "n"])))
+    epoch = datetime.datetime(1970, 1, 1)
+    assert rows == [(epoch.replace(tzinfo=datetime.timezone.utc), epoch), (None, None)]

@@ -1,0 +1,216 @@
+"""The flights job, killed with SIGKILL at any moment: the same output and state in the end.
+
+``make test`` runs a short form. The long one, on all flights with ten kills, is
+``pytest -m slow tests/spark/test_kills.py``. The moments are drawn from a seed that is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from pystate.host import process_start
+from pystate.spark.inspection import read_state
+from pystate.storage import LocalStorage
+
+from .conftest import ROOT, wait_for
+
+SHORT = ("--rows", "12000", "--epochs", "12")
+LONG = ("--epochs", "16")
+
+
+class Flights:
+    """Runs of the example on one checkpoint."""
+
+    def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
+        self.folder = folder
+        self._options = options
+        self._manifests = folder / "checkpoint" / "manifests"
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[str]]:
+        """Start the job; whatever is left of it at the end is killed."""
+        command = [sys.executable, "-m", "pystate.examples.flights", *self._options]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.Popen(
+            [*command, "--checkpoint", str(self.folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def finish(self) -> str:
+        """Run to the end; returns what it printed."""
+        with self.running() as process:
+            printed, _ = process.communicate(timeout=600)
+            assert process.returncode == 0, printed
+        return printed
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that is published."""
+        names = [path.stem for path in self._manifests.glob("*.manifest")]
+        return max(map(int, names), default=0)
+
+    def result(self) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
+        """All alerts, and the state of each aircraft."""
+        files = sorted(map(str, (self.folder / "alerts").glob("epoch=*/*.parquet")))
+        # Not the epochs: a stream that is killed before it has logged a batch may read two files
+        # in the next one.
+        alerts = ds.dataset(files, format="parquet").to_table().to_pylist()
+        state = read_state(LocalStorage(self.folder / "checkpoint"), "aircraft").to_pylist()
+        return sorted(alerts, key=lambda a: a["number"]), {row["tailnum"]: row for row in state}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Flights]:
+    """The result of a run that nobody disturbs, made once per set of options."""
+    return {}
+
+
+def compare(
+    flights: Flights,
+    undisturbed: dict[tuple[str, ...], Flights],
+    options: tuple[str, ...],
+    factory: pytest.TempPathFactory,
+) -> None:
+    """The run's alerts and state are the undisturbed run's, in the long form.
+
+    The short one is content with the example's own comparison.
+    """
+    if options == SHORT:
+        return
+    if options not in undisturbed:
+        undisturbed[options] = Flights(factory.mktemp("undisturbed"), options)
+        assert "verified: " in undisturbed[options].finish()
+    alerts, state = flights.result()
+    wanted_alerts, wanted_state = undisturbed[options].result()
+    for found, wanted in zip(alerts, wanted_alerts, strict=False):
+        assert found == wanted
+    assert len(alerts) == len(wanted_alerts)
+    assert state.keys() == wanted_state.keys()
+    for tailnum, row in state.items():
+        assert row == wanted_state[tailnum]
+
+
+@pytest.mark.parametrize(
+    ("options", "kills"), [(SHORT, 1), pytest.param(LONG, 10, marks=pytest.mark.slow)]
+)
+def test_driver(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    undisturbed: dict[tuple[str, ...], Flights],
+    options: tuple[str, ...],
+    kills: int,
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    epochs = int(options[-1])
+    # The first kill may come before anything is published, the others anywhere.
+    moments = sorted(rng.randrange(epochs) for _ in range(kills))
+    flights = Flights(tmp_path / "killed", options)
+    for moment in moments:
+        with flights.running() as process:
+            wait_for(
+                lambda m=moment, p=process: flights.epoch >= m or p.poll() is not None,
+                f"epoch {moment}",
+                300,
+            )
+            time.sleep(rng.uniform(0, 1.5))
+            if process.poll() is None:
+                # The driver alone: its JVM ends by itself, as after a real crash.
+                process.kill()
+                print(f"killed after epoch {flights.epoch}, asked for {moment}")
+            process.wait()
+            time.sleep(rng.choice((0.0, 3.0)))
+    printed = flights.finish()
+    assert "verified: " in printed
+    compare(flights, undisturbed, options, tmp_path_factory)
+
+
+def workers_of(root: int) -> list[int]:
+    """The Python workers below a process: children of a pyspark daemon."""
+    parents: dict[int, int] = {}
+    daemons: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        if b"pyspark.daemon" in command:
+            daemons.add(int(entry.name))
+
+    def is_below(pid: int) -> bool:
+        while pid > 1:
+            if pid == root:
+                return True
+            pid = parents.get(pid, 0)
+        return False
+
+    return [pid for pid in daemons if parents[pid] in daemons and is_below(pid)]
+
+
+@pytest.mark.parametrize(
+    ("options", "kills"), [(SHORT, 3), pytest.param(LONG, 20, marks=pytest.mark.slow)]
+)
+def test_workers(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    undisturbed: dict[tuple[str, ...], Flights],
+    options: tuple[str, ...],
+    kills: int,
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    flights = Flights(tmp_path / "killed", options)
+    killed: list[int] = []
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and len(killed) < kills:
+            workers = workers_of(process.pid)
+            if workers:
+                victim = rng.choice(workers)
+                started = process_start(victim)
+                time.sleep(rng.uniform(0, 0.3))
+                if started is not None and process_start(victim) == started:
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+            time.sleep(rng.uniform(0, 1.0))
+
+    with flights.running() as process:
+        killer = threading.Thread(target=kill, args=(process,))
+        killer.start()
+        printed, _ = process.communicate(timeout=600)
+        killer.join()
+    assert process.returncode == 0, printed
+    assert killed
+    assert "verified: " in printed and "Traceback" not in printed and "\tat " not in printed
+    compare(flights, undisturbed, options, tmp_path_factory)

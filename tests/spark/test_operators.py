@@ -1,0 +1,354 @@
+"""What operators compute, against the same thing computed without state."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import pystate as ps
+from pystate.errors import SchemaError, StateOverflowError, WrongTypeError
+
+from .conftest import rows_of, state_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import EpochResult, Job
+
+MakeJob = Callable[..., "Job"]
+
+
+class Running(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+    last = ps.ValueState("string")
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+        before = self.last.value()
+        self.n.update(self.n.value() + 1)
+        self.last.update(row.s)
+        yield key, row["v"], self.n.value(), before
+
+
+def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
+    return spark.range(first, end).selectExpr(
+        "IF(id % 10 = 9, NULL, id % 7) AS k", "id AS v", "CAST(id AS STRING) AS s"
+    )
+
+
+def key_of(i: int) -> int | None:
+    return None if i % 10 == 9 else i % 7
+
+
+def running(first: int, end: int) -> list[tuple[Any, ...]]:
+    """The rows that `Running` yields for the numbers of one epoch, after those before."""
+    counts: dict[Any, int] = {}
+    last: dict[Any, str] = {}
+    out = []
+    for i in range(end):
+        key = key_of(i)
+        counts[key] = counts.get(key, 0) + 1
+        if i >= first:
+            out.append((key, i, counts[key], last.get(key)))
+        last[key] = str(i)
+    return sorted(out, key=repr)
+
+
+def test_rows_in_order_over_epochs(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=3)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="running", order_by="v")
+        return keyed.process(Running(), schema="k long, v long, n long, before string")
+
+    for first, end in ((0, 50), (50, 400), (400, 401)):
+        frame = numbers(spark, first, end).repartition(3)
+        result = job.run_epoch(frame, pipeline)
+        assert rows_of(result.dataframe) == running(first, end)
+    assert state_of(job, "running")[None] == (40, "399")
+
+
+def test_order_by_descends(spark: SparkSession, make_job: MakeJob) -> None:
+    from pyspark.sql import functions as F
+
+    job = make_job()
+
+    class Order(ps.KeyedProcessFunction):
+        seen = ps.ValueState("string", default="")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            self.seen.update(f"{self.seen.value()}{row.v} ")
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="order", order_by=["s", F.col("v").desc()])
+        return keyed.process(Order(), schema="k string")
+
+    frame = spark.createDataFrame(
+        [("a", 1, "x"), ("a", 3, "x"), ("a", 2, "x"), ("a", 9, "w")], "k string, v long, s string"
+    )
+    assert job.run_epoch(frame.repartition(4), pipeline).dataframe.count() == 0
+    assert state_of(job, "order") == {"a": "9 3 2 1 "}
+
+
+class Totals(ps.VectorizedFunction):
+    n = ps.ValueState("long", default=0)
+    top = ps.ValueState("long")
+
+    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.add(keys, 1)
+        self.top.max(keys, batch.column("v"))
+        yield {"k": batch.column("k"), "v": batch.column("v"), "n": self.n.values(keys)}
+
+
+def test_vectorised(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="totals").process(Totals(), "n long, v long, k long")
+
+    job.run_epoch(numbers(spark, 0, 100), pipeline)
+    found = rows_of(job.run_epoch(numbers(spark, 100, 130), pipeline).dataframe)
+    assert sorted(v for _, v, _ in found) == list(range(100, 130))
+    assert {k: n for n, _, k in found}[None] == sum(key_of(i) is None for i in range(130))
+    assert state_of(job, "totals") == {
+        key: (
+            sum(key_of(i) == key for i in range(130)),
+            max(i for i in range(130) if key_of(i) == key),
+        )
+        for key in {key_of(i) for i in range(130)}
+    }
+
+
+def test_rows_of_a_key_together(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    class Together(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+
+        def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+            self.n.update(self.n.value() + batch.num_rows)
+            yield *key, self.n.value(), pc.sum(batch.column("v")).as_py()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", "odd", uid="together", order_by="v")
+        return keyed.process(Together(), "k long, odd double, n long, total long")
+
+    def once(first: int, end: int, before: int) -> list[tuple[Any, ...]]:
+        groups: dict[Any, list[int]] = {}
+        for i in range(first, end):
+            groups.setdefault((key_of(i), 0.0 if i % 2 else None), []).append(i)
+        seen = {
+            key: sum((key_of(i), 0.0 if i % 2 else None) == key for i in range(before))
+            for key in groups
+        }
+        return sorted(((*k, seen[k] + len(v), sum(v)) for k, v in groups.items()), key=repr)
+
+    for first, end in ((0, 60), (60, 90)):
+        # Both zeros are one key.
+        frame = numbers(spark, first, end).selectExpr(
+            "k", "v", "CASE WHEN v % 2 = 0 THEN NULL WHEN v % 4 = 1 THEN -0.0D ELSE 0.0D END AS odd"
+        )
+        found = rows_of(job.run_epoch(frame, pipeline).dataframe)
+        assert [(k, None if o is None else abs(o), n, t) for k, o, n, t in found] == once(
+            first, end, first
+        )
+
+
+def test_aggregates_equal_sql(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=3)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", "g", uid="sums").aggregate(
+            n=ps.count(),
+            known=ps.count("i"),
+            total=ps.sum("i"),
+            real=ps.sum("d"),
+            exact=ps.sum("m"),
+            low=ps.min("i"),
+            high=ps.max("m"),
+            first=ps.min("t"),
+            mean=ps.mean("i"),
+        )
+
+    def epoch(number: int) -> DataFrame:
+        return spark.range(500).selectExpr(
+            f"IF(id % 11 = 0, NULL, (id + {number}) % 5) AS k",
+            "CAST(id % 3 AS STRING) AS g",
+            f"IF(id % 7 = 0, NULL, CAST(id * {number + 1} AS INT)) AS i",
+            "CAST(id AS DOUBLE) / 4 AS d",
+            "CAST(id AS DECIMAL(10,2)) / CAST(8 AS DECIMAL(3,0)) AS m",
+            f"TIMESTAMP_SECONDS(id * {number + 1}) AS t",
+        )
+
+    everything = epoch(0)
+    for number in range(3):
+        frame = epoch(number)
+        everything = frame if number == 0 else everything.union(frame)
+        everything.createOrReplaceTempView("everything")
+        frame.createOrReplaceTempView("latest")
+        wanted = spark.sql(
+            "SELECT k, g, count(*), count(i), sum(i), sum(d), sum(m), min(i), max(m), min(t), "
+            "avg(i) FROM everything LEFT SEMI JOIN latest ON everything.k <=> latest.k AND "
+            "everything.g = latest.g GROUP BY k, g"
+        )
+        result = job.run_epoch(frame, pipeline)
+        assert rows_of(result.dataframe) == rows_of(wanted)
+    kinds = dict(result.dataframe.dtypes)
+    assert kinds["total"] == "bigint" and kinds["low"] == "int" and kinds["mean"] == "double"
+
+
+def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="sums").aggregate(total=ps.sum("v"))
+
+    most = 2**63 - 1
+    frame = spark.createDataFrame([("a", most)], "k string, v long")
+    job.run_epoch(frame, pipeline)
+    with pytest.raises(StateOverflowError, match="sums"):
+        job.run_epoch(frame, pipeline)
+    less = spark.createDataFrame([("a", -1)], "k string, v long")
+    assert rows_of(job.run_epoch(less, pipeline).dataframe) == [("a", most - 1)]
+
+
+def test_every_key_type(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=2)
+    kinds = {
+        "boolean": [True, False],
+        "byte": [1, -1],
+        "short": [300, -300],
+        "int": [70000, -1],
+        "float": [0.5, float("inf")],
+        "double": [1e300, -2.5],
+        "date": [datetime.date(1969, 12, 31), datetime.date(2013, 1, 1)],
+        "timestamp": [datetime.datetime(2013, 1, 1, 5, 0, 0, 7)],
+        "timestamp_ntz": [datetime.datetime(2013, 1, 1, 5, 0, 0, 7)],
+        "decimal(38,4)": [Decimal("12345678901234567890.5000")],
+        "decimal(9,2)": [Decimal("-1.25")],
+        "string": ["", "å" * 40],
+        "binary": [b"", b"\x00\xff"],
+    }
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        counted = None
+        for i, kind in enumerate(kinds):
+            column = df.selectExpr(f"c{i} AS k").where("k IS NOT NULL")
+            keyed = job.key_by(column, "k", uid=f"by {kind}").aggregate(n=ps.count())
+            text = keyed.selectExpr(f"'{kind}' AS kind", "CAST(k AS STRING) AS k", "n")
+            counted = text if counted is None else counted.union(text)
+        assert counted is not None
+        return counted
+
+    width = len(kinds)
+    rows = [
+        tuple(value if i == j else None for j in range(width))
+        for i, values in enumerate(kinds.values())
+        for value in values
+    ]
+    schema = ", ".join(f"c{i} {kind}" for i, kind in enumerate(kinds))
+    frame = spark.createDataFrame(rows, schema)
+    job.run_epoch(frame, pipeline)
+    again = job.run_epoch(frame, pipeline).dataframe
+    assert [n for _, _, n in rows_of(again)] == [2] * len(rows)
+    assert state_of(job, "by string") == {"": 2, "å" * 40: 2}
+
+
+def test_operators_in_a_row_commit_together(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        per_key = job.key_by(df, "k", uid="first").aggregate(n=ps.count())
+        sizes = per_key.selectExpr("n % 2 AS parity", "n")
+        return job.key_by(sizes, "parity", uid="second").aggregate(keys=ps.count())
+
+    job.run_epoch(numbers(spark, 0, 100), pipeline)
+    result = job.run_epoch(numbers(spark, 100, 150), pipeline)
+    counts = state_of(job, "first")
+    assert counts == {k: sum(key_of(i) == k for i in range(150)) for k in counts}
+    assert result.manifest is not None
+    assert {operator.uid for operator in result.manifest.operators} == {"first", "second"}
+    assert sum(state_of(job, "second").values()) == 2 * 8
+
+
+def test_an_error_in_a_worker_keeps_its_class(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    class OneRow(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+
+        def __init__(self, result: Any) -> None:
+            self.result = result
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            self.n.update(1)
+            return self.result
+
+    def run(result: Any) -> EpochResult:
+        frame = spark.createDataFrame([("a", 1)], "k string, v long")
+        return job.run_epoch(
+            frame,
+            lambda df: job.key_by(df, "k", uid="one").process(OneRow(result), "k string, n long"),
+        )
+
+    with pytest.raises(WrongTypeError, match="operator 'one': column 'n' is declared long") as no:
+        run([("a", "b")])
+    assert "PythonException" in type(no.value.__cause__).__name__
+    # Nothing happened.
+    assert run([("a", 1)]).epoch == 1
+
+
+def test_state_of_another_type_is_refused(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    frame = spark.createDataFrame([("a", 1)], "k string, v long")
+    job.run_epoch(frame, lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")))
+    with pytest.raises(SchemaError, match="operator 'x', state 'n': stored as long.*double"):
+        job.run_epoch(
+            frame.selectExpr("k", "CAST(v AS DOUBLE) AS v"),
+            lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")),
+        )
+
+
+def test_other_parallelism(spark: SparkSession, make_job: MakeJob) -> None:
+    for parallelism, end in ((3, 100), (1, 150), (5, 200)):
+        job = make_job(parallelism=parallelism)
+
+        def pipeline(df: DataFrame, job: Job = job) -> DataFrame:
+            return job.key_by(df, "k", uid="n").aggregate(n=ps.count())
+
+        job.run_epoch(numbers(spark, end - 50 if end > 100 else 0, end), pipeline)
+        counts = state_of(job, "n")
+        assert counts == {k: sum(key_of(i) == k for i in range(end)) for k in counts}
+
+
+def test_objects_and_context(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    class Objects(ps.KeyedProcessFunction):
+        seen = ps.ValueState(object)
+
+        def open(self, ctx: ps.RuntimeContext) -> None:
+            self.opened = (ctx.uid, ctx.epoch)
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+            seen = self.seen.value() or []
+            seen.append(row.v)
+            self.seen.update(seen)
+            first, last = ctx.key_group_range
+            assert ctx.max_parallelism == 128 and 0 <= first <= last < 128
+            yield key, len(seen), *self.opened, ctx.processing_time
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        schema = "k long, n int, uid string, epoch long, time long"
+        return job.key_by(df, "k", uid="objects").process(Objects(), schema)
+
+    job.run_epoch(numbers(spark, 0, 20), pipeline)
+    rows = rows_of(job.run_epoch(numbers(spark, 20, 40), pipeline).dataframe)
+    assert {(uid, epoch) for _, _, uid, epoch, _ in rows} == {("objects", 2)}
+    assert len({time for *_, time in rows}) == 1
+    assert max(n for k, n, *_ in rows if k == 0) == sum(key_of(i) == 0 for i in range(40))

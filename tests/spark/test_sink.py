@@ -1,0 +1,94 @@
+"""The commit of a Parquet sink, from the transaction alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.sink import ParquetSink, commit
+
+
+def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, Any]:
+    staging = folder / "_staging" / f"{epoch}-{evaluation}"
+    staging.mkdir(parents=True)
+    (staging / "part-0.parquet").write_bytes(b"12345")
+    (staging / "part-1.parquet").write_bytes(b"1")
+    (staging / "_SUCCESS").touch()
+    transaction = {
+        "kind": "parquet",
+        "path": str(folder),
+        "staging": f"_staging/{epoch}-{evaluation}",
+        "final": f"epoch={epoch}",
+        "files": [("part-0.parquet", 5), ("part-1.parquet", 1)],
+    }
+    return dict(json.loads(json.dumps(transaction)))
+
+
+def test_commit_is_one_rename_and_can_be_repeated(tmp_path: Path) -> None:
+    transaction = staged(tmp_path)
+    staged(tmp_path, evaluation="lost")
+    staged(tmp_path, epoch=4, evaluation="later")
+    for _ in range(2):
+        commit(transaction)
+        assert sorted(p.name for p in (tmp_path / "epoch=3").glob("part*")) == [
+            "part-0.parquet",
+            "part-1.parquet",
+        ]
+    # What lost is gone; what belongs to a later epoch is not.
+    assert [p.name for p in (tmp_path / "_staging").iterdir()] == ["4-later"]
+    assert ParquetSink(tmp_path).epochs() == [3]
+
+
+@pytest.mark.parametrize("where", ["_staging/3-abc", "epoch=3"])
+@pytest.mark.parametrize("damage", ["missing", "short", "more"])
+def test_commit_of_other_files_is_loud(tmp_path: Path, where: str, damage: str) -> None:
+    transaction = staged(tmp_path)
+    if where == "epoch=3":
+        commit(transaction)
+    file = tmp_path / where / "part-0.parquet"
+    if damage == "missing":
+        file.unlink()
+    elif damage == "short":
+        file.write_bytes(b"1")
+    else:
+        (tmp_path / where / "part-9.parquet").write_bytes(b"1")
+    with pytest.raises(CheckpointError, match="does not hold the 2 files") as raised:
+        commit(transaction)
+    assert str(tmp_path / where) in str(raised.value)
+
+
+def test_commit_of_nothing_or_onto_something_is_loud(tmp_path: Path) -> None:
+    transaction = staged(tmp_path)
+    (tmp_path / "epoch=3").mkdir()
+    with pytest.raises(CheckpointError, match="exists already"):
+        commit(transaction)
+    (tmp_path / "epoch=3").rmdir()
+    commit(transaction)
+    for file in (tmp_path / "epoch=3").iterdir():
+        file.unlink()
+    (tmp_path / "epoch=3").rmdir()
+    with pytest.raises(CheckpointError, match="output is lost.*backup"):
+        commit(transaction)
+
+
+def test_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="kind 'kafka'"):
+        commit({"kind": "kafka"})
+
+
+def test_prepare_refuses_another_checkpoints_output(tmp_path: Path) -> None:
+    commit(staged(tmp_path))
+    ParquetSink(tmp_path).prepare(4)
+    with pytest.raises(CheckpointError, match="output of another checkpoint"):
+        ParquetSink(tmp_path).prepare(3)
+
+
+def test_only_file_systems(tmp_path: Path) -> None:
+    assert ParquetSink(f"file://{tmp_path}/a%20b").path == f"{tmp_path}/a b"
+    for path, error in (("s3a://bucket/x", "s3a://"), ("", "needs the path")):
+        with pytest.raises(InvalidArgumentError, match=error):
+            ParquetSink(path)
