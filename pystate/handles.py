@@ -273,6 +273,7 @@ class ObjectHandle(ValueHandle):
     def values(self, keys: KeyBatch) -> list[Any]:
         """The keys' values, the default for an absent one."""
         names = self._checked(keys)._normal_keys()
+        keys.check()
         cache = self._cache
         if any(name not in cache for name in names):
             stored = self._stored(keys)

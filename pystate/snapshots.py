@@ -121,9 +121,9 @@ def python_keys(batch: pa.RecordBatch, columns: int) -> Iterator[Any]:
 class SealedReader:
     """The last sealed epoch, read while the writer goes on.
 
-    Made by `KeyedStateBackend.reader`. What it sees never changes; once two further epochs were
-    sealed, or the epoch was undone, reading raises `SnapshotTooOldError`. It never makes the
-    writer wait.
+    Made by `KeyedStateBackend.reader`. What it sees never changes; once a third further epoch was
+    sealed, or a sealed one undone, reading raises `SnapshotTooOldError`. It never makes the writer
+    wait.
     """
 
     def __init__(
