@@ -257,6 +257,7 @@ class BackendMachine(RuleBasedStateMachine):
         batch, keys = self.draw_batch(data)
         values = self.draw_values(data, state, keys)
         wanted = self.applied(state, name, keys, values)
+        operation = getattr(self.backend[state], name)
         if wanted is None:
             self.poison(
                 lambda: getattr(self.backend[state], name)(batch, self.given(state, values))
