@@ -19,6 +19,7 @@ from pystate.coordinator import Coordinator
 from pystate.epoch import Epoch
 from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction, declarations, shape
+from pystate.history import read_head
 from pystate.manifest import Manifest
 from pystate.spark.columns import OutputColumns, parse_schema
 from pystate.spark.environment import require_classic, use_this_python
@@ -397,6 +398,11 @@ class Job:
         from pystate.spark.inspection import read_state
 
         return read_state(self._storage, uid)
+
+    def latest_epoch(self) -> int | None:
+        """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
+        manifest = read_head(self._storage)
+        return None if manifest is None else manifest.epoch
 
     def close(self) -> None:
         """Wait for maintenance to end. A job that is used again opens its checkpoint again."""

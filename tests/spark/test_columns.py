@@ -14,7 +14,6 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.columns import OutputColumns, key_schema, parse_schema
 from pystate.spark.rows import RowFactory
 
-
 #: Spark parses DDL in its JVM.
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -54,10 +54,10 @@ def test_java(
 def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingRequirementError, match="no java on PATH.*install Java 17"):
+    with pytest.raises(MissingRequirementError, match=r"no java on PATH.*install Java 17"):
         require_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MissingRequirementError, match="JAVA_HOME is .* but holds no bin/java"):
+    with pytest.raises(MissingRequirementError, match=r"JAVA_HOME is .* but holds no bin/java"):
         require_java()
     assert java_major_version("nonsense") is None
 
@@ -67,7 +67,7 @@ def test_spark_connect_is_refused_in_one_line() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Spark Connect.*\.master\(") as raised:
         require_classic(frame, "stream")
     assert "\n" not in str(raised.value)
-    with pytest.raises(InvalidArgumentError, match="df must be a pyspark.sql.DataFrame, got int"):
+    with pytest.raises(InvalidArgumentError, match=r"df must be a pyspark.sql.DataFrame, got int"):
         require_classic(3)
 
 
@@ -79,7 +79,7 @@ class Context:
         self.pythonExec = "python3"
         self._conf = conf
 
-    def getConf(self) -> Any:
+    def getConf(self) -> Any:  # noqa: N802 (Spark's name)
         return types.SimpleNamespace(get=lambda name: self._conf.get(name.replace(".", "_")))
 
 

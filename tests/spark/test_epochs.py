@@ -113,7 +113,7 @@ def test_an_rdd_needs_columns_and_a_split(spark: SparkSession, make_job: MakeJob
 
     with pytest.raises(InvalidArgumentError, match="pass schema="):
         job.run_epoch(rdd, split)
-    with pytest.raises(InvalidArgumentError, match="split the RDD with job.partition_by"):
+    with pytest.raises(InvalidArgumentError, match=r"split the RDD with job.partition_by"):
         job.run_epoch(rdd, lambda data: data.mapPartitions(job.partitions(Count(), uid="n")))
     assert rows_of(job.run_epoch(rdd, split, schema="k string").dataframe) == [("a",)]
 
@@ -156,12 +156,12 @@ def test_runs_between_the_batches_of_a_stream(
     assert state_of(job, "counts") == {"a": (3, 12), "b": (1, 1)}
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for the end of the driver."""
 
 
 def crash(*_: object) -> None:
-    raise Crash
+    raise CrashError
 
 
 def test_a_batch_that_was_published_is_not_computed_again(
@@ -171,9 +171,9 @@ def test_a_batch_that_was_published_is_not_computed_again(
     job = make_job()
     # The epoch is published and its output committed, but Spark never hears of it.
     query = start(job, source, on_epoch=crash)
-    with pytest.raises(Exception, match="Crash"):
+    with pytest.raises(Exception, match="CrashError"):
         query.awaitTermination()
-    assert isinstance(job.failure, Crash)
+    assert isinstance(job.failure, CrashError)
     source.add("a,2")
     progress: list[EpochProgress] = []
     again = make_job()
@@ -194,7 +194,7 @@ def test_output_is_committed_after_a_crash_in_between(
     sink = ParquetSink(tmp_path / "out")
     with monkeypatch.context() as patch:
         patch.setattr("pystate.spark.job.commit", crash)
-        with pytest.raises(Exception, match="Crash"):
+        with pytest.raises(Exception, match="CrashError"):
             start(make_job(), source, sink).awaitTermination()
     assert sink.epochs() == []
     job = make_job()
@@ -207,7 +207,7 @@ def test_other_offsets_under_a_published_batch_are_refused(
     spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
 ) -> None:
     source.add("a,1")
-    with pytest.raises(Exception, match="Crash"):
+    with pytest.raises(Exception, match="CrashError"):
         start(make_job(), source, on_epoch=crash).awaitTermination()
     offsets = tmp_path / "checkpoint" / "spark" / "offsets"
     (offsets / ".0.crc").unlink()

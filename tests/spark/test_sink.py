@@ -71,7 +71,7 @@ def test_commit_of_nothing_or_onto_something_is_loud(tmp_path: Path) -> None:
     for file in (tmp_path / "epoch=3").iterdir():
         file.unlink()
     (tmp_path / "epoch=3").rmdir()
-    with pytest.raises(CheckpointError, match="output is lost.*backup"):
+    with pytest.raises(CheckpointError, match=r"output is lost.*backup"):
         commit(transaction)
 
 
