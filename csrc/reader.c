@@ -147,7 +147,7 @@ static pst_status copy_bytes(pst_reader *r, const uint64_t ref[2], pst_key_buffe
     size_t room = ((size_t)size + 7) / 8 * 8;
     if (size > PST_MAX_BYTES)
         return PST_STALE;
-    if (to->size + room > to->capacity) {
+    if (!to->data || to->size + room > to->capacity) {
         size_t capacity = to->capacity ? to->capacity * 2 : 1024;
         while (capacity < to->size + room)
             capacity *= 2;
