@@ -52,7 +52,9 @@ def names(folder: Path, below: str = "") -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in (folder / below).rglob("*")
-        if path.is_file() and path.name not in ("lock", "job.json", "latest")
+        if path.is_file()
+        and path.suffix != ".retired"
+        and path.name not in ("lock", "job.json", "latest")
     }
 
 
