@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pystate as ps
 from pystate.errors import PystateError
@@ -110,8 +110,10 @@ def _counted(job: Job) -> int:
     """How many lines the state stands for: an epoch counts all of its lines, or none."""
     if job.latest_epoch() is None:
         return 0
-    urls, malformed = job.read_state("urls"), job.read_state("malformed")
-    return sum(urls.column("requests").to_pylist()) + sum(malformed.column("lines").to_pylist())
+    lines = 0
+    for uid, column in (("urls", "requests"), ("malformed", "lines")):
+        lines += sum(row[column] for row in job.read_state(uid).to_pylist())
+    return lines
 
 
 def _report(job: Job, top: int) -> None:
@@ -144,10 +146,10 @@ def _pieces(path: str, size: int, counted: int) -> Iterator[tuple[int, list[str]
             counted += len(piece)
 
 
-def _open(path: str) -> IO[bytes]:
+def _open(path: str) -> BinaryIO:
     with open(path, "rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if is_gzip else open(path, "rb")
+    return cast(BinaryIO, gzip.open(path)) if is_gzip else open(path, "rb")
 
 
 class LogError(PystateError, OSError):

@@ -5,9 +5,9 @@ Everything that imports pyspark is below this package, and nothing outside impor
 
 from __future__ import annotations
 
-from pystate.spark.evaluation import EpochProgress
-from pystate.spark.job import EpochResult, Job
+from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.progress import EpochProgress, EpochResult
 from pystate.spark.sink import ParquetSink, Sink
 
 __all__ = ["EpochProgress", "EpochResult", "Job", "KeyedFrame", "ParquetSink", "Sink"]

@@ -188,7 +188,9 @@ def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.n
 def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
     values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
     values[np.isnan(values)] = np.nan
-    return pa.array(values, column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
+    return canonical
 
 
 class VectorBody(FunctionBody[VectorizedFunction]):

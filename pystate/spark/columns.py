@@ -297,7 +297,8 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
         inferred = pa.array(values)
         if not castable(inferred.type, arrow_type):
             raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
-        return pc.cast(inferred, arrow_type, safe=True)
+        exact: pa.Array[Any] = pc.cast(inferred, arrow_type, safe=True)
+        return exact
     if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
         raise TypeError("a datetime is no date: take its date()")
     if at.is_timestamp(arrow_type):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -21,15 +20,17 @@ from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentErr
 from pystate.functions import KeyedProcessFunction, declarations, shape
 from pystate.history import read_head
 from pystate.manifest import Manifest
+from pystate.spark.arguments import as_columns, checked_uid, session_of
 from pystate.spark.columns import OutputColumns, parse_schema
 from pystate.spark.environment import require_classic, use_this_python
-from pystate.spark.evaluation import EpochProgress, Evaluation, TableOptions
+from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.offsets import SPARK_FOLDER, read_offsets
+from pystate.spark.progress import EpochProgress, EpochResult
 from pystate.spark.rdd import RoutedOperator
 from pystate.spark.reports import ReportBox
-from pystate.spark.routing import KeyRouter, Routed, column_named, route_rdd
+from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.sink import ParquetSink, Sink, commit
 from pystate.storage import open_storage
 
@@ -39,37 +40,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["EpochResult", "Job"]
+__all__ = ["Job"]
 
 _RESULTS = "results"
 
 #: From one epoch's input to its output.
 Pipeline = Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """The outcome of `Job.run_epoch`.
-
-    Attributes
-    ----------
-    epoch : int
-        The checkpoint's number of it.
-    run_key : str or None
-        As given.
-    dataframe : DataFrame
-        The published rows, read again from the output; cheap to make, evaluated when used.
-    already_done : bool
-        The run key was known, so that nothing was computed.
-    manifest : Manifest or None
-        None where it is not retained any more.
-    """
-
-    epoch: int
-    run_key: str | None
-    dataframe: DataFrame
-    already_done: bool
-    manifest: Manifest | None
 
 
 class Job:
@@ -192,7 +168,7 @@ class Job:
         """
         evaluation = self._current("key_by")
         require_classic(df)
-        return KeyedFrame(evaluation, df, columns, _checked_uid(uid), _as_columns(order_by))
+        return KeyedFrame(evaluation, df, columns, checked_uid(uid), as_columns(order_by))
 
     def partition_by(
         self,
@@ -221,7 +197,7 @@ class Job:
             One partition per key-group range; its elements are for `partitions` alone.
         """
         evaluation = self._current("partition_by")
-        name = _checked_uid(uid)
+        name = checked_uid(uid)
         types = [key_type] if isinstance(key_type, str) else list(key_type)
         names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
         schema = evaluation.note_keys(name, tuple(zip(names, types, strict=True)))
@@ -252,7 +228,7 @@ class Job:
             From a partition of `partition_by`'s result to what the function yields.
         """
         evaluation = self._current("partitions")
-        name = _checked_uid(uid)
+        name = checked_uid(uid)
         if shape(function) != "process":
             raise DeclarationError(
                 f"operator {name!r}: over an RDD a function needs process(self, key, row, ctx); "
@@ -374,7 +350,7 @@ class Job:
         EpochResult
             Its `dataframe` reads the published rows.
         """
-        session = _session_of(data)
+        session = session_of(data)
         self._prepare(session)
         output = sink if sink is not None else self._results()
         number, manifest, done = self._run(
@@ -514,37 +490,3 @@ class Job:
 def _commit_all(manifest: Manifest) -> None:
     for transaction in manifest.sinks:
         commit(transaction)
-
-
-def _checked_uid(uid: str | None) -> str:
-    if not isinstance(uid, str) or not uid:
-        raise InvalidArgumentError(
-            "a stateful operator needs a uid, e.g. uid='aircraft': the checkpoint keeps its state "
-            "under that name, and without one a later version of the job, with an operator more "
-            "or in another order, could not tell whose state is whose"
-        )
-    return uid
-
-
-def _as_columns(order_by: str | Column | Sequence[str | Column] | None) -> list[Column]:
-    if order_by is None:
-        return []
-    given = (
-        [order_by] if isinstance(order_by, str) or not isinstance(order_by, Sequence) else order_by
-    )
-    return [column_named(item) if isinstance(item, str) else item for item in given]
-
-
-def _session_of(data: Any) -> SparkSession:
-    from pyspark.core.rdd import RDD
-    from pyspark.sql import SparkSession
-
-    if isinstance(data, RDD):
-        session = SparkSession.getActiveSession()
-        if session is None or session.sparkContext is not data.context:
-            session = SparkSession(data.context)
-        return session
-    frame = require_classic(data, "data")
-    if frame.isStreaming:
-        raise InvalidArgumentError("data is a streaming DataFrame: use start for a stream")
-    return frame.sparkSession
