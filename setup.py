@@ -59,10 +59,12 @@ class BuildCore(build_ext):
         ext.extra_objects = objects
         ext.extra_compile_args = WRAPPER_FLAGS + sanitize
         ext.extra_link_args = sanitize
-        # Objects of another kind may be newer than the module.
-        self.force = self.force or bool(sanitize)
         ext.depends = [*ext.depends, *objects]
+        # The module's name does not tell which flags it was built with.
+        stamp = Path(self.build_temp) / "kind"
+        self.force = self.force or not stamp.exists() or stamp.read_text() != kind
         super().build_extension(ext)
+        stamp.write_text(kind)
 
 
 if __name__ == "__main__":

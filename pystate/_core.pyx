@@ -141,7 +141,9 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
 
 include "_core_cells.pxi"
 include "_core_table.pxi"
+include "_core_handles.pxi"
 include "_core_files.pxi"
+include "_core_rows.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------

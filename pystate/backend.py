@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
@@ -37,6 +37,13 @@ from pystate.files import (
 from pystate.handles import KeyBatch, ObjectHandle, ValueHandle
 from pystate.keys import KeyLike, describe, key_columns, parse_key
 from pystate.snapshots import SealedReader, Snapshot, arrow_schema, python_keys, scan_batches
+from pystate.tables import (
+    UNDO_EPOCHS,
+    Identity,
+    TableStats,
+    checked_parallelism,
+    checked_range,
+)
 from pystate.types import StateType
 
 if TYPE_CHECKING:
@@ -61,48 +68,6 @@ __all__ = [
     "range_of",
     "verify_file",
 ]
-
-MAX_PARALLELISM = 32768
-#: Sealed epochs that can be undone.
-UNDO_EPOCHS = 2
-
-
-class Identity(Protocol):
-    """Who may use a shared table; others find a `TableMismatchError`."""
-
-    @property
-    def boot_id(self) -> bytes: ...  # noqa: D102
-    @property
-    def pid_namespace(self) -> int: ...  # noqa: D102
-    @property
-    def owner_pid(self) -> int: ...  # noqa: D102
-    @property
-    def owner_start(self) -> int: ...  # noqa: D102
-    @property
-    def application(self) -> bytes: ...  # noqa: D102
-
-
-class TableStats(NamedTuple):
-    """A table's size. Bytes are memory, not files."""
-
-    keys: int
-    """Live keys."""
-    slots: int
-    """Rows ever taken: live, dead and reusable."""
-    row_bytes: int
-    index_bytes: int
-    block_bytes: int
-    undo_bytes: int
-    ring_bytes: int
-    meta_bytes: int
-    committed_bytes: int
-    """All of it as taken from the system."""
-    changed_rows: int
-    """Rows touched in the open epoch."""
-    recovered_records: int
-    """Undo records that the last open or attach had to replay."""
-    recovery_ns: int
-    row_size: int
 
 
 class KeyedStateBackend:
@@ -178,8 +143,8 @@ class KeyedStateBackend:
     ) -> None:
         self.key = parse_key(key)
         self.uid = uid
-        self.max_parallelism = _checked_parallelism(max_parallelism)
-        self.key_group_range = _checked_range(key_group_range, max_parallelism)
+        self.max_parallelism = checked_parallelism(max_parallelism)
+        self.key_group_range = checked_range(key_group_range, max_parallelism)
         self.home = home
         self.path = None if path is None else os.fspath(path)
         self.created = False
@@ -670,23 +635,3 @@ class KeyedStateBackend:
         """Read the last sealed epoch, beside the writer, from this or another thread."""
         self.open()
         return SealedReader(self._table, self.key, self._declarations, where=self._table.where)
-
-
-def _checked_parallelism(max_parallelism: int) -> int:
-    if not 1 <= max_parallelism <= MAX_PARALLELISM:
-        raise InvalidArgumentError(
-            f"max_parallelism is 1 to {MAX_PARALLELISM}, got {max_parallelism}"
-        )
-    return max_parallelism
-
-
-def _checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple[int, int]:
-    if bounds is None:
-        return 0, max_parallelism - 1
-    first, last = bounds
-    if not 0 <= first <= last < max_parallelism:
-        raise InvalidArgumentError(
-            f"key_group_range {bounds}: first and last, inclusive, within 0 to "
-            f"{max_parallelism - 1}"
-        )
-    return first, last

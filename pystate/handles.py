@@ -42,8 +42,6 @@ class KeyBatch(_core.Batch):
     ``select(i)`` makes key `i` current for the scalar form of the handles.
     """
 
-    set_current = _core.Batch.select
-
     def __init__(
         self,
         table: _core.Table,

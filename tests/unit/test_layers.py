@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "errors": ({"errors"}, set()),
     "core": ({"_core"}, {"errors"}),
     "declarations": (
-        {"aggregates", "arrays", "declarations", "functions", "handles", "keys", "types"},
+        {"aggregates", "arrays", "declarations", "functions", "handles", "keys", "tables", "types"},
         {"core", "errors"},
     ),
     "files": ({"files"}, {"core", "declarations", "errors"}),

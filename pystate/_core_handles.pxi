@@ -1,0 +1,272 @@
+# Batches of keys, and the scalar handle of one state.
+
+@cython.no_gc_clear  # the table outlives the batch
+cdef class Batch:
+    """The rows of a list of keys, looked up once. Valid until the next seal or roll back."""
+
+    cdef object __weakref__
+    cdef pst_batch *b
+    cdef list columns
+    cdef unsigned long epoch
+    cdef readonly Table table
+
+    def __init__(self, Table table, list columns):
+        """Look up the keys; with None for columns, `take_changed` has to follow."""
+        cdef pst_array arrays[PST_MAX_KEYS_]
+        cdef int32_t i
+        cdef pst_status status
+        cdef ArrayRef column
+        if self.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        self.table = table
+        table.ready()
+        self.epoch = table.epochs
+        if columns is None:
+            return
+        if check_columns(columns) != len(table.schema.key_codecs):
+            raise errors.InvalidArgumentError(
+                f"{table.where}: the key has {len(table.schema.key_codecs)} columns, "
+                f"got {len(columns)}")
+        for i in range(len(columns)):
+            column = columns[i]
+            arrays[i] = column.c
+        self.columns = columns
+        table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_create(table.t, arrays, &self.b)
+        finally:
+            table.state = USABLE
+        table.check(status)
+        table.dependents.add(self)
+
+    def take_changed(self, uint64_t cursor, int64_t most):
+        """Take the next rows touched in the open epoch; returns the next cursor, None at the end."""
+        cdef pst_status status
+        cdef Table table = self.table
+        table.ready()
+        if self.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_changed(table.t, &cursor, most, &self.b)
+        finally:
+            table.state = USABLE
+        if status == PST_NOT_FOUND:
+            return None
+        table.check(status)
+        table.dependents.add(self)
+        return cursor
+
+    def __dealloc__(self):
+        # In a forked child the memory is left alone: it goes with the process.
+        if self.b is not NULL and self.table.fork == fork_generation:
+            pst_batch_destroy(self.b)
+
+    def __len__(self):
+        if self.b is NULL:
+            self.refuse()
+        return pst_batch_length(self.b)
+
+    def close(self):
+        """Free the batch early. Does nothing the second time."""
+        if self.b is not NULL and self.table.fork == fork_generation:
+            if self.table.state == BUSY:
+                self.table.refuse()
+            if self.table.current_batch is self:
+                self.table.forget_key()
+            pst_batch_destroy(self.b)
+            self.b = NULL
+
+    cdef int refuse(self) except -1:
+        self.table.ready()
+        if self.epoch != self.table.epochs:
+            raise make_error(PST_STALE, NULL, self.table.where, None)
+        raise errors.ClosedError(f"{self.table.where}: the key batch was closed")
+
+    cdef inline int ready(self) except -1:
+        self.table.ready()
+        if self.b is NULL or self.epoch != self.table.epochs:
+            self.refuse()
+        return 0
+
+    def check(self):
+        """Raise what an operation on a stale or closed batch would."""
+        self.ready()
+
+    def key_at(self, Py_ssize_t i):
+        """Return key `i` as a Python value; made by the subclass that knows the arrays."""
+        raise NotImplementedError
+
+    @cython.binding(False)
+    def select(self, Py_ssize_t i):
+        """Make the key of row `i` current."""
+        cdef pst_status status
+        self.ready()
+        if not 0 <= i < pst_batch_length(self.b):
+            raise errors.InvalidArgumentError(
+                f"there is no row {i} in a key batch of {pst_batch_length(self.b)}")
+        status = pst_key_set_row(self.table.t, self.b, i)
+        self.table.current = UNKNOWN
+        self.table.owner = None
+        self.table.current_batch = self
+        self.table.current_row = i
+        self.table.has_key = status == PST_OK
+        self.table.check(status)
+
+    def get(self, int32_t column, size_t values, size_t valid):
+        """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def get_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
+        """Copy a column of variable width: offsets and validity first, with `data` 0."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_get_bytes(self.b, column, <int32_t *> offsets,
+                                             <uint8_t *> valid, <uint8_t *> data)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def get_key(self, int32_t column, size_t values, size_t valid):
+        """Copy a key column of a batch of changed rows, as `get` does."""
+        self.ready()
+        cdef pst_status status = pst_batch_get_key(self.b, column, <void *> values,
+                                                   <uint8_t *> valid)
+        self.table.check(status)
+
+    def get_key_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
+        """Copy a key column of variable width, as `get_bytes` does."""
+        self.ready()
+        cdef pst_status status = pst_batch_get_key_bytes(
+            self.b, column, <int32_t *> offsets, <uint8_t *> valid, <uint8_t *> data)
+        self.table.check(status)
+
+    def put(self, int32_t column, ArrayRef values):
+        """Store a value per key."""
+        cdef pst_status status
+        self.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_put(self.b, column, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def apply(self, int32_t column, int op, ArrayRef values):
+        """Add (1), or take the minimum (2) or maximum (3), per key."""
+        cdef pst_status status
+        self.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_apply(self.b, column, <pst_op> op, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def clear(self, int32_t column):
+        """Clear a column of every key, or with -1 delete the keys."""
+        cdef pst_status status
+        self.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_clear(self.b, column)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    cdef int check_length(self, ArrayRef values) except -1:
+        self.ready()
+        if values.c.length != 1 and values.c.length != pst_batch_length(self.b):
+            raise errors.InvalidArgumentError(
+                f"{values.c.length} values for {pst_batch_length(self.b)} keys")
+        return 0
+
+
+cdef class ScalarHandle:
+    """One state of the current key."""
+
+    cdef readonly Table table
+    cdef readonly int column
+    cdef readonly object default
+    cdef readonly Codec codec
+    cdef bint is_long
+
+    def __init__(self, Table table, int column, Codec codec, default):
+        self.table = table
+        self.column = column
+        self.codec = codec
+        self.default = default
+        self.is_long = codec.is_int
+
+    def __reduce__(self):
+        raise errors.DeclarationError(
+            f"state {self.codec.name!r}: a handle belongs to its table and cannot be pickled or "
+            "copied")
+
+    @cython.binding(False)
+    def value(self):
+        """Return the current key's value, or the default."""
+        cdef pst_cell cell
+        cdef Table table = self.table
+        cdef pst_status status
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        status = pst_value_get(table.t, self.column, &cell)
+        if status == PST_OK:
+            if self.is_long:
+                return PyLong_FromLongLong(<long long> cell.word[0])
+            return self.codec.decode(&cell)
+        if status == PST_NOT_FOUND:
+            return self.default
+        table.check(status)
+
+    @cython.binding(False)
+    def update(self, value):
+        """Store a value under the current key; None clears."""
+        cdef pst_cell cell
+        cdef Table table = self.table
+        cdef int overflow = 0
+        cdef long long number
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        if self.is_long and PyLong_CheckExact(value):
+            number = PyLong_AsLongLongAndOverflow(value, &overflow)
+            if overflow or number < self.codec.least or number > self.codec.most:
+                raise self.codec.too_large(value)
+            cell.word[0] = <uint64_t> number
+            cell.word[1] = 0
+            table.check(pst_value_put(table.t, self.column, &cell))
+        elif value is None:
+            self.clear()
+        else:
+            owner = self.codec.encode(value, &cell)
+            table.check(pst_value_put(table.t, self.column, &cell))
+
+    @cython.binding(False)
+    def clear(self):
+        """Clear the current key's value."""
+        cdef Table table = self.table
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        cdef pst_status status = pst_value_clear(table.t, self.column)
+        if status != PST_NOT_FOUND:
+            table.check(status)
