@@ -12,7 +12,6 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,13 +138,11 @@ class Evaluation:
         self, data: Any, pipeline: Callable[[Any], Any], sink: Sink, schema: Any
     ) -> list[Transaction]:
         """Call the pipeline, write its result through the sink, collect the reports."""
-        began = time.perf_counter()
-        result = pipeline(data)
-        frame = self._as_frame(result, schema)
-        self.epoch.check_declared()
         try:
             with large_batches(self.session):
-                transaction = sink.stage(frame, self.epoch.number, self._id)
+                frame = self._as_frame(pipeline(data), schema)
+                self.epoch.check_declared()
+                return [sink.stage(frame, self.epoch.number, self._id)]
         except Exception as error:
             original = original_error(error)
             if original is error:
@@ -154,8 +151,6 @@ class Evaluation:
         finally:
             for report in self._box.take():
                 self.epoch.report(report)
-        self.seconds = time.perf_counter() - began
-        return [transaction]
 
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
         from pyspark.core.rdd import RDD
