@@ -99,7 +99,8 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
         return errors.StaleKeyBatchError(f"{at}: a key batch is valid until the next seal or "
                                          "roll back; make a new one")
     if status == PST_BUSY:
-        return errors.TableBusyError(f"{at}: another process holds the table's lock")
+        return errors.TableBusyError(f"{at}: another process, or another backend of this one, "
+                                     "holds the table's lock")
     if status == PST_MISMATCH:
         return errors.TableMismatchError(f"{at}: the table's file belongs to another schema, "
                                          "boot, application or format; discard it")
