@@ -156,6 +156,7 @@ def _run(options: argparse.Namespace, work: str) -> int:
             message("nothing new to read: the checkpoint has all epochs")
         published = sink.read(session).select(*_alert_columns()).orderBy("number").collect()
         found = Expected([tuple(row) for row in published], _aircraft(job))
+        job.close()
     return _verify(found, recompute(flights), output)
 
 
