@@ -158,8 +158,12 @@ def failing_softly() -> Iterator[None]:
     except Exception as error:
         if not _is_known(error):
             raise
-        first_line = str(error).strip().partition("\n")[0]
-        sys.exit(f"{type(error).__name__}: {first_line}")
+        # What Java threw is in the line after py4j's own.
+        lines = [line.lstrip(": ") for line in str(error).strip().splitlines()] or [""]
+        said = (
+            lines[1] if len(lines) > 1 and "error occurred while calling" in lines[0] else lines[0]
+        )
+        sys.exit(f"{type(error).__name__}: {said}")
 
 
 def _is_known(error: Exception) -> bool:
