@@ -52,7 +52,7 @@ SCALES = {
         ),
         Scale(
             name="short",
-            rounds=5,
+            rounds=9,
             key_counts=(1_000_000, 10_000_000),
             rows=2_000_000,
             scalar_rows=500_000,
