@@ -217,26 +217,55 @@ static void find_lines(pst_batch *b, int64_t to) {
         b->lined = to;
 }
 
-/* The first entry with the right tag. The line may be out of date, or full of others: what is
- * found here is compared later, and PST_NONE is looked up again by whoever cares. */
+/* The home line is full of other keys: brings in the one after it. */
+static void try_next_line(pst_batch *b, int64_t i) {
+    const pst_table *t = b->t;
+    pst_cursor c;
+    if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, b->hash[i])], t->heap,
+                         pst_tag_of(t, b->hash[i])))
+        return;
+    pst_cursor_step(&c, t->heap);
+    __builtin_prefetch(c.line);
+    b->lines[i % PST_LINES] = c.line;
+    b->moved[b->moved_tail++ % PST_LINES] = i;
+}
+
+/* The first entry with the right tag. The line may be out of date: what is found here is compared
+ * later, and PST_NONE is looked up again by whoever cares. */
 static void guess_slots(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     uint32_t taken = t->m->slots, *slots = b->slots, shift = t->subshard_bits;
-    const uint8_t *rows = t->rows;
-    uint64_t row_size = t->lay.row_size;
     const uint64_t *hashes = b->hash, **lines = b->lines;
     for (int64_t i = b->guessed; i < to; i++) {
         const uint64_t *line = lines[i % PST_LINES];
         uint32_t m = pst_line_matches(line, (uint32_t)((hashes[i] << shift) >> 32));
-        uint32_t slot = pst_entry_slot(line[m ? __builtin_ctz(m) : PST_LINE - 1]);
-        if (slot < taken)
-            __builtin_prefetch(rows + slot * row_size, 1);
-        else
-            slot = slot == PST_NONE ? PST_NONE : 0;
+        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+        if (slot < taken) {
+            pst_prefetch_row(t, slot);
+        } else {
+            slot = PST_NONE;
+            if (line[PST_LINE - 1])
+                try_next_line(b, i);
+        }
         slots[i] = slot;
     }
     if (to > b->guessed)
         b->guessed = to;
+}
+
+/* The keys that were not in their home lines. */
+static void guess_moved(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
+        int64_t i = b->moved[b->moved_head++ % PST_LINES];
+        const uint64_t *line = b->lines[i % PST_LINES];
+        uint32_t m = pst_line_matches(line, pst_tag_of(t, b->hash[i]));
+        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+        if (slot < t->m->slots) {
+            pst_prefetch_row(t, slot);
+            b->slots[i] = slot;
+        }
+    }
 }
 
 /* Looks again where the guess was another key's row. */
@@ -274,8 +303,9 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
 void pst_batch_resolve(pst_batch *b, int64_t to) {
     while (b->resolved < to) {
         int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
-        find_lines(b, min64(end + 2 * PST_GROUP, b->length));
-        guess_slots(b, min64(end + PST_GROUP, b->length));
+        find_lines(b, min64(end + 3 * PST_GROUP, b->length));
+        guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
+        guess_moved(b, min64(end + PST_GROUP, b->length));
         if (b->words && !b->nulls)
             compare_words(b, from, end);
         else

@@ -1,9 +1,10 @@
 /* batch.h: many keys at once.
  *
  * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
- * in groups of PST_GROUP rows through three stages (find the index line, find the row, use it).
- * Each stage prefetches for the next and runs a group ahead of it, so that the misses of one
- * overlap the work of the others; the look-up is fused with the first operation on the batch.
+ * in groups of PST_GROUP rows through four stages (find the index line, find the row in it, find it
+ * in the next line where the first was full, use it). Each stage prefetches for the next and runs
+ * a group ahead of it, so that the misses of one overlap the work of the others; the look-up is
+ * fused with the first operation on the batch.
  *
  * Thread safety: as the table.
  *
@@ -39,6 +40,10 @@ struct pst_batch {
     int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_key_buffer encoded;
     const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
+    /* A queue of keys that may be one line further; at their lines[] is that line. */
+    int64_t moved[PST_LINES];
+    uint64_t moved_head;
+    uint64_t moved_tail;
 };
 
 static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {

@@ -70,7 +70,7 @@ pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_b
     for (; !s && b->length < most && touched_slot(t, *cursor, &slot); ++*cursor) {
         uint32_t ahead;
         if (touched_slot(t, *cursor + 2 * PST_GROUP, &ahead))
-            __builtin_prefetch(pst_row(t, ahead));
+            pst_prefetch_row(t, ahead);
         const uint64_t *row = pst_row(t, slot);
         if (!pst_is_live(row[0]))
             continue;

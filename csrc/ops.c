@@ -171,7 +171,7 @@ static kernel kernel_of(pst_type type) {
 static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
         if (b->slots[i] != PST_NONE)
-            __builtin_prefetch(pst_row(b->t, b->slots[i]), 1);
+            pst_prefetch_row(b->t, b->slots[i]);
 }
 
 /* Looks the group up, or where an earlier operation did, brings the rows of the next one in. */
@@ -320,22 +320,44 @@ static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes)
     return b->t->lay.fields[column].is_bytes == is_bytes ? PST_OK : PST_WRONG_TYPE;
 }
 
+/* Inlined once per width, so that copying a value is a load and a store. */
+static inline __attribute__((always_inline)) void copy_out(pst_batch *b, int32_t column,
+                                                           size_t width, int64_t from, int64_t to,
+                                                           uint8_t *values, uint8_t *valid) {
+    uint32_t offset = b->t->lay.fields[column].offset;
+    for (int64_t i = from; i < to; i++) {
+        const uint64_t *row = present_row(b, i, column);
+        uint8_t *out = values + (size_t)i * width;
+        valid[i] = row != NULL;
+        if (row)
+            memcpy(out, (const uint8_t *)row + offset, width);
+        else
+            memset(out, 0, width);
+    }
+}
+
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {
     pst_status s = check_column(b, column, 0);
     if (s)
         return s;
-    const pst_field *f = &b->t->lay.fields[column];
-    uint8_t *out = values;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         bring(b, from, to);
-        for (int64_t i = from; i < to; i++, out += f->width) {
-            const uint64_t *row = present_row(b, i, column);
-            valid[i] = row != NULL;
-            if (row)
-                memcpy(out, (const uint8_t *)row + f->offset, f->width);
-            else
-                memset(out, 0, f->width);
+        switch (b->t->lay.fields[column].width) {
+        case 1:
+            copy_out(b, column, 1, from, to, values, valid);
+            break;
+        case 2:
+            copy_out(b, column, 2, from, to, values, valid);
+            break;
+        case 4:
+            copy_out(b, column, 4, from, to, values, valid);
+            break;
+        case 8:
+            copy_out(b, column, 8, from, to, values, valid);
+            break;
+        default:
+            copy_out(b, column, 16, from, to, values, valid);
         }
     }
     return PST_OK;

@@ -10,7 +10,7 @@
 #include "undo.h"
 #include "value.h"
 
-enum { POOL_BUFFERS = 3, AHEAD = 32 };
+enum { POOL_BUFFERS = 3, AHEAD = 16 };
 
 typedef struct buffer {
     uint64_t *words;
@@ -224,7 +224,7 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
         if (i + 4 * AHEAD < t->undo_count)
             __builtin_prefetch(pst_undo_record(t, t->undo, i + 4 * AHEAD));
         if (i + AHEAD < t->undo_count)
-            __builtin_prefetch(pst_row(t, (uint32_t)*pst_undo_record(t, t->undo, i + AHEAD)));
+            pst_prefetch_row(t, (uint32_t)*pst_undo_record(t, t->undo, i + AHEAD));
         const uint64_t *record = pst_undo_record(t, t->undo, i);
         const uint64_t *row = pst_row(t, (uint32_t)record[0]);
         uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;

@@ -35,12 +35,16 @@ static inline uint8_t *pst_undo_log(const pst_table *t, uint64_t epoch) {
     return pst_space(&t->arena, PST_SPACE_UNDO + (int)(epoch % PST_UNDO_LOGS));
 }
 
+/* Bytes by which the log is brought into cache ahead of its end. */
+enum { PST_UNDO_AHEAD = 1024 };
+
 static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
     uint64_t header = row[0];
     uint64_t *record = pst_undo_record(t, t->undo, t->undo_count);
     pst_put64(record, slot);
     pst_put64(record + 1, header);
     pst_put_words(record + 2, row + t->lay.image_offset / 8, t->lay.image_words);
+    __builtin_prefetch((const uint8_t *)record + PST_UNDO_AHEAD, 1);
     uint32_t index = (uint32_t)t->undo_count++;
     pst_release64(&t->h->undo_count[t->h->active % PST_UNDO_LOGS], t->undo_count);
     PST_FENCE(__ATOMIC_RELEASE);
