@@ -7,6 +7,7 @@
  *
  *   test_crash [steps] [seed] [every]     every: look at each n-th store only
  */
+#include "alloc.h"
 #include "table_model.h"
 
 extern void (*pst_crash_hook)(void);
@@ -222,6 +223,67 @@ static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
     sweep.every = every;
 }
 
+/* The ring of reusable slots grows while it holds names: after every store of that seal, what a
+ * process finds in the ring is what was in it when the epoch that it goes back to was sealed. */
+static struct {
+    uint64_t sealed;
+    uint32_t from, to;
+    uint32_t names[256];
+} ring;
+
+static void remember_ring(const pst_table *t) {
+    const pst_ring *r = &t->m->rings[PST_RING_SLOTS];
+    ring.sealed = t->h->sealed;
+    ring.from = r->sealed_head[2];
+    ring.to = r->tail;
+    REQUIRE(ring.to - ring.from <= 256);
+    for (uint32_t p = ring.from; p != ring.to; p++)
+        ring.names[p - ring.from] = pst_ring_at(t, PST_RING_SLOTS, p);
+}
+
+static void check_ring(void) {
+    pst_crash_hook = NULL;
+    copy_image(sweep.t, sweep.copy);
+    uint64_t sealed = sweep.copy->h->sealed;
+    pst_epoch_recover(sweep.copy);
+    if (sealed == ring.sealed) {
+        const pst_ring *r = &sweep.copy->m->rings[PST_RING_SLOTS];
+        CHECK_EQ(r->tail, ring.to);
+        for (uint32_t p = ring.from; p != ring.to; p++)
+            if (!CHECK_EQ(pst_ring_at(sweep.copy, PST_RING_SLOTS, p), ring.names[p - ring.from]))
+                exit(check_report());
+    }
+    sweep.looked++;
+    pst_crash_hook = check_ring;
+}
+
+static void run_ring_growth(const pst_schema *s) {
+    pst_lineage l = model_lineage(0);
+    sweep.t = open_table(s);
+    sweep.copy = open_table(s);
+    uint64_t widest = 0;
+    for (uint64_t epoch = 1; epoch <= 16; epoch++) {
+        /* Each epoch's keys die in the next; ever more of them, so that the ring's first cells are
+         * consumed ones when it grows. */
+        for (uint64_t back = 0; back < 2 && epoch > back; back++)
+            for (uint64_t k = 0; k < 2 * (epoch - back); k++) {
+                pst_cell key = {{(epoch - back) << 8 | k, 0}, {NULL, 0}};
+                CHECK_EQ(pst_key_set(sweep.t, &key, 0), PST_OK);
+                CHECK_EQ(back ? pst_value_clear(sweep.t, -1) : pst_value_put(sweep.t, 0, &key),
+                         PST_OK);
+            }
+        l = model_lineage(l.epoch + 1);
+        pst_crash_hook = check_ring;
+        CHECK_EQ(pst_table_seal(sweep.t, &l, NULL), PST_OK);
+        pst_crash_hook = NULL;
+        remember_ring(sweep.t);
+        widest = sweep.t->h->ring_capacity[PST_RING_SLOTS];
+    }
+    CHECK(widest >= 64 && ring.from > 0);
+    pst_table_close(sweep.t);
+    pst_table_close(sweep.copy);
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -233,6 +295,7 @@ int main(int argc, char **argv) {
         run(&schemas[i], MODEL_KEYS, steps / 3, seed + 10 + (uint64_t)i);
     }
     run_reuse(&schemas[0], steps / 4, seed);
+    run_ring_growth(&schemas[0]);
     fprintf(stderr, "%llu stores, %llu looked at; back 1: %llu, back 2: %llu, written on: %llu\n",
             (unsigned long long)sweep.points, (unsigned long long)sweep.looked,
             (unsigned long long)sweep.at[1], (unsigned long long)sweep.at[2],
