@@ -35,8 +35,12 @@ void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_NESTED:
         cell->bytes = (pst_bytes){(const uint8_t *)a->values + a->offsets[at],
                                   (uint32_t)(a->offsets[at + 1] - a->offsets[at])};
+        break;
+    case PST_FIXED:
+        cell->bytes = (pst_bytes){(const uint8_t *)a->values + at * a->width, a->width};
     }
 }
 
@@ -135,7 +139,7 @@ static pst_status fill(pst_batch *b, const pst_array *keys) {
     b->slots = pst_malloc(n * sizeof *b->slots);
     if (!b->hash || !b->slots)
         return PST_NO_MEMORY;
-    pst_status s = pst_hash(keys, precision, t->schema.n_keys, b->hash);
+    pst_status s = pst_hash(keys, precision, pst_schema_hashed(&t->schema), b->hash);
     if (!s)
         s = check_groups(b);
     if (s)
@@ -147,7 +151,13 @@ static pst_status fill(pst_batch *b, const pst_array *keys) {
         for (size_t i = 0; i < n; i++)
             b->nulls[i] = (uint8_t)pst_array_is_null(keys, (int64_t)i);
     }
-    return t->lay.key_kind == PST_KEY_WORD ? take_words(b, keys) : take_bytes(b, &t->schema, keys);
+    if (t->lay.key_kind == PST_KEY_WORD)
+        return take_words(b, keys);
+    s = take_bytes(b, &t->schema, keys);
+    if (!s && pst_key_has_namespace(&t->schema))
+        for (size_t i = 0; i < n; i++)
+            b->hash[i] = pst_key_spread(b->hash[i], b->bytes[i], t->max_parallelism);
+    return s;
 }
 
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch) {
@@ -312,6 +322,32 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
             compare_slots(b, from, end);
         b->resolved = end;
     }
+}
+
+static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++)
+        if (b->slots[i] != PST_NONE)
+            pst_prefetch_row(b->t, b->slots[i]);
+}
+
+void pst_batch_bring(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end) {
+        pst_batch_resolve(b, end);
+        return;
+    }
+    if (i == 0)
+        prefetch_rows(b, 0, end);
+    prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
+}
+
+uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
+    if (b->slots[i] == PST_NONE) {
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        b->slots[i] = pst_index_find(b->t, &key);
+    }
+    return b->slots[i];
 }
 
 pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {

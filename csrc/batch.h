@@ -62,6 +62,16 @@ static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
 void pst_batch_resolve(pst_batch *b, int64_t to);
 /* The row of key i for writing, made if it is not there. Room was reserved. */
 pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot);
+/* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
+void pst_batch_bring(pst_batch *b, int64_t i);
+/* The row of key i, or PST_NONE. */
+uint32_t pst_batch_slot(pst_batch *b, int64_t i);
+
+/* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
+pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);
+/* Adds a row and its key; they count as resolved once the caller says so. */
+void pst_batch_take_row(pst_batch *b, uint32_t slot);
+
 /* PST_STALE, PST_POISONED or PST_OK. */
 pst_status pst_batch_usable(const pst_batch *b);
 

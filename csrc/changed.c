@@ -54,8 +54,7 @@ static pst_status allocate(pst_batch *b, int64_t most) {
     return b->hash && b->slots && b->nulls && (b->own_words || b->bytes) ? PST_OK : PST_NO_MEMORY;
 }
 
-pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
-    uint32_t slot;
+pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch) {
     if (!t->attached || most < 1)
         return PST_INVALID;
     if (t->poisoned)
@@ -67,6 +66,25 @@ pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_b
     b->generation = t->generation;
     b->of_rows = 1;
     pst_status s = allocate(b, most);
+    if (s) {
+        pst_batch_destroy(b);
+        return s;
+    }
+    *batch = b;
+    return PST_OK;
+}
+
+void pst_batch_take_row(pst_batch *b, uint32_t slot) {
+    b->slots[b->length] = slot;
+    take_key(b, b->length++, pst_row(b->t, slot));
+}
+
+pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
+    uint32_t slot;
+    pst_batch *b;
+    pst_status s = pst_batch_of_rows(t, most, &b);
+    if (s)
+        return s;
     for (; !s && b->length < most && touched_slot(t, *cursor, &slot); ++*cursor) {
         uint32_t ahead;
         if (touched_slot(t, *cursor + 2 * PST_GROUP, &ahead))
@@ -74,8 +92,7 @@ pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_b
         const uint64_t *row = pst_row(t, slot);
         if (!pst_is_live(row[0]))
             continue;
-        b->slots[b->length] = slot;
-        take_key(b, b->length++, row);
+        pst_batch_take_row(b, slot);
     }
     b->lined = b->guessed = b->resolved = b->length;
     if (!s && !b->length)

@@ -154,6 +154,8 @@ static pst_status hash_chunk(const pst_array *a, int64_t begin, int64_t n, uint8
         hash_bytes(a, begin, n, h);
         return PST_OK;
     case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
         break;
     }
     return PST_WRONG_TYPE;
@@ -209,6 +211,8 @@ uint64_t pst_hash_cell(const pst_column *column, const pst_cell *cell, uint64_t 
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
         return pst_xxh64(cell->bytes.data, cell->bytes.size, seed);
     case PST_DECIMAL:
         return hash_decimal(cell->word[0], cell->word[1], column->precision, seed);

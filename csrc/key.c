@@ -3,6 +3,7 @@
 #include "hash.h"
 #include "mem.h"
 #include "table.h"
+#include "xxh64.h"
 
 static int is_bytes(pst_type type) {
     return type == PST_STRING || type == PST_BINARY || type == PST_OBJECT;
@@ -85,7 +86,7 @@ pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint3
     buffer->size = 0;
     pst_status s = pst_key_form(schema, cells, nulls, buffer, key);
     if (!s)
-        key->hash = pst_hash_key(schema->keys, schema->n_keys, cells, nulls);
+        key->hash = pst_hash_key(schema->keys, pst_schema_hashed(schema), cells, nulls);
     return s;
 }
 
@@ -136,4 +137,26 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
         }
     }
     return bytes.size ? PST_CORRUPT : PST_OK;
+}
+
+uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism) {
+    int64_t mixed = (int64_t)pst_xxh64(bytes.data, bytes.size, hash), moved;
+    int64_t by = pst_key_group(hash, max_parallelism) -
+                 (int64_t)pst_key_group((uint64_t)mixed, max_parallelism);
+    /* At the ends of the range the neighbour of the same group lies on the other side. */
+    if (__builtin_add_overflow(mixed, by, &moved))
+        moved = mixed + (by > 0 ? by - max_parallelism : by + max_parallelism);
+    return (uint64_t)moved;
+}
+
+uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null) {
+    if (pst_key_is_word(schema))
+        return null ? PST_HASH_SEED : pst_hash_word(schema->keys[0].type, word, PST_HASH_SEED);
+    if (!pst_key_has_namespace(schema))
+        return word;
+    pst_cell cells[PST_MAX_KEYS];
+    uint32_t nulls;
+    if (pst_key_decode(schema, word, bytes, null, cells, &nulls))
+        return word;
+    return pst_hash_key(schema->keys, pst_schema_hashed(schema), cells, nulls);
 }

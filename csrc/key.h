@@ -10,7 +10,9 @@
  *  K1. -0.0 and every NaN have one form each, so that keys equal as hashes are equal as bytes.
  *  K2. A null column encodes as one tag byte; a single-column null key is a flag, its word and
  *      bytes zero. Hash and form are decided by the columns alone.
- *  K3. A reference (16 bytes: {length | prefix << 32, granule} or length and 12 inline bytes, zero
+ *  K3. Where the key has a namespace, `hash` within a table is not Spark's: pst_key_spread mixes all
+ *      columns into it and keeps the key group. Records and files bear Spark's.
+ *  K4. A reference (16 bytes: {length | prefix << 32, granule} or length and 12 inline bytes, zero
  *      padded) denotes its bytes wherever the heap base is.
  */
 #ifndef PST_KEY_H
@@ -73,13 +75,24 @@ static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst
 
 int pst_key_is_word(const pst_schema *schema);
 
+/* Whether the key's last columns are a namespace. */
+static inline int pst_key_has_namespace(const pst_schema *schema) {
+    return pst_schema_hashed(schema) < schema->n_keys;
+}
+
+/* The hash under which a table keeps a key with a namespace: of the same key group. */
+uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism);
+
+/* Spark's hash of a row's key as it lies in a table. */
+uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null);
+
 /* Decodes the canonical form into a cell per key column; byte cells point into `bytes`. Statuses:
  * PST_CORRUPT where the encoding does not hold together. */
 pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
                           pst_cell *cells, uint32_t *nulls);
 
-/* Canonical form and hash of one key; `buffer` holds bytes that had to be encoded. PST_TOO_LARGE,
- * PST_NO_MEMORY, PST_WRONG_TYPE. */
+/* Canonical form and Spark's hash of one key; `buffer` holds bytes that had to be encoded.
+ * PST_TOO_LARGE, PST_NO_MEMORY, PST_WRONG_TYPE. */
 struct pst_key_buffer;
 pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
                           struct pst_key_buffer *buffer, pst_key *key);

@@ -72,6 +72,7 @@ typedef struct pst_meta {
     pst_lineage lineage; /* of this epoch, once sealed */
     uint64_t live;       /* keys */
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
+    uint64_t ttl_sweep;  /* next slot where expired states are looked for, see ttl.c */
     uint64_t heap_top;   /* granules ever taken */
     uint64_t index_granules;
     uint32_t slots;            /* slots ever taken */
@@ -79,7 +80,7 @@ typedef struct pst_meta {
     uint32_t hot[PST_CLASSES]; /* blocks taken and freed in this epoch: heads of chains */
     pst_ring rings[PST_RINGS];
     uint32_t pad;
-    pst_shard shards[]; /* header.shards of them */
+    pst_shard shards[]; /* header.shards of them; then, with timers, two roots per key group */
 } pst_meta;
 
 typedef struct pst_pin {

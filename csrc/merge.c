@@ -1,8 +1,10 @@
 #include <string.h>
 
+#include "elements.h"
 #include "hash.h"
 #include "mem.h"
 #include "pystate.h"
+#include "schema.h"
 #include "sst_writer.h"
 
 /* Invariants:
@@ -10,14 +12,28 @@
  *     the records of one key come out together and in the order in which they were written.
  *  2. A source's record stays as it is until all records of its key are folded and written, so
  *     folding moves cells, never bytes.
- *  3. What a key was before the oldest record counts only where no tombstone hides it. A put
+ *  3. A row's record comes before those of its elements, and a source without the element column has
+ *     rows only. What a source's row record voids (the whole row, or a list or map) hides the
+ *     elements of older sources, never its own.
+ *  4. What a key was before the oldest record counts only where no tombstone hides it. A put
  *     after a tombstone is written with every column: those it does not carry are null. A key
  *     left without any value is written as a tombstone, which means the same. */
 typedef struct source {
     pst_sst_reader *reader;
+    int rows_only;          /* without the element column that the others have */
     const int32_t *columns; /* NULL: the identity */
     pst_record *record;
 } source;
+
+/* What the records of a row say of its elements. */
+typedef struct row_state {
+    int known;
+    pst_key key;
+    pst_key_buffer bytes;
+    int32_t deleted_by;                /* the newest source that deleted the row, or -1 */
+    int32_t voided_by[PST_MAX_STATES]; /* likewise a list or map */
+    uint64_t starts_at[PST_MAX_STATES];
+} row_state;
 
 typedef struct merge {
     const pst_schema *schema; /* the writer's */
@@ -27,18 +43,26 @@ typedef struct merge {
     source *sources;
     int32_t *heap; /* sources with a record, the least first */
     int32_t n_heap;
-    int32_t *group; /* sources of the key at hand */
+    int32_t *group;   /* sources of the key at hand */
+    int32_t *visible; /* those of them that count */
     pst_record *folded;
+    int has_element;
+    uint64_t elements; /* a bit per list or map column */
+    row_state row;     /* of the row whose elements follow */
+    pst_key_buffer scratch;
 } merge;
 
 static int same_type(const pst_column *a, const pst_column *b) {
-    return a->type == b->type &&
+    return a->type == b->type && a->kind == b->kind && a->width == b->width &&
+           a->map_key == b->map_key &&
            (a->type != PST_DECIMAL || (a->precision == b->precision && a->scale == b->scale));
 }
 
-static pst_status check_source(const merge *m, const source *s) {
+static pst_status check_source(const merge *m, source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
-    if (from->n_keys != m->schema->n_keys ||
+    s->rows_only = m->has_element && !pst_schema_has_element(from);
+    if (from->n_keys + s->rows_only != m->schema->n_keys ||
+        pst_schema_hashed(from) != pst_schema_hashed(m->schema) ||
         pst_sst_reader_info(s->reader)->max_parallelism != m->info->max_parallelism)
         return PST_SCHEMA;
     for (int32_t i = 0; i < from->n_keys; i++)
@@ -109,12 +133,16 @@ static int32_t pop(merge *m) {
     return top;
 }
 
+static int is_element(const merge *m, const pst_record *r) {
+    return m->has_element && !(r->key_nulls >> (m->schema->n_keys - 1) & 1);
+}
+
 /* Lays one put over what the key is so far. */
 static void fold_put(merge *m, const source *s, pst_record *to) {
     const pst_record *from = s->record;
     if (to->op == PST_DELETE) {
         to->op = PST_PUT;
-        to->changed = m->all;
+        to->changed = is_element(m, from) ? 0 : m->all;
         to->present = 0;
     }
     for (uint64_t bits = from->changed; bits; bits &= bits - 1) {
@@ -123,6 +151,8 @@ static void fold_put(merge *m, const source *s, pst_record *to) {
         if (column < 0)
             continue;
         uint64_t bit = UINT64_C(1) << column;
+        if (m->elements & to->changed & ~to->present & bit && !is_element(m, from))
+            continue; /* a list that is void and then begins later is void all the same */
         to->changed |= bit;
         if ((from->present >> i) & 1) {
             to->present |= bit;
@@ -134,9 +164,9 @@ static void fold_put(merge *m, const source *s, pst_record *to) {
 }
 
 /* Folds the records of one key, oldest first, into m->folded. */
-static const pst_record *fold(merge *m, int32_t n) {
-    const pst_record *first = m->sources[m->group[0]].record;
-    if (n == 1 && !m->sources[m->group[0]].columns)
+static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
+    const pst_record *first = m->sources[group[0]].record;
+    if (n == 1 && !m->sources[group[0]].columns)
         return first;
     pst_record *to = m->folded;
     to->hash = first->hash;
@@ -146,7 +176,7 @@ static const pst_record *fold(merge *m, int32_t n) {
     to->op = PST_PUT;
     to->changed = to->present = 0;
     for (int32_t i = 0; i < n; i++) {
-        const source *s = &m->sources[m->group[i]];
+        const source *s = &m->sources[group[i]];
         if (s->record->op == PST_DELETE) {
             to->op = PST_DELETE;
             to->changed = to->present = 0;
@@ -162,6 +192,14 @@ static const pst_record *fold(merge *m, int32_t n) {
 }
 
 static pst_status write_folded(merge *m, const pst_record *r) {
+    if (m->info->kind == PST_BASE && r->op == PST_PUT && (r->changed & m->elements) &&
+        !is_element(m, r)) {
+        /* What a base holds is all there is: nothing older to make void. */
+        if (r != m->folded)
+            *m->folded = *r;
+        m->folded->changed &= ~m->elements;
+        r = m->folded;
+    }
     if (m->info->kind == PST_BASE &&
         (r->op == PST_DELETE || (m->all && (r->changed & r->present) == 0)))
         return PST_OK;
@@ -170,12 +208,133 @@ static pst_status write_folded(merge *m, const pst_record *r) {
     return pst_sst_writer_add(m->writer, r);
 }
 
+/* ---- rows and their elements ----------------------------------------------------------------- */
+
+static int same_form(const pst_key *a, const pst_key *b) {
+    return a->hash == b->hash && a->null == b->null && a->word == b->word &&
+           a->bytes.size == b->bytes.size &&
+           (!a->bytes.size || !memcmp(a->bytes.data, b->bytes.data, a->bytes.size));
+}
+
+/* Makes m->row that of the record, new if it was another's. */
+static pst_status enter_row(merge *m, const pst_record *r) {
+    pst_schema rows = *m->schema;
+    pst_key key = {.hash = r->hash};
+    row_state *row = &m->row;
+    rows.n_keys--;
+    m->scratch.size = 0;
+    pst_status s = pst_key_form(&rows, r->key, r->key_nulls & ((UINT32_C(1) << rows.n_keys) - 1),
+                                &m->scratch, &key);
+    if (s || (row->known && same_form(&row->key, &key)))
+        return s;
+    row->known = 1;
+    row->deleted_by = -1;
+    memset(row->voided_by, 0xFF, sizeof row->voided_by);
+    memset(row->starts_at, 0, sizeof row->starts_at);
+    if (row->bytes.capacity < key.bytes.size) {
+        pst_free(row->bytes.data);
+        row->bytes = (pst_key_buffer){pst_malloc(key.bytes.size), 0, key.bytes.size};
+        if (!row->bytes.data)
+            return PST_NO_MEMORY;
+    }
+    if (key.bytes.size)
+        key.bytes.data = memcpy(row->bytes.data, key.bytes.data, key.bytes.size);
+    row->key = key;
+    return PST_OK;
+}
+
+static void note_row(merge *m, int32_t at) {
+    const source *s = &m->sources[at];
+    const pst_record *r = s->record;
+    row_state *row = &m->row;
+    if (r->op == PST_DELETE)
+        row->deleted_by = at;
+    for (uint64_t left = r->op == PST_PUT ? r->changed : 0; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        int32_t column = s->columns ? s->columns[i] : i;
+        if (column < 0 || !(m->elements >> column & 1))
+            continue;
+        if (!(r->present >> i & 1)) {
+            row->voided_by[column] = at;
+            row->starts_at[column] = 0;
+        } else if (r->cells[i].bytes.size == 8) {
+            memcpy(&row->starts_at[column], r->cells[i].bytes.data, 8);
+        }
+    }
+}
+
+/* The list or map column that an element is of, or -1. */
+static int32_t column_of(const merge *m, const pst_record *r) {
+    pst_bytes element = r->key[m->schema->n_keys - 1].bytes;
+    uint32_t id = element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
+    for (uint64_t left = m->elements; left; left &= left - 1) {
+        int32_t i = __builtin_ctzll(left);
+        if (pst_collection_id(m->schema->states[i].name) == id)
+            return i;
+    }
+    return -1;
+}
+
+/* A run of a list all of whose items lie before where the list begins now. */
+static int is_trimmed(const merge *m, int32_t column, const source *s) {
+    const pst_record *r = s->record;
+    const pst_column *c = &m->schema->states[column];
+    pst_bytes element = r->key[m->schema->n_keys - 1].bytes;
+    uint64_t start = m->row.starts_at[column], count = 0;
+    if (!start || c->kind != PST_LIST || r->op != PST_PUT || element.size != 12)
+        return 0;
+    pst_type type = (pst_type)c->map_key;
+    pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 0};
+    pst_packed p;
+    pst_item item;
+    const pst_cell *cell = &r->cells[__builtin_ctzll(r->changed)];
+    if (pst_packed_open(&p, &shape, cell->bytes))
+        return 0;
+    while (pst_packed_next(&p, &item) == PST_OK)
+        count++;
+    return pst_get_big(element.data + 4, 8) + count <= start;
+}
+
+/* Leaves those of the group's sources whose elements are still there. */
+static int32_t keep_visible(merge *m, int32_t n) {
+    const pst_record *first = m->sources[m->group[0]].record;
+    int32_t column = column_of(m, first), kept = 0;
+    int32_t from = m->row.deleted_by;
+    if (column >= 0 && m->row.voided_by[column] > from)
+        from = m->row.voided_by[column];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = m->group[i];
+        if (at >= from && !(column >= 0 && is_trimmed(m, column, &m->sources[at])))
+            m->visible[kept++] = at;
+    }
+    return kept;
+}
+
+static pst_status write_group(merge *m, int32_t n) {
+    const pst_record *first = m->sources[m->group[0]].record;
+    if (!m->has_element)
+        return write_folded(m, fold(m, m->group, n));
+    pst_status s = enter_row(m, first);
+    if (s)
+        return s;
+    if (!is_element(m, first)) {
+        for (int32_t i = 0; i < n; i++)
+            note_row(m, m->group[i]);
+        return write_folded(m, fold(m, m->group, n));
+    }
+    n = keep_visible(m, n);
+    return n ? write_folded(m, fold(m, m->visible, n)) : PST_OK;
+}
+
 static pst_status advance(merge *m, int32_t s) {
     pst_status status = pst_sst_reader_next(m->sources[s].reader, m->sources[s].record);
     if (status == PST_NOT_FOUND)
         return PST_OK;
-    if (!status)
+    if (!status) {
+        if (m->sources[s].rows_only)
+            m->sources[s].record->key_nulls |= UINT32_C(1) << (m->schema->n_keys - 1);
         push(m, s);
+    }
     return status;
 }
 
@@ -194,7 +353,7 @@ static pst_status run(merge *m, int32_t n) {
         const pst_record *first = m->sources[m->group[0]].record;
         while (m->n_heap > 0 && same_key(m, first, m->sources[m->heap[0]].record))
             m->group[size++] = pop(m);
-        pst_status s = write_folded(m, fold(m, size));
+        pst_status s = write_group(m, size);
         for (int32_t i = 0; i < size && !s; i++)
             s = advance(m, m->group[i]);
         if (s)
@@ -211,16 +370,21 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
                .info = pst_sst_writer_info(writer),
                .writer = writer};
     m.all = m.schema->n_states < 64 ? (UINT64_C(1) << m.schema->n_states) - 1 : ~UINT64_C(0);
+    m.has_element = pst_schema_has_element(m.schema);
+    for (int32_t i = 0; m.has_element && i < m.schema->n_states; i++)
+        if (m.schema->states[i].kind == PST_LIST || m.schema->states[i].kind == PST_MAP)
+            m.elements |= UINT64_C(1) << i;
     size_t count = (size_t)n;
     pst_record *records = pst_malloc((count + 1) * sizeof *records);
     m.sources = pst_malloc(count * sizeof *m.sources);
-    m.heap = pst_malloc(2 * count * sizeof *m.heap);
+    m.heap = pst_malloc(3 * count * sizeof *m.heap);
     pst_status s = records && m.sources && m.heap ? PST_OK : PST_NO_MEMORY;
     if (!s) {
         m.group = m.heap + count;
+        m.visible = m.group + count;
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
-            m.sources[i] = (source){readers[i], columns ? columns[i] : NULL, &records[i]};
+            m.sources[i] = (source){readers[i], 0, columns ? columns[i] : NULL, &records[i]};
             s = check_source(&m, &m.sources[i]);
         }
     }
@@ -229,5 +393,7 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
     pst_free(records);
     pst_free(m.sources);
     pst_free(m.heap);
+    pst_free(m.scratch.data);
+    pst_free(m.row.bytes.data);
     return s;
 }

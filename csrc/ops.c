@@ -3,6 +3,7 @@
 
 #include "batch.h"
 #include "schema.h"
+#include "ttl.h"
 
 /* ---- read, modify, write ------------------------------------------------------------------- */
 
@@ -163,26 +164,11 @@ static kernel kernel_of(pst_type type) {
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
         return NULL;
     }
     return NULL;
-}
-
-static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++)
-        if (b->slots[i] != PST_NONE)
-            pst_prefetch_row(b->t, b->slots[i]);
-}
-
-/* Looks the group up, or where an earlier operation did, brings the rows of the next one in. */
-static void bring(pst_batch *b, int64_t from, int64_t to) {
-    if (b->resolved < to) {
-        pst_batch_resolve(b, to);
-        return;
-    }
-    if (from == 0)
-        prefetch_rows(b, from, to);
-    prefetch_rows(b, to, to + PST_GROUP < b->length ? to + PST_GROUP : b->length);
 }
 
 static pst_status check_operand(const pst_batch *b, int32_t column, const pst_array *values) {
@@ -197,7 +183,41 @@ static pst_status check_operand(const pst_batch *b, int32_t column, const pst_ar
     pst_type have = t->schema.states[column].type;
     if (values->type != have && !(have == PST_OBJECT && values->type == PST_BINARY))
         return PST_WRONG_TYPE;
+    if (have == PST_FIXED && values->width != t->lay.fields[column].width)
+        return PST_WRONG_TYPE;
+    if (t->lay.fields[column].kind != PST_VALUE)
+        return PST_INVALID;
     return values->length == b->length || values->length == 1 ? PST_OK : PST_INVALID;
+}
+
+/* What has expired counts as absent: cleared before the group's rows are read. */
+static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
+    pst_table *t = b->t;
+    pst_status s = PST_OK;
+    for (int64_t i = from; !s && i < to; i++) {
+        uint32_t slot = b->slots[i];
+        uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+        if (!row || !pst_row_has(&t->lay, row, column) ||
+            !pst_ttl_expired(t, column, pst_row_time(t, row, column)))
+            continue;
+        pst_touch(t, slot, row);
+        s = pst_row_clear(t, row, column);
+    }
+    return s;
+}
+
+static void stamp_group(pst_batch *b, int32_t column, const pst_array *values, int64_t from,
+                        int64_t to) {
+    pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        uint32_t slot = b->slots[i];
+        uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+        if (!row || pst_array_is_null(values, values->length == 1 ? 0 : i) ||
+            !pst_row_has(&t->lay, row, column))
+            continue;
+        pst_touch(t, slot, row);
+        pst_row_stamp(t, row, column);
+    }
 }
 
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
@@ -209,12 +229,17 @@ pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_ar
         return PST_WRONG_TYPE;
     if (op < PST_ADD || op > PST_MAX)
         return PST_INVALID;
+    int timed = b->t->lay.fields[column].time >= 0;
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        bring(b, from, to);
+        pst_batch_bring(b, from);
         s = pst_undo_reserve(b->t, PST_GROUP);
+        if (!s && timed)
+            s = expire_group(b, column, from, to);
         if (!s)
             s = run(b, column, op, values, from, to);
+        if (timed)
+            stamp_group(b, column, values, from, to);
     }
     return pst_poison(b->t, s);
 }
@@ -223,40 +248,30 @@ pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_ar
 
 static pst_status put_one(pst_batch *b, int64_t i, int32_t column, const pst_array *values) {
     pst_table *t = b->t;
-    const pst_field *f = &t->lay.fields[column];
     int64_t at = values->length == 1 ? 0 : i;
     uint64_t *row;
     if (pst_array_is_null(values, at)) {
-        pst_key key;
-        if (b->slots[i] == PST_NONE) {
-            pst_batch_key(b, i, &key);
-            b->slots[i] = pst_index_find(t, &key);
-        }
-        if (b->slots[i] == PST_NONE)
+        uint32_t at_slot = pst_batch_slot(b, i);
+        row = at_slot == PST_NONE ? NULL : pst_row(t, at_slot);
+        if (!row || !pst_row_has(&t->lay, row, column))
             return PST_OK;
-        row = pst_row(t, b->slots[i]);
-        if (!pst_row_has(&t->lay, row, column))
-            return PST_OK;
-        pst_touch(t, b->slots[i], row);
+        pst_touch(t, at_slot, row);
         return pst_row_clear(t, row, column);
     }
-    pst_status s = writable_row(b, i, &row);
+    uint32_t slot;
+    pst_status s = pst_batch_row(b, i, &slot);
     if (s)
         return s;
     pst_cell cell;
     pst_array_cell(values, at, &cell);
-    if (f->is_bytes)
-        return pst_row_put_bytes(t, row, column, cell.bytes);
-    pst_field_store(f, row, cell.word);
-    pst_row_mark(t, row, column);
-    return PST_OK;
+    return pst_state_put(t, slot, column, &cell);
 }
 
 pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) {
     pst_status s = check_operand(b, column, values);
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        bring(b, from, to);
+        pst_batch_bring(b, from);
         s = pst_undo_reserve(b->t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++)
             s = put_one(b, i, column, values);
@@ -275,12 +290,10 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column) {
         return PST_INVALID;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        bring(b, from, to);
+        pst_batch_bring(b, from);
         s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++) {
-            pst_key key;
-            pst_batch_key(b, i, &key);
-            uint32_t slot = b->slots[i] == PST_NONE ? pst_index_find(t, &key) : b->slots[i];
+            uint32_t slot = pst_batch_slot(b, i);
             if (slot == PST_NONE)
                 continue;
             uint64_t *row = pst_row(t, slot);
@@ -299,16 +312,20 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column) {
 
 /* The row of key i if the column is present in it, else NULL. */
 static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
+    const pst_table *t = b->t;
+    uint32_t slot = pst_batch_slot(b, i);
+    const uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+    return row && pst_row_has(&t->lay, row, column) && !pst_row_hides(t, row, column) ? row : NULL;
+}
+
+/* Reading as use: after the group's values were copied. */
+static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
-    if (b->slots[i] == PST_NONE) {
-        pst_key key;
-        pst_batch_key(b, i, &key);
-        b->slots[i] = pst_index_find(t, &key);
-        if (b->slots[i] == PST_NONE)
-            return NULL;
-    }
-    const uint64_t *row = pst_row(t, b->slots[i]);
-    return pst_row_has(&t->lay, row, column) ? row : NULL;
+    pst_status s = PST_OK;
+    for (int64_t i = from; !s && t->ttl[column].on_read && i < to; i++)
+        if (present_row(b, i, column))
+            s = pst_row_refresh(t, b->slots[i], column);
+    return pst_poison(t, s);
 }
 
 static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes) {
@@ -316,6 +333,8 @@ static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes)
     if (s)
         return s;
     if (column < 0 || column >= b->t->lay.n_states)
+        return PST_INVALID;
+    if (b->t->lay.fields[column].kind != PST_VALUE)
         return PST_INVALID;
     return b->t->lay.fields[column].is_bytes == is_bytes ? PST_OK : PST_WRONG_TYPE;
 }
@@ -340,9 +359,9 @@ pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *va
     pst_status s = check_column(b, column, 0);
     if (s)
         return s;
-    for (int64_t from = 0; from < b->length; from += PST_GROUP) {
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        bring(b, from, to);
+        pst_batch_bring(b, from);
         switch (b->t->lay.fields[column].width) {
         case 1:
             copy_out(b, column, 1, from, to, values, valid);
@@ -356,11 +375,15 @@ pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *va
         case 8:
             copy_out(b, column, 8, from, to, values, valid);
             break;
-        default:
+        case 16:
             copy_out(b, column, 16, from, to, values, valid);
+            break;
+        default:
+            copy_out(b, column, b->t->lay.fields[column].width, from, to, values, valid);
         }
+        s = refresh_group(b, column, from, to);
     }
-    return PST_OK;
+    return s;
 }
 
 pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
@@ -372,7 +395,7 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, u
     int64_t total = 0;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        bring(b, from, to);
+        pst_batch_bring(b, from);
         for (int64_t i = from; i < to; i++) {
             const uint64_t *row = present_row(b, i, column);
             pst_cell cell = {{0, 0}, {NULL, 0}};
@@ -389,6 +412,10 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, u
             if (total > INT32_MAX)
                 return PST_TOO_LARGE;
         }
+        if (data)
+            s = refresh_group(b, column, from, to);
+        if (s)
+            return s;
     }
     if (!data)
         offsets[b->length] = (int32_t)total;

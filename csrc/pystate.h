@@ -81,12 +81,25 @@ typedef enum pst_type {
     PST_STRING = 11,   /* UTF-8, 32-bit offsets                                                  */
     PST_BINARY = 12,   /* bytes, 32-bit offsets                                                  */
     PST_OBJECT = 13,   /* pickled bytes; only a value, never a key                               */
+    PST_FIXED = 14,    /* a struct of fixed-width fields, `width` bytes in the row; never a key  */
+    PST_NESTED = 15,   /* structs, arrays and maps as bytes; never a key                         */
 } pst_type;
 
+/* What a state column holds per key. Part of the file format. */
+typedef enum pst_kind {
+    PST_VALUE = 0,  /* one value of `type`                                                       */
+    PST_LIST = 1,   /* items of `type`, in order                                                 */
+    PST_MAP = 2,    /* entries from `map_key` to `type`                                          */
+    PST_TIME = 3,   /* hidden, PST_INT64: when the column before it was last written, in ms. Of  */
+                    /* a list or map the elements bear the time and the row has no such field    */
+    PST_TIMERS = 4, /* hidden, PST_INT32: how many timers the key has; at most one such column    */
+} pst_kind;
+
 enum {
-    PST_MAX_KEYS = 16,                /* key columns                                              */
-    PST_MAX_STATES = 64,              /* state columns                                            */
-    PST_MAX_BYTES = 256 * 1024 * 1024 /* one key or value                                         */
+    PST_MAX_KEYS = 16,   /* key columns                                              */
+    PST_MAX_STATES = 64, /* state columns                                            */
+    PST_MAX_BYTES = 256 * 1024 * 1024, /* one key or value                                        */
+    PST_MAX_FIXED = 256 /* bytes of a struct in the row                             */
 };
 
 typedef struct pst_column {
@@ -97,14 +110,27 @@ typedef struct pst_column {
     /* The value that `add` starts from where the state is absent; fixed-width types only. */
     uint8_t has_default;
     uint64_t default_word[2]; /* as in pst_cell.word */
+    uint8_t kind;             /* pst_kind */
+    uint8_t map_key; /* pst_type of a map's keys, not OBJECT; with its precision and scale */
+    uint8_t map_precision;
+    uint8_t map_scale;
+    uint16_t width;  /* PST_FIXED: bytes, a multiple of 8 up to PST_MAX_FIXED */
+    const char *ddl; /* NULL, or the declared type, for whoever reads the schema from a file */
 } pst_column;
 
+/* The key's last columns may be a namespace: they tell rows of one key apart, and take no part in
+ * the hash, so that all of them lie in one key group. */
 typedef struct pst_schema {
     int32_t n_keys;
     int32_t n_states;
     const pst_column *keys;
     const pst_column *states;
+    int32_t n_hashed; /* key columns that are hashed; 0: all */
 } pst_schema;
+
+static inline int32_t pst_schema_hashed(const pst_schema *s) {
+    return s->n_hashed ? s->n_hashed : s->n_keys;
+}
 
 /* Bytes that somebody else owns. */
 typedef struct pst_bytes {
@@ -114,7 +140,7 @@ typedef struct pst_bytes {
 
 /* One value outside a table. Fixed-width types use `word`: integers, dates and timestamps are
  * sign-extended into word[0], floats are their bits (32 bits for float), decimals both words.
- * STRING, BINARY and OBJECT use `bytes`. */
+ * STRING and all types after it use `bytes`. */
 typedef struct pst_cell {
     uint64_t word[2];
     pst_bytes bytes;
@@ -127,7 +153,8 @@ typedef struct pst_array {
     int64_t offset;
     const uint8_t *validity; /* LSB-first bitmap, or NULL: no nulls */
     const void *values;      /* fixed-width values, bits for BOOL, or the bytes' data */
-    const int32_t *offsets;  /* STRING and BINARY: length + offset + 1 entries */
+    const int32_t *offsets;  /* STRING, BINARY, OBJECT and NESTED: length + offset + 1 entries */
+    uint32_t width;          /* FIXED: bytes of a value */
 } pst_array;
 
 /* ---- hash and key groups ------------------------------------------------------------------- */
@@ -225,6 +252,34 @@ typedef struct pst_table_stats {
 } pst_table_stats;
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats);
 
+/* ---- time to live ---------------------------------------------------------------------------- */
+
+#define PST_NO_TIME INT64_MIN
+
+/* Milliseconds since 1970; PST_NO_TIME where unknown. */
+typedef struct pst_clock {
+    int64_t processing_ms;
+    int64_t watermark_ms;
+    int64_t event_ms; /* of the row at hand */
+} pst_clock;
+
+typedef struct pst_ttl {
+    int64_t duration_ms;    /* 0: nothing expires */
+    int64_t granularity_ms; /* a time that moved by less is not written again */
+    uint8_t event_time;     /* else processing time */
+    uint8_t on_read;        /* reading counts as use */
+    uint8_t lenient;        /* what has expired is visible until it is taken away */
+} pst_ttl;
+
+/* How column's values (the elements of a list or map) expire. The column after it must be of kind
+ * PST_TIME, else PST_INVALID. Holds for this handle until it is closed. */
+pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
+/* What TTL takes for now. A fresh handle knows no time: nothing expires. */
+void pst_table_set_clock(pst_table *t, const pst_clock *clock);
+/* Removes what has expired without being touched, in the open epoch: looks at up to `budget` rows
+ * and elements, in turn with later calls. `removed` (may be NULL) counts values and elements. */
+pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
+
 /* ---- epochs -------------------------------------------------------------------------------- */
 
 /* Seals the open epoch under `lineage` and opens the next one. O(rows changed). `sealed` (may be
@@ -300,12 +355,88 @@ pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell);
 pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell);
 pst_status pst_value_clear(pst_table *t, int32_t column); /* -1: the whole key */
 
+/* ---- lists and maps ---------------------------------------------------------------------------- */
+
+/* Of the current key. PST_INVALID for a column of another kind. What has expired is neither seen
+ * nor counted, and goes when its list or map is written to. */
+pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item);
+pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value);
+pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value);
+pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key); /* PST_NOT_FOUND */
+/* Elements that a reader sees; with TTL O(elements). */
+pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count);
+
+/* A walk over a list's items in order, or a map's entries in the order of their keys' bits. Valid
+ * until the next write to the table. */
+typedef struct pst_elements pst_elements;
+pst_status pst_elements_create(pst_table *t, pst_elements **elements);
+void pst_elements_destroy(pst_elements *e);
+/* Of the current key, or of the key of batch row i. */
+pst_status pst_elements_start(pst_elements *e, int32_t column);
+pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
+/* `key` is filled for maps. PST_NOT_FOUND at the end. */
+pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
+
+/* Items to the lists of the batch's keys, in row order; one per row. A null is PST_INVALID with its
+ * row, before anything is written. */
+pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items);
+/* items[offsets[i] .. offsets[i + 1]) to the list of key i. */
+pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
+                                      const pst_array *items);
+/* offsets[length + 1]: where each list or map begins in one run of all that a reader sees. */
+pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
+/* Items of fixed width as that run, offsets as just counted. PST_INVALID for variable width. */
+pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values);
+
+/* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with their
+ * row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes. */
+pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
+                             const pst_array *values);
+pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys);
+pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
+                             uint8_t *valid);
+pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
+                                   int32_t *offsets, uint8_t *valid, uint8_t *data);
+
+/* ---- timers ------------------------------------------------------------------------------------ */
+
+/* For tables with a column of kind PST_TIMERS, else PST_INVALID. */
+typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
+
+/* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
+pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
+pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);
+/* One per key of the batch; times are PST_INT64, nulls are skipped. */
+pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times);
+pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times);
+
+/* The earliest one. PST_NOT_FOUND. */
+pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms);
+/* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those of
+ * a key come in order, and all of a key group before the next. They stay registered. PST_NOT_FOUND
+ * where none is due. */
+pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
+                          int64_t *times_ms, pst_batch **batch);
+/* Takes timer i of that batch away and makes its key current. PST_NOT_FOUND: it was deleted. */
+pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
+/* Takes all of them away. */
+pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);
+/* Counts timers registered since pst_timers_due that were due then: after one of these, what was
+ * handed out may no longer be in order. */
+uint64_t pst_timers_missed(const pst_table *t);
+
 /* ---- records: rows outside a table ---------------------------------------------------------- */
 
 typedef enum pst_record_op {
     PST_PUT = 1,   /* the columns in `changed` take the cells' values (or become null)  */
     PST_DELETE = 2 /* the key ceases to exist                                           */
 } pst_record_op;
+
+/* Of an operator with lists, maps or timers, files have one key column more, the element, not hashed
+ * and null for the row itself. A row's record then carries its values; of a list or map column in
+ * `changed` it says that what older files hold of it is void (null) or begins at an item (a list
+ * whose head went). Each entry, run of items and timer is a record of its own: see FORMAT.md. */
+#define PST_ELEMENT_COLUMN "#element"
 
 /* One row as files and iterations carry it. All bytes belong to the producer and are valid until
  * its next step. `key`: one cell per key column. `changed`: a bit per state column that the record
@@ -326,7 +457,11 @@ typedef struct pst_record {
  * at the end. */
 pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record);
 
-/* Applies a record to the open epoch. `columns[i]` is the table's column for the record's column
+/* The schema of the files of a table's operator, owned by the caller. */
+pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file);
+void pst_file_schema_destroy(pst_schema *file);
+
+/* Applies a record to the open epoch, with the element column where the table's files have one. `columns[i]` is the table's column for the record's column
  * i, or -1 to drop it; NULL: the identity. The record's hash is trusted. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
                            int32_t n_columns);

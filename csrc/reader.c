@@ -187,21 +187,16 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
         s = copy_bytes(r, k + 1, &r->bytes, &starts[PST_MAX_STATES]);
         if (s)
             return s;
-        record->hash = k[0];
-    } else {
-        record->hash =
-            null ? PST_HASH_SEED : pst_hash_word(t->schema.keys[0].type, k[0], PST_HASH_SEED);
     }
-    record->key_group = pst_group_of(t, record->hash);
     record->op = PST_PUT;
-    record->changed = record->present = pst_presence(&t->lay, r->row);
+    record->changed = record->present = pst_presence(&t->lay, r->row) & t->lay.values;
     for (uint64_t left = record->present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         const pst_field *f = &t->lay.fields[i];
         if (i >= t->lay.n_states)
             return PST_STALE;
         if (!f->is_bytes) {
-            pst_field_load(f, r->row, record->cells[i].word);
+            pst_field_cell(f, r->row, NULL, &record->cells[i]);
             continue;
         }
         const uint64_t *ref = r->row + f->offset / 8;
@@ -219,6 +214,8 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
     pst_bytes key = {NULL, 0};
     if (t->lay.key_kind == PST_KEY_BYTES)
         key = (pst_bytes){r->bytes.data + starts[PST_MAX_STATES], pst_ref_size(k + 1)};
+    record->hash = pst_key_row_hash(&t->schema, k[0], key, null);
+    record->key_group = pst_group_of(t, record->hash);
     s = pst_key_decode(&t->schema, k[0], key, null, record->key, &record->key_nulls);
     return s ? PST_STALE : PST_OK;
 }
@@ -286,6 +283,8 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *cells, uint32_t nulls,
     int32_t group = pst_group_of(t, key.hash);
     if (group < t->first_key_group || group > t->last_key_group)
         return PST_WRONG_KEY_GROUP;
+    if (pst_key_has_namespace(&t->schema))
+        key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     for (;;) {
         uint64_t before = enter(r);
         s = get_once(r, &key, record);

@@ -25,21 +25,43 @@ uint32_t pst_type_width(pst_type type) {
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
         return 0;
     }
     return 0;
 }
 
-static pst_status check_columns(const pst_column *c, int32_t n, int is_key) {
-    for (int32_t i = 0; i < n; i++) {
-        if (!c[i].name || c[i].type < PST_BOOL || c[i].type > PST_OBJECT)
-            return PST_INVALID;
-        if (is_key && c[i].type == PST_OBJECT)
-            return PST_INVALID;
-        if (c[i].type == PST_DECIMAL && (c[i].precision < 1 || c[i].precision > 38))
-            return PST_INVALID;
+static int is_type(uint8_t type, uint8_t precision) {
+    if (type < PST_BOOL || type > PST_NESTED)
+        return 0;
+    return type != PST_DECIMAL || (precision >= 1 && precision <= 38);
+}
+
+static pst_status check_key(const pst_column *c) {
+    if (!c->name || c->kind != PST_VALUE || c->type > PST_BINARY)
+        return PST_INVALID;
+    return is_type((uint8_t)c->type, c->precision) ? PST_OK : PST_INVALID;
+}
+
+static pst_status check_state(const pst_column *c, const pst_column *before) {
+    if (!c->name || !is_type((uint8_t)c->type, c->precision))
+        return PST_INVALID;
+    if (c->type == PST_FIXED && (!c->width || c->width % 8 || c->width > PST_MAX_FIXED))
+        return PST_INVALID;
+    switch ((pst_kind)c->kind) {
+    case PST_VALUE:
+    case PST_LIST:
+        return PST_OK;
+    case PST_MAP:
+        return c->map_key <= PST_BINARY && is_type(c->map_key, c->map_precision) ? PST_OK
+                                                                                 : PST_INVALID;
+    case PST_TIME:
+        return before && before->kind <= PST_MAP && c->type == PST_INT64 ? PST_OK : PST_INVALID;
+    case PST_TIMERS:
+        return PST_OK;
     }
-    return PST_OK;
+    return PST_INVALID;
 }
 
 pst_status pst_schema_check(const pst_schema *s) {
@@ -47,46 +69,144 @@ pst_status pst_schema_check(const pst_schema *s) {
         return PST_INVALID;
     if (s->n_states < 0 || s->n_states > PST_MAX_STATES)
         return PST_INVALID;
-    pst_status st = check_columns(s->keys, s->n_keys, 1);
-    return st ? st : check_columns(s->states, s->n_states, 0);
+    if (s->n_hashed < 0 || s->n_hashed > s->n_keys)
+        return PST_INVALID;
+    pst_status st = PST_OK;
+    for (int32_t i = 0; !st && i < s->n_keys; i++)
+        st = check_key(&s->keys[i]);
+    int timers = 0;
+    for (int32_t i = 0; !st && i < s->n_states; i++) {
+        st = check_state(&s->states[i], i ? &s->states[i - 1] : NULL);
+        timers += s->states[i].kind == PST_TIMERS;
+    }
+    return timers > 1 ? PST_INVALID : st;
+}
+
+static const pst_column *column_at(const pst_schema *s, int32_t i) {
+    return i < s->n_keys ? &s->keys[i] : &s->states[i - s->n_keys];
+}
+
+int pst_schema_is_plain(const pst_schema *s) {
+    for (int32_t i = 0; i < s->n_keys + s->n_states; i++) {
+        const pst_column *c = column_at(s, i);
+        if (c->kind != PST_VALUE || c->type > PST_OBJECT || c->ddl)
+            return 0;
+    }
+    return pst_schema_hashed(s) == s->n_keys;
+}
+
+static char *keep_text(char **room, const char *text) {
+    size_t size = strlen(text) + 1;
+    char *kept = memcpy(*room, text, size);
+    *room += size;
+    return kept;
 }
 
 pst_status pst_schema_copy(const pst_schema *from, pst_schema *to) {
-    size_t n = (size_t)(from->n_keys + from->n_states), names = 0;
-    for (size_t i = 0; i < n; i++) {
-        const pst_column *c =
-            (int32_t)i < from->n_keys ? &from->keys[i] : &from->states[(int32_t)i - from->n_keys];
-        names += strlen(c->name) + 1;
+    int32_t n = from->n_keys + from->n_states;
+    size_t text = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const pst_column *c = column_at(from, i);
+        text += strlen(c->name) + 1 + (c->ddl ? strlen(c->ddl) + 1 : 0);
     }
-    pst_column *columns = pst_malloc(n * sizeof *columns + names);
+    pst_column *columns = pst_malloc((size_t)n * sizeof *columns + text);
     if (!columns)
         return PST_NO_MEMORY;
-    char *text = (char *)(columns + n);
-    for (size_t i = 0; i < n; i++) {
-        const pst_column *c =
-            (int32_t)i < from->n_keys ? &from->keys[i] : &from->states[(int32_t)i - from->n_keys];
-        size_t size = strlen(c->name) + 1;
+    char *room = (char *)(columns + n);
+    for (int32_t i = 0; i < n; i++) {
+        const pst_column *c = column_at(from, i);
         columns[i] = *c;
-        columns[i].name = memcpy(text, c->name, size);
-        text += size;
+        columns[i].name = keep_text(&room, c->name);
+        if (c->ddl)
+            columns[i].ddl = keep_text(&room, c->ddl);
     }
-    *to = (pst_schema){from->n_keys, from->n_states, columns, columns + from->n_keys};
+    *to = *from;
+    to->keys = columns;
+    to->states = columns + from->n_keys;
     return PST_OK;
 }
 
 void pst_schema_clear(pst_schema *schema) {
     pst_free((void *)(uintptr_t)schema->keys);
-    *schema = (pst_schema){0, 0, NULL, NULL};
+    *schema = (pst_schema){0};
 }
 
 uint64_t pst_schema_fingerprint(const pst_schema *s) {
-    uint64_t h = pst_xxh64_long(s->n_keys, 0);
+    uint64_t h = pst_xxh64_long((int64_t)pst_schema_hashed(s) << 32 | s->n_keys, 0);
     for (int32_t i = 0; i < s->n_keys + s->n_states; i++) {
-        const pst_column *c = i < s->n_keys ? &s->keys[i] : &s->states[i - s->n_keys];
+        const pst_column *c = column_at(s, i);
+        const char *ddl = c->ddl ? c->ddl : "";
         h = pst_xxh64(c->name, strlen(c->name) + 1, h);
+        h = pst_xxh64(ddl, strlen(ddl) + 1, h);
         h = pst_xxh64_long((int64_t)c->type << 16 | c->precision << 8 | c->scale, h);
+        h = pst_xxh64_long((int64_t)c->kind << 48 | (int64_t)c->map_key << 40 |
+                               (int64_t)c->map_precision << 32 | (int64_t)c->map_scale << 24 |
+                               c->width,
+                           h);
         h = pst_xxh64_long(c->has_default, h);
         h = pst_xxh64(c->default_word, sizeof c->default_word, h);
     }
     return h;
+}
+
+int pst_schema_has_element(const pst_schema *s) {
+    const pst_column *last = &s->keys[s->n_keys - 1];
+    return pst_schema_hashed(s) < s->n_keys && last->type == PST_BINARY &&
+           !strcmp(last->name, PST_ELEMENT_COLUMN);
+}
+
+static int needs_element(const pst_schema *s) {
+    for (int32_t i = 0; i < s->n_states; i++) {
+        uint8_t kind = s->states[i].kind;
+        if (kind == PST_LIST || kind == PST_MAP || kind == PST_TIMERS)
+            return 1;
+    }
+    return 0;
+}
+
+/* As a column of files: a list's runs of items are bytes, of timers there is only the fact. */
+static pst_column in_files(const pst_column *c) {
+    pst_column own = *c;
+    own.has_default = 0;
+    own.default_word[0] = own.default_word[1] = 0;
+    if (c->kind == PST_LIST) {
+        own.type = PST_BINARY;
+        own.map_key = (uint8_t)c->type;
+        own.map_precision = c->precision;
+        own.map_scale = c->scale;
+        own.precision = own.scale = 0;
+    } else if (c->kind == PST_TIMERS) {
+        own.type = PST_BOOL;
+    }
+    return own;
+}
+
+pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file) {
+    pst_column keys[PST_MAX_KEYS], states[PST_MAX_STATES];
+    pst_schema view = *schema;
+    if (schema->n_keys >= PST_MAX_KEYS && needs_element(schema))
+        return PST_TOO_LARGE;
+    memcpy(keys, schema->keys, (size_t)schema->n_keys * sizeof *keys);
+    for (int32_t i = 0; i < schema->n_states; i++)
+        states[i] = in_files(&schema->states[i]);
+    view.keys = keys;
+    view.states = states;
+    if (needs_element(schema)) {
+        view.n_hashed = pst_schema_hashed(schema);
+        keys[view.n_keys++] = (pst_column){.name = PST_ELEMENT_COLUMN, .type = PST_BINARY};
+    }
+    pst_schema *own = pst_malloc(sizeof *own);
+    pst_status s = own ? pst_schema_copy(&view, own) : PST_NO_MEMORY;
+    if (s) {
+        pst_free(own);
+        return s;
+    }
+    *file = own;
+    return PST_OK;
+}
+
+void pst_file_schema_destroy(pst_schema *file) {
+    if (file)
+        pst_schema_clear(file);
+    pst_free(file);
 }

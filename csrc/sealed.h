@@ -15,11 +15,63 @@
 #ifndef PST_SEALED_H
 #define PST_SEALED_H
 
+#include "key.h"
+#include "schema.h"
 #include "table.h"
+
+typedef struct pst_pool pst_pool;
+
+typedef struct pst_words {
+    uint64_t *words;
+    size_t capacity; /* words */
+} pst_words;
+
+/* Entries in gathering order, each `key part | info | cells of changed present columns`:
+ * a word key is its word, a bytes key {hash, offset, size}; cells are one word, or two for
+ * decimals and for bytes {offset, size}. Offsets point into `bytes`. */
+struct pst_sealed {
+    pst_pool *pool;
+    pst_words entries;
+    size_t n_words;
+    pst_key_buffer bytes;
+    uint64_t rows;
+    uint64_t logical_bytes;
+    pst_lineage lineage;
+    pst_schema *schema; /* of the file */
+    pst_key_kind key_kind;
+    int wide;
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+};
+
+/* The info word: bit 0 delete, bit 1 null key, then for up to seven states changed << 8 and
+ * present << 16. Wide rows have both masks in the next two words. */
+enum { PST_INFO_DELETE = 1, PST_INFO_NULL = 2 };
+
+/* Whether a cell takes two words of an entry. */
+static inline int pst_is_wide_value(pst_type type) {
+    return type == PST_DECIMAL || !pst_type_width(type);
+}
+
+/* Room for n more words, and bytes kept beside them: {offset, size}. PST_NO_MEMORY. */
+pst_status pst_sealed_reserve(pst_sealed *s, size_t n);
+pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to);
+
+/* A bit per column that is present before and after and differs. */
+uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint64_t *before,
+                            uint64_t both);
+/* The values of the present columns as an entry's cells, from `w` on; returns the word after. */
+pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                            uint64_t present, uint64_t **w);
+
+/* The same for tables with lists, maps or timers: rows, then what changed of each. */
+pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                                        uint64_t before_presence, const uint64_t *before);
+pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
-typedef struct pst_pool pst_pool;
 pst_pool *pst_pool_create(void);
 /* The table lets go; buffers die with the last sealed epoch. */
 void pst_pool_release(pst_pool *p);

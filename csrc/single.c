@@ -2,8 +2,12 @@
 #include <string.h>
 
 #include "batch.h"
+#include "collections.h"
+#include "elements.h"
 #include "hash.h"
 #include "mem.h"
+#include "schema.h"
+#include "ttl.h"
 
 /* ---- the current key ------------------------------------------------------------------------- */
 
@@ -60,6 +64,8 @@ pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
         s = check_group(t, key.hash);
     if (s)
         return s;
+    if (pst_key_has_namespace(&t->schema))
+        key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     /* A plain bytes key still points at the caller's memory. */
     if (key.bytes.size && key.bytes.data == own.bytes.data) {
         if (t->current_bytes.capacity < key.bytes.size) {
@@ -107,51 +113,54 @@ static uint32_t current_slot(pst_table *t) {
 
 pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell) {
     pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_VALUE);
     if (s)
         return s;
     uint32_t slot = current_slot(t);
     if (slot == PST_NONE)
         return PST_NOT_FOUND;
-    const uint64_t *row = pst_row(t, slot);
-    if (!pst_row_has(&t->lay, row, column))
-        return PST_NOT_FOUND;
-    pst_field_cell(&t->lay.fields[column], row, t->heap, cell);
-    return PST_OK;
-}
-
-static pst_status write_cell(pst_table *t, uint64_t *row, int32_t column, const pst_cell *cell) {
     const pst_field *f = &t->lay.fields[column];
-    if (f->is_bytes)
-        return pst_row_put_bytes(t, row, column, cell->bytes);
-    pst_field_store(f, row, cell->word);
-    pst_row_mark(t, row, column);
-    return PST_OK;
-}
-
-static pst_status put_current(pst_table *t, int32_t column, const pst_cell *cell) {
-    pst_status s = pst_undo_reserve(t, 1);
-    if (s)
-        return s;
-    uint32_t slot = current_slot(t);
-    if (slot == PST_NONE) {
-        pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
-        s = pst_row_insert(t, &key, &slot);
+    const uint64_t *row = pst_row(t, slot);
+    if (!pst_row_has(&t->lay, row, column) || pst_row_hides(t, row, column))
+        return PST_NOT_FOUND;
+    if (f->time >= 0) {
+        s = pst_poison(t, pst_row_refresh(t, slot, column));
         if (s)
             return s;
-        t->current.slot = slot;
     }
-    uint64_t *row = pst_row(t, slot);
-    pst_touch(t, slot, row);
-    return write_cell(t, row, column, cell);
+    pst_field_cell(f, row, t->heap, cell);
+    return PST_OK;
+}
+
+pst_status pst_current_row(pst_table *t, int make, uint32_t *slot) {
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!t->current.generation || t->current.generation != t->generation)
+        return PST_INVALID;
+    *slot = current_slot(t);
+    if (!make)
+        return PST_OK;
+    pst_status s = pst_undo_reserve(t, 1);
+    if (s || *slot != PST_NONE)
+        return pst_poison(t, s);
+    pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
+    s = pst_row_insert(t, &key, slot);
+    t->current.slot = *slot;
+    return pst_poison(t, s);
 }
 
 pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell) {
     pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_VALUE);
     if (s)
         return s;
     if (t->lay.fields[column].is_bytes && cell->bytes.size > PST_MAX_BYTES)
         return PST_TOO_LARGE;
-    return pst_poison(t, put_current(t, column, cell));
+    uint32_t slot;
+    s = pst_current_row(t, 1, &slot);
+    return s ? s : pst_poison(t, pst_state_put(t, slot, column, cell));
 }
 
 pst_status pst_value_clear(pst_table *t, int32_t column) {
@@ -176,17 +185,18 @@ static pst_status read_row(const pst_table *t, const uint64_t *row, pst_record *
     pst_bytes bytes = {NULL, 0};
     int null = (row[0] & PST_FLAG_NULL_KEY) != 0;
     uint64_t word = k[0];
-    if (t->lay.key_kind == PST_KEY_BYTES) {
-        r->hash = k[0];
+    if (t->lay.key_kind == PST_KEY_BYTES)
         bytes = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
-    } else {
-        r->hash = null ? PST_HASH_SEED : pst_hash_word(t->schema.keys[0].type, word, PST_HASH_SEED);
-    }
+    r->hash = pst_key_row_hash(&t->schema, word, bytes, null);
     r->key_group = pst_group_of(t, r->hash);
     r->op = PST_PUT;
-    r->changed = r->present = pst_presence(&t->lay, row);
+    r->changed = r->present = pst_presence(&t->lay, row) & t->lay.values;
     for (uint64_t left = r->present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
+        if (t->lay.fields[i].kind == PST_VALUE && pst_row_hides(t, row, i)) {
+            r->changed = r->present &= ~(UINT64_C(1) << i);
+            continue;
+        }
         pst_field_cell(&t->lay.fields[i], row, t->heap, &r->cells[i]);
     }
     return pst_key_decode(&t->schema, word, bytes, null, r->key, &r->key_nulls);
@@ -201,49 +211,84 @@ pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record) {
     return PST_NOT_FOUND;
 }
 
+/* What a row's record says of a list or map: void, or a list that begins later. */
+static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
+                               int present) {
+    uint64_t *row = pst_row(t, slot), start;
+    if (!present || t->lay.fields[column].kind != PST_LIST)
+        return pst_row_clear(t, row, column);
+    if (cell->bytes.size != sizeof start)
+        return PST_CORRUPT;
+    memcpy(&start, cell->bytes.data, sizeof start);
+    pst_list l = pst_row_list(t, row, column);
+    pst_status s = pst_list_trim_to(t, &l, start);
+    if (!s)
+        pst_row_list_store(t, slot, column, &l);
+    return s;
+}
+
+static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
+                               int present) {
+    uint64_t *row = pst_row(t, slot);
+    pst_kind kind = (pst_kind)t->lay.fields[column].kind;
+    pst_touch(t, slot, row);
+    if (kind == PST_LIST || kind == PST_MAP)
+        return apply_marker(t, slot, column, cell, present);
+    if (kind == PST_TIMERS || !t->lay.fields[column].width)
+        return PST_OK;
+    if (!present)
+        return pst_row_clear(t, row, column);
+    pst_status s = pst_row_put(t, row, column, cell);
+    /* A file from before the state had a time to live: the time follows, or this is the time. */
+    if (!s && t->lay.fields[column].time >= 0)
+        pst_row_stamp(t, row, column);
+    return s;
+}
+
 static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
                             const int32_t *columns, int32_t n_columns) {
     uint32_t slot = pst_index_find(t, key);
-    pst_status s;
+    pst_status s = PST_OK;
     uint64_t changed = n_columns >= 64 ? r->changed : r->changed & ((UINT64_C(1) << n_columns) - 1);
-    for (uint64_t left = changed; left; left &= left - 1) {
+    for (uint64_t left = changed; !s && left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         int32_t column = columns ? columns[i] : i;
         if (column < 0)
             continue;
         int present = (int)(r->present >> i & 1);
         if (slot == PST_NONE) {
-            if (!present)
+            if (!present || t->lay.fields[column].kind != PST_VALUE)
                 continue;
             s = pst_row_insert(t, key, &slot);
-            if (s)
-                return s;
         }
-        uint64_t *row = pst_row(t, slot);
-        pst_touch(t, slot, row);
-        s = present ? write_cell(t, row, column, &r->cells[i]) : pst_row_clear(t, row, column);
-        if (s)
-            return s;
+        if (!s)
+            s = apply_column(t, slot, column, &r->cells[i], present);
     }
-    return PST_OK;
+    return s;
 }
 
-pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
-                           int32_t n_columns) {
+static pst_status apply_row(pst_table *t, const pst_record *r, const int32_t *columns,
+                            int32_t n_columns, int has_element) {
     if (t->poisoned)
         return PST_POISONED;
     if (!t->attached)
         return PST_INVALID;
+    int32_t n_keys = t->schema.n_keys;
     pst_key key = {.hash = r->hash};
     t->current.generation = 0; /* its buffer serves as scratch */
     t->current_bytes.size = 0;
-    pst_status s = pst_key_form(&t->schema, r->key, r->key_nulls, &t->current_bytes, &key);
+    pst_status s = pst_key_form(&t->schema, r->key, r->key_nulls & ((UINT32_C(1) << n_keys) - 1),
+                                &t->current_bytes, &key);
     if (!s)
         s = check_group(t, key.hash);
     if (!s)
         s = pst_undo_reserve(t, 1);
     if (s)
         return s;
+    if (pst_key_has_namespace(&t->schema))
+        key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
+    if (has_element && !(r->key_nulls >> n_keys & 1))
+        return t->lay.has_elements ? pst_poison(t, pst_element_apply(t, &key, r)) : PST_OK;
     if (r->op == PST_PUT)
         return pst_poison(t, apply_put(t, &key, r, columns, n_columns));
     uint32_t slot = pst_index_find(t, &key);
@@ -254,6 +299,11 @@ pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *col
     return pst_poison(t, pst_row_delete(t, row));
 }
 
+pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
+                           int32_t n_columns) {
+    return apply_row(t, r, columns, n_columns, t->lay.has_elements);
+}
+
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows) {
     pst_record *record = pst_malloc(sizeof *record);
@@ -261,8 +311,9 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     uint64_t n = 0;
     pst_status s;
+    int has_element = pst_schema_has_element(pst_sst_reader_schema(r));
     while ((s = pst_sst_reader_next(r, record)) == PST_OK) {
-        s = pst_table_apply(t, record, columns, n_columns);
+        s = apply_row(t, record, columns, n_columns, has_element);
         if (s)
             break;
         n++;

@@ -35,6 +35,8 @@ static pst_sst_shape shape_of(pst_type type) {
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
         break;
     }
     return PST_SHAPE_BYTES;
@@ -540,10 +542,10 @@ pst_status pst_sst_view_hash(const pst_sst_view *v, uint64_t *hash) {
     for (int32_t i = 0; i < v->schema->n_keys; i++) {
         const pst_sst_values *c = &v->columns[i];
         arrays[i] =
-            (pst_array){v->schema->keys[i].type, v->rows, 0, c->validity, c->values, c->offsets};
+            (pst_array){v->schema->keys[i].type, v->rows, 0, c->validity, c->values, c->offsets, 0};
         precision[i] = v->schema->keys[i].precision;
     }
-    return pst_hash(arrays, precision, v->schema->n_keys, hash);
+    return pst_hash(arrays, precision, pst_schema_hashed(v->schema), hash);
 }
 
 void pst_sst_view_skip(pst_sst_view *v, uint32_t row) {

@@ -72,6 +72,7 @@ void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTE
     out[H_KIND] = (uint8_t)h->kind;
     out[H_HASH] = HASH_SPARK_XXH64;
     pst_put_u32(out + H_SCHEMA_BYTES, h->schema_bytes);
+    pst_put_u64(out + H_INCOMPATIBLE, h->features);
     pst_put_u64(out + H_HASH_SEED, PST_HASH_SEED);
     pst_put_u32(out + H_MAX_PARALLELISM, (uint32_t)h->max_parallelism);
     pst_put_u32(out + H_FIRST, (uint32_t)h->first_key_group);
@@ -94,6 +95,7 @@ pst_status pst_sst_get_header(const uint8_t in[PST_SST_HEADER_BYTES], pst_sst_he
         return PST_NEWER_FORMAT;
     h->kind = (pst_file_kind)in[H_KIND];
     h->schema_bytes = pst_get_u32(in + H_SCHEMA_BYTES);
+    h->features = pst_get_u64(in + H_INCOMPATIBLE);
     h->max_parallelism = (int32_t)pst_get_u32(in + H_MAX_PARALLELISM);
     h->first_key_group = (int32_t)pst_get_u32(in + H_FIRST);
     h->last_key_group = (int32_t)pst_get_u32(in + H_LAST);
@@ -112,38 +114,103 @@ static const pst_column *column_at(const pst_schema *schema, int32_t i) {
     return i < schema->n_keys ? &schema->keys[i] : &schema->states[i - schema->n_keys];
 }
 
+/* What the feature KINDS adds behind a column's name. */
+enum { COLUMN_EXTRA = 6 };
+
+static size_t ddl_bytes(const pst_column *c) {
+    size_t length = c->ddl ? strlen(c->ddl) : 0;
+    return length ? pst_varint_size(length) + length + 1 : 1;
+}
+
 uint32_t pst_sst_schema_bytes(const pst_schema *schema) {
-    uint64_t size = 2;
+    int plain = pst_schema_is_plain(schema);
+    uint64_t size = plain ? 2 : 3;
     for (int32_t i = 0; i < schema->n_keys + schema->n_states; i++) {
-        size_t length = strlen(column_at(schema, i)->name);
-        if (length > PST_SST_MAX_NAME)
+        const pst_column *c = column_at(schema, i);
+        size_t length = strlen(c->name);
+        if (length > PST_SST_MAX_NAME || (c->ddl && strlen(c->ddl) > PST_SST_MAX_NAME))
             return 0;
         size += 4 + pst_varint_size(length) + length + 1;
+        size += plain ? 0 : COLUMN_EXTRA + ddl_bytes(c);
     }
     return (uint32_t)pst_sst_align(size + 8);
 }
 
+static uint8_t *put_text(uint8_t *p, const char *text, size_t length) {
+    p += pst_put_varint(p, length);
+    memcpy(p, text, length + 1);
+    return p + length + 1;
+}
+
+static uint8_t *put_extra(uint8_t *p, const pst_column *c) {
+    size_t length = c->ddl ? strlen(c->ddl) : 0;
+    *p++ = c->map_key;
+    *p++ = c->map_precision;
+    *p++ = c->map_scale;
+    *p++ = 0;
+    pst_put_u16(p, c->width);
+    p += 2;
+    if (length)
+        return put_text(p, c->ddl, length);
+    *p++ = 0;
+    return p;
+}
+
 void pst_sst_put_schema(const pst_schema *schema, const uint8_t id[16], uint8_t *out, size_t size) {
+    int plain = pst_schema_is_plain(schema);
     memset(out, 0, size);
     uint8_t *p = out;
     *p++ = (uint8_t)schema->n_keys;
     *p++ = (uint8_t)schema->n_states;
+    if (!plain)
+        *p++ = (uint8_t)pst_schema_hashed(schema);
     for (int32_t i = 0; i < schema->n_keys + schema->n_states; i++) {
         const pst_column *c = column_at(schema, i);
-        size_t length = strlen(c->name);
         *p++ = (uint8_t)c->type;
         *p++ = c->precision;
         *p++ = c->scale;
-        *p++ = 0;
-        p += pst_put_varint(p, length);
-        memcpy(p, c->name, length + 1);
-        p += length + 1;
+        *p++ = c->kind;
+        p = put_text(p, c->name, strlen(c->name));
+        if (!plain)
+            p = put_extra(p, c);
     }
     pst_put_u64(out + size - 8, pst_xxh64(out, size - 8, pst_sst_seed(id, PST_SST_HEADER_BYTES)));
 }
 
+/* A text whose length was read, or NULL. */
+static const char *get_text(pst_cursor *c, uint64_t length) {
+    const uint8_t *text = length > PST_SST_MAX_NAME ? NULL : pst_cursor_bytes(c, length + 1);
+    if (!text || memchr(text, 0, length + 1) != text + length)
+        return NULL;
+    return (const char *)text;
+}
+
+static pst_status get_column(pst_cursor *c, uint64_t features, pst_column *column) {
+    column->type = (pst_type)pst_cursor_u8(c);
+    column->precision = pst_cursor_u8(c);
+    column->scale = pst_cursor_u8(c);
+    uint8_t kind = pst_cursor_u8(c);
+    column->name = get_text(c, pst_cursor_varint(c));
+    if (!column->name)
+        return PST_CORRUPT;
+    if (!(features & PST_SST_FEATURE_KINDS))
+        return PST_OK;
+    column->kind = kind;
+    column->map_key = pst_cursor_u8(c);
+    column->map_precision = pst_cursor_u8(c);
+    column->map_scale = pst_cursor_u8(c);
+    (void)pst_cursor_u8(c);
+    const uint8_t *width = pst_cursor_bytes(c, 2);
+    uint64_t length = pst_cursor_varint(c);
+    if (!width)
+        return PST_CORRUPT;
+    column->width = pst_get_u16(width);
+    column->ddl = length ? get_text(c, length) : NULL;
+    return length && !column->ddl ? PST_CORRUPT : PST_OK;
+}
+
 pst_status pst_sst_get_schema(const uint8_t *in, size_t size, const uint8_t id[16],
-                              pst_schema *schema) {
+                              uint64_t features, pst_schema *schema) {
     uint64_t seed = pst_sst_seed(id, PST_SST_HEADER_BYTES);
     if (size < 8 || pst_get_u64(in + size - 8) != pst_xxh64(in, size - 8, seed))
         return PST_CORRUPT;
@@ -154,18 +221,12 @@ pst_status pst_sst_get_schema(const uint8_t *in, size_t size, const uint8_t id[1
     int32_t n_states = pst_cursor_u8(&c);
     if (n_keys > PST_MAX_KEYS || n_states > PST_MAX_STATES)
         return PST_CORRUPT;
-    for (int32_t i = 0; i < n_keys + n_states; i++) {
-        columns[i].type = (pst_type)pst_cursor_u8(&c);
-        columns[i].precision = pst_cursor_u8(&c);
-        columns[i].scale = pst_cursor_u8(&c);
-        pst_cursor_u8(&c);
-        uint64_t length = pst_cursor_varint(&c);
-        const uint8_t *name = length > PST_SST_MAX_NAME ? NULL : pst_cursor_bytes(&c, length + 1);
-        if (!name || memchr(name, 0, length + 1) != name + length)
+    pst_schema view = {n_keys, n_states, columns, columns + n_keys, 0};
+    if (features & PST_SST_FEATURE_KINDS)
+        view.n_hashed = pst_cursor_u8(&c);
+    for (int32_t i = 0; i < n_keys + n_states; i++)
+        if (get_column(&c, features, &columns[i]))
             return PST_CORRUPT;
-        columns[i].name = (const char *)name;
-    }
-    pst_schema view = {n_keys, n_states, columns, columns + n_keys};
     if (c.bad || pst_schema_check(&view))
         return PST_CORRUPT;
     return pst_schema_copy(&view, schema);

@@ -16,6 +16,7 @@
 #define PST_SST_FORMAT_H
 
 #include "pystate.h"
+#include "schema.h"
 
 enum {
     PST_SST_VERSION = 1,
@@ -31,8 +32,10 @@ enum {
     PST_SST_LZ4_RATIO = 255 /* no LZ4 block expands further */
 };
 
-/* Incompatible features that this version reads: none. */
-#define PST_SST_KNOWN_FEATURES UINT64_C(0)
+/* Incompatible features that this version reads. A file bears only those that it needs, so that one
+ * without lists, maps, timers, namespaces and nested types is a file of the first release. */
+#define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
+#define PST_SST_KNOWN_FEATURES PST_SST_FEATURE_KINDS
 #define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)
 
 typedef enum pst_sst_codec { PST_CODEC_RAW = 0, PST_CODEC_LZ4 = 1 } pst_sst_codec;
@@ -50,7 +53,12 @@ typedef struct pst_sst_header {
     int32_t first_key_group;
     int32_t last_key_group;
     uint32_t schema_bytes; /* size of the schema section */
+    uint64_t features;     /* incompatible ones */
 } pst_sst_header;
+
+static inline uint64_t pst_sst_features(const pst_schema *schema) {
+    return pst_schema_is_plain(schema) ? 0 : PST_SST_FEATURE_KINDS;
+}
 
 void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTES]);
 /* PST_CORRUPT, PST_NEWER_FORMAT. */
@@ -61,7 +69,7 @@ uint32_t pst_sst_schema_bytes(const pst_schema *schema);
 void pst_sst_put_schema(const pst_schema *schema, const uint8_t id[16], uint8_t *out, size_t size);
 /* The copy is the caller's (pst_schema_clear). PST_CORRUPT, PST_NO_MEMORY. */
 pst_status pst_sst_get_schema(const uint8_t *in, size_t size, const uint8_t id[16],
-                              pst_schema *schema);
+                              uint64_t features, pst_schema *schema);
 
 /* An index entry. */
 typedef struct pst_sst_ref {

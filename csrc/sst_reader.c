@@ -73,7 +73,7 @@ static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *
     s = read_at(r, PST_SST_HEADER_BYTES, r->stored.data, h.schema_bytes);
     if (s)
         return s;
-    s = pst_sst_get_schema(r->stored.data, h.schema_bytes, h.lineage.id, &r->schema);
+    s = pst_sst_get_schema(r->stored.data, h.schema_bytes, h.lineage.id, h.features, &r->schema);
     return s == PST_CORRUPT ? fail_at(r, s, PST_SST_HEADER_BYTES) : s;
 }
 

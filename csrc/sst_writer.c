@@ -48,9 +48,13 @@ static pst_status write_head(pst_sst_writer *w) {
     uint32_t schema_bytes = pst_sst_schema_bytes(&w->schema);
     if (schema_bytes == 0)
         return PST_INVALID;
-    pst_sst_header h = {
-        w->info.kind,           w->info.lineage, w->info.max_parallelism, w->info.first_key_group,
-        w->info.last_key_group, schema_bytes};
+    pst_sst_header h = {w->info.kind,
+                        w->info.lineage,
+                        w->info.max_parallelism,
+                        w->info.first_key_group,
+                        w->info.last_key_group,
+                        schema_bytes,
+                        pst_sst_features(&w->schema)};
     pst_status s = pst_sst_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
     if (s)
         return s;
@@ -174,7 +178,8 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
         r->key_group > w->info.last_key_group || r->key_group < w->last_key_group ||
         r->key_group != pst_key_group(r->hash, w->info.max_parallelism))
         return PST_INVALID;
-    assert(r->hash == pst_hash_key(w->schema.keys, w->schema.n_keys, r->key, r->key_nulls));
+    assert(r->hash ==
+           pst_hash_key(w->schema.keys, pst_schema_hashed(&w->schema), r->key, r->key_nulls));
     if (r->key_group > w->last_key_group)
         return PST_OK;
     if (r->hash != w->last_hash)

@@ -8,12 +8,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "collections.h"
 #include "epoch.h"
 #include "key.h"
+#include "list.h"
 #include "lock.h"
 #include "mem.h"
 #include "schema.h"
 #include "sealed.h"
+#include "timers.h"
 #include "xxh64.h"
 
 enum { LEAST_SHARDS = 16, PAGE = 4096 };
@@ -24,6 +27,25 @@ static uint64_t round_up(uint64_t n, uint64_t to) {
 
 /* ---- geometry ------------------------------------------------------------------------------ */
 
+static uint32_t field_width(const pst_column *c, const pst_column *before) {
+    switch ((pst_kind)c->kind) {
+    case PST_LIST:
+        return sizeof(pst_list);
+    case PST_MAP:
+        return sizeof(pst_tree_root);
+    case PST_TIME:
+        return before->kind == PST_VALUE ? 8 : 0;
+    case PST_TIMERS:
+        return 4;
+    case PST_VALUE:
+        break;
+    }
+    if (c->type == PST_FIXED)
+        return c->width;
+    uint32_t width = pst_type_width(c->type);
+    return width ? width : 16;
+}
+
 static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
     memset(lay, 0, sizeof *lay);
     lay->key_kind = pst_key_is_word(schema) ? PST_KEY_WORD : PST_KEY_BYTES;
@@ -31,22 +53,36 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
     lay->image_offset = lay->key_kind == PST_KEY_WORD ? 16 : 32;
     lay->n_states = schema->n_states;
     lay->wide = schema->n_states > PST_INLINE_STATES;
+    lay->timers = -1;
+    for (int32_t i = 0; i < schema->n_states; i++) {
+        const pst_column *c = &schema->states[i];
+        pst_field *f = &lay->fields[i];
+        *f = (pst_field){.width = (uint16_t)field_width(c, c - 1),
+                         .is_bytes = c->kind == PST_VALUE && c->type != PST_FIXED &&
+                                     !pst_type_width(c->type),
+                         .type = (uint8_t)c->type,
+                         .kind = c->kind,
+                         .has_default = c->has_default,
+                         .time = -1,
+                         .default_word = {c->default_word[0], c->default_word[1]}};
+        if (c->kind == PST_VALUE || (c->kind == PST_TIME && f->width))
+            lay->values |= UINT64_C(1) << i;
+        if (c->kind == PST_TIME)
+            f[-1].time = (int8_t)i;
+        if (c->kind == PST_TIMERS)
+            lay->timers = i;
+        lay->has_blocks |= f->is_bytes || c->kind == PST_LIST || c->kind == PST_MAP;
+        lay->has_elements |= c->kind == PST_LIST || c->kind == PST_MAP || c->kind == PST_TIMERS;
+    }
     uint32_t at = lay->image_offset + (lay->wide ? 8u : 0u);
     /* Widest first, so that every field is aligned and only the end is padded. */
-    for (uint32_t width = 16; width; width /= 2)
+    for (uint32_t align = 8; align; align /= 2)
         for (int32_t i = 0; i < schema->n_states; i++) {
-            const pst_column *c = &schema->states[i];
-            uint32_t own = pst_type_width(c->type), wide = own ? own : 16;
-            if (wide != width)
+            pst_field *f = &lay->fields[i];
+            if (!f->width || (f->width < 8 ? f->width : 8u) != align)
                 continue;
-            lay->fields[i] = (pst_field){at,
-                                         (uint8_t)width,
-                                         own == 0,
-                                         (uint8_t)c->type,
-                                         c->has_default,
-                                         {c->default_word[0], c->default_word[1]}};
-            lay->has_bytes |= own == 0;
-            at += width;
+            f->offset = at;
+            at += f->width;
         }
     lay->row_size = (uint32_t)round_up(at, 8);
     lay->image_words = (lay->row_size - lay->image_offset) / 8;
@@ -60,12 +96,14 @@ static uint32_t shard_bits(int32_t groups) {
     return bits;
 }
 
-static uint64_t meta_size(uint32_t shards) {
-    return round_up(sizeof(pst_meta) + (uint64_t)shards * sizeof(pst_shard), 64);
+static uint64_t meta_size(const pst_table *t, uint32_t shards) {
+    uint64_t timers =
+        pst_timer_roots_bytes(&t->lay, (uint32_t)(t->last_key_group - t->first_key_group + 1));
+    return round_up(sizeof(pst_meta) + (uint64_t)shards * sizeof(pst_shard) + timers, 64);
 }
 
-static uint64_t head_size(uint32_t shards) {
-    return round_up(round_up(sizeof(pst_header), PAGE) + PST_METAS * meta_size(shards), PAGE);
+static uint64_t head_size(const pst_table *t, uint32_t shards) {
+    return round_up(round_up(sizeof(pst_header), PAGE) + PST_METAS * meta_size(t, shards), PAGE);
 }
 
 static uint64_t fingerprint(const pst_table *t) {
@@ -100,7 +138,7 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     uint32_t groups = (uint32_t)(t->last_key_group - t->first_key_group + 1);
     uint32_t shards = groups << t->subshard_bits;
     uint64_t reserve = reserve_for(limit);
-    pst_status s = pst_arena_map(&t->arena, fd, head_size(shards), reserve, limit, 1);
+    pst_status s = pst_arena_map(&t->arena, fd, head_size(t, shards), reserve, limit, 1);
     if (s)
         return s;
     bind(t);
@@ -115,7 +153,7 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     h->last_key_group = t->last_key_group;
     h->shards = shards;
     h->reserve = reserve;
-    h->meta_size = meta_size(shards);
+    h->meta_size = meta_size(t, shards);
     pst_meta_of(t, 0)->heap_top = 4; /* granule 0 means none */
     pst_release64(&h->magic, PST_TABLE_MAGIC);
     return PST_OK;
@@ -141,7 +179,7 @@ static pst_status map_existing(pst_table *t, const pst_table_options *o, int fd,
         return PST_IO;
     if ((size_t)got < sizeof h || !header_fits(t, &h, o->identity))
         return PST_MISMATCH;
-    pst_status s = pst_arena_map(&t->arena, fd, head_size(h.shards), h.reserve, limit, 0);
+    pst_status s = pst_arena_map(&t->arena, fd, head_size(t, h.shards), h.reserve, limit, 0);
     if (s)
         return s;
     bind(t);
@@ -227,9 +265,14 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
         return s;
     lay_out(schema, &t->lay);
     set_key_groups(t, o->max_parallelism, o->first_key_group, o->last_key_group);
+    s = pst_collections_create(&t->schema, &t->collections);
+    if (s)
+        return s;
+    t->ttl = pst_calloc((size_t)schema->n_states + 1, sizeof *t->ttl);
     t->pool = pst_pool_create();
-    if (!t->pool)
+    if (!t->ttl || !t->pool)
         return PST_NO_MEMORY;
+    t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
     uint64_t limit = o->limit_bytes ? o->limit_bytes : pst_default_limit();
     *created = 1;
     s = o->path ? open_shared(t, o, limit, created) : initialise(t, o, -1, limit);
@@ -282,7 +325,7 @@ static pst_status map_view(pst_table *t, const pst_schema *schema, int fd) {
     if (h.magic != PST_TABLE_MAGIC || h.format != PST_TABLE_FORMAT ||
         h.fingerprint != fingerprint(t))
         return PST_MISMATCH;
-    s = pst_arena_map(&t->arena, fd, head_size(h.shards), h.reserve, UINT64_MAX, 0);
+    s = pst_arena_map(&t->arena, fd, head_size(t, h.shards), h.reserve, UINT64_MAX, 0);
     if (s)
         return s;
     bind(t);
@@ -357,6 +400,8 @@ static void free_table(pst_table *t) {
         pst_lock_close(t->lock_slot);
     pst_pool_release(t->pool);
     pst_schema_clear(&t->schema);
+    pst_free(t->collections);
+    pst_free(t->ttl);
     pst_free(t->current_bytes.data);
     pst_free(t->path);
     pst_free(t);

@@ -23,14 +23,17 @@
 /* How a key is kept: one canonical word, or bytes with their hash beside them. */
 typedef enum pst_key_kind { PST_KEY_WORD = 1, PST_KEY_BYTES = 2 } pst_key_kind;
 
-/* A state's place in the row. `width` in bytes: 1, 2, 4, 8 or 16; strings, binary and objects are
- * 16-byte references (see value.h). */
+/* A state's place in the row. `width` in bytes: of values 1, 2, 4, 8 or 16, or a struct's own;
+ * strings, binary, objects and nested values are 16-byte references (see value.h); of lists a
+ * pst_list, of maps a pst_tree_root; 0 where nothing lies in the row. */
 typedef struct pst_field {
     uint32_t offset;
-    uint8_t width;
-    uint8_t is_bytes;
-    uint8_t type; /* pst_type */
+    uint16_t width;
+    uint8_t is_bytes; /* a reference */
+    uint8_t type;     /* pst_type */
+    uint8_t kind;     /* pst_kind */
     uint8_t has_default;
+    int8_t time; /* the column that says when this one was written, or -1 */
     uint64_t default_word[2];
 } pst_field;
 
@@ -46,8 +49,11 @@ typedef struct pst_row_layout {
     uint32_t image_words;
     uint32_t record_size; /* of an undo record: slot, previous header, image */
     pst_key_kind key_kind;
-    int wide; /* more than PST_INLINE_STATES states */
-    int has_bytes;
+    int wide;         /* more than PST_INLINE_STATES states */
+    uint64_t values;  /* a bit per column whose cells lie in the row */
+    int has_blocks;   /* some state keeps blocks of its own */
+    int has_elements; /* some state is a list, a map or the count of timers */
+    int32_t timers;   /* the column that counts them, or -1 */
     int32_t n_states;
     pst_field fields[PST_MAX_STATES];
 } pst_row_layout;
@@ -67,7 +73,8 @@ typedef struct pst_key_buffer {
     size_t capacity;
 } pst_key_buffer;
 
-struct pst_pool; /* of gather buffers, see sealed.c */
+struct pst_pool;       /* of gather buffers, see sealed.c */
+struct pst_collection; /* see collections.h */
 
 struct pst_table {
     pst_arena arena;
@@ -98,6 +105,11 @@ struct pst_table {
     uint64_t recovered_records;
     uint64_t recovery_ns;
     struct pst_pool *pool;
+    struct pst_collection *collections; /* per state column */
+    pst_ttl *ttl;                       /* per state column */
+    pst_clock clock;
+    int64_t due_until[2]; /* per domain: up to where timers were handed out last */
+    uint64_t timers_missed;
     char *path;
     int lock_slot; /* in the registry of descriptors to close in forked children */
     uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */
@@ -172,6 +184,10 @@ static inline void pst_no_detail(pst_detail *d) {
  * must be the table's; its key groups are taken from the file. */
 pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
                               pst_detail *detail);
+
+/* The row of the current key, or PST_NONE; with `make` it is made, and room for a touch is there.
+ * PST_INVALID without a current key. */
+pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);
 
 /* Marks the open epoch as fit only for a roll back, and hands the status through. */
 static inline pst_status pst_poison(pst_table *t, pst_status s) {

@@ -1,7 +1,9 @@
 #include "value.h"
 
 #include "alloc.h"
+#include "collections.h"
 #include "hash.h"
+#include "ttl.h"
 
 static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
     uint64_t *to = (uint64_t *)pst_block(t, granule), word;
@@ -17,7 +19,7 @@ static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
     pst_put64(to + whole, word);
 }
 
-static uint64_t row_hash(const pst_table *t, const uint64_t *row) {
+uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
     uint64_t key = row[t->lay.key_offset / 8];
     if (t->lay.key_kind == PST_KEY_BYTES)
         return key;
@@ -33,7 +35,7 @@ static void take_slot(pst_table *t, uint32_t *slot) {
     pst_ring *r = &t->m->rings[PST_RING_SLOTS];
     if (r->head != r->sealed_tail[2]) {
         uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, r->head);
-        pst_index_bury(t, row_hash(t, pst_row(t, reused)), reused);
+        pst_index_bury(t, pst_row_hash(t, pst_row(t, reused)), reused);
         (void)pst_ring_pop(t, PST_RING_SLOTS, slot);
         return;
     }
@@ -94,7 +96,7 @@ static pst_status free_ref(pst_table *t, const uint64_t *row, int32_t i, const u
                           is_born(t, row, i, pst_ref_granule(ref)));
 }
 
-pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes) {
+static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes) {
     uint64_t *field = pst_field_at(&t->lay, row, i), ref[2], old[2] = {0, 0};
     if (bytes.size > PST_MAX_BYTES)
         return PST_TOO_LARGE;
@@ -124,27 +126,84 @@ pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes b
     return free_ref(t, row, i, old);
 }
 
-pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
-    uint64_t presence = pst_presence(&t->lay, row);
-    if (!(presence >> i & 1))
+pst_status pst_row_put(pst_table *t, uint64_t *row, int32_t i, const pst_cell *cell) {
+    const pst_field *f = &t->lay.fields[i];
+    if (f->is_bytes)
+        return put_bytes(t, row, i, cell->bytes);
+    if (f->type == PST_FIXED) {
+        uint64_t *to = pst_field_at(&t->lay, row, i), word;
+        if (cell->bytes.size != f->width)
+            return PST_WRONG_TYPE;
+        for (uint32_t at = 0; at < f->width; at += 8) {
+            memcpy(&word, cell->bytes.data + at, 8);
+            pst_put64(to + at / 8, word);
+        }
+    } else {
+        pst_field_store(f, row, cell->word);
+    }
+    pst_row_mark(t, row, i);
+    return PST_OK;
+}
+
+static int same_value(const pst_table *t, const uint64_t *row, int32_t i, const pst_cell *cell) {
+    const pst_field *f = &t->lay.fields[i];
+    pst_cell old = {{0, 0}, {NULL, 0}};
+    pst_field_cell(f, row, t->heap, &old);
+    if (f->type >= PST_STRING)
+        return old.bytes.size == cell->bytes.size &&
+               (!old.bytes.size || !memcmp(old.bytes.data, cell->bytes.data, old.bytes.size));
+    return old.word[0] == cell->word[0] && (f->width < 16 || old.word[1] == cell->word[1]);
+}
+
+pst_status pst_state_put(pst_table *t, uint32_t slot, int32_t i, const pst_cell *cell) {
+    uint64_t *row = pst_row(t, slot);
+    int timed = t->lay.fields[i].time >= 0;
+    if (timed && pst_row_has(&t->lay, row, i)) {
+        int64_t written = pst_row_time(t, row, i);
+        if (!pst_ttl_is_stale(t, i, written) && !pst_ttl_expired(t, i, written) &&
+            same_value(t, row, i, cell))
+            return PST_OK;
+    }
+    pst_touch(t, slot, row);
+    pst_status s = pst_row_put(t, row, i, cell);
+    if (!s && timed)
+        pst_row_stamp(t, row, i);
+    return s;
+}
+
+/* Frees what a present state keeps outside the row; its presence is the caller's. */
+static pst_status drop_state(pst_table *t, uint64_t *row, int32_t i) {
+    const pst_field *f = &t->lay.fields[i];
+    if (f->kind == PST_LIST || f->kind == PST_MAP)
+        return pst_row_drop_elements(t, row, i);
+    if (!f->is_bytes)
         return PST_OK;
-    uint64_t old[2] = {0, 0};
-    if (t->lay.fields[i].is_bytes)
-        memcpy(old, pst_field_at(&t->lay, row, i), sizeof old);
-    pst_row_set_presence(t, row, presence & ~(UINT64_C(1) << i));
+    uint64_t old[2];
+    memcpy(old, pst_field_at(&t->lay, row, i), sizeof old);
     return free_ref(t, row, i, old);
 }
 
+pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
+    uint64_t presence = pst_presence(&t->lay, row), gone = UINT64_C(1) << i;
+    if (!(presence & gone))
+        return PST_OK;
+    if (t->lay.fields[i].time >= 0)
+        gone |= UINT64_C(1) << t->lay.fields[i].time;
+    pst_status s = drop_state(t, row, i);
+    pst_row_set_presence(t, row, presence & ~gone);
+    return s;
+}
+
 pst_status pst_row_delete(pst_table *t, uint64_t *row) {
-    for (int32_t i = 0; t->lay.has_bytes && i < t->lay.n_states; i++)
-        if (t->lay.fields[i].is_bytes) {
-            pst_status s = pst_row_clear(t, row, i);
-            if (s)
-                return s;
-        }
-    if (pst_is_live(row[0]))
-        pst_row_set_presence(t, row, 0);
-    return PST_OK;
+    uint64_t presence = pst_presence(&t->lay, row);
+    uint64_t kept = t->lay.timers < 0 ? 0 : presence & UINT64_C(1) << t->lay.timers;
+    pst_status s = PST_OK;
+    for (int32_t i = 0; !s && t->lay.has_blocks && i < t->lay.n_states; i++)
+        if (presence >> i & 1)
+            s = drop_state(t, row, i);
+    if (presence != kept)
+        pst_row_set_presence(t, row, kept);
+    return s;
 }
 
 pst_status pst_row_free_key(pst_table *t, const uint64_t *row) {

@@ -22,10 +22,18 @@
  * was reserved; room in the index is taken here. */
 pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot);
 
-/* Stores bytes into the field of column `i` and marks it present. */
-pst_status pst_row_put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes);
+/* The hash under which the index has a row. */
+uint64_t pst_row_hash(const pst_table *t, const uint64_t *row);
+
+/* Stores a value (PST_VALUE, PST_TIME) and marks it present. PST_TOO_LARGE; PST_WRONG_TYPE for a
+ * struct of another width. */
+pst_status pst_row_put(pst_table *t, uint64_t *row, int32_t i, const pst_cell *cell);
+/* The same with touch and time; an equal value that is young enough leaves the row as it is. Room
+ * for a touch was reserved. */
+pst_status pst_state_put(pst_table *t, uint32_t slot, int32_t i, const pst_cell *cell);
+/* Clears a state, with its time and elements. */
 pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i);
-/* Clears every state: the key ceases to exist. */
+/* Clears every state: the key ceases to exist, unless it has timers. */
 pst_status pst_row_delete(pst_table *t, uint64_t *row);
 
 /* Frees the key's block of a dead row. */
@@ -109,9 +117,13 @@ static inline void pst_field_load(const pst_field *f, const uint64_t *row, uint6
     }
 }
 
-/* A present column as a cell; bytes point into the heap. */
+/* A present value as a cell; bytes point into the heap or the row. */
 static inline void pst_field_cell(const pst_field *f, const uint64_t *row, const uint8_t *heap,
                                   pst_cell *cell) {
+    if (f->type == PST_FIXED) {
+        cell->bytes = (pst_bytes){(const uint8_t *)row + f->offset, f->width};
+        return;
+    }
     if (!f->is_bytes) {
         pst_field_load(f, row, cell->word);
         return;

@@ -14,7 +14,7 @@
 #include "hash.h"
 #include "table.h"
 
-enum { MODEL_KEYS = 640, MODEL_COLUMNS = 9, MODEL_EPOCHS = 4 };
+enum { MODEL_KEYS = 640, MODEL_COLUMNS = 9, MODEL_EPOCHS = 4, MODEL_FIXED = 24 };
 
 typedef struct model_state {
     uint64_t value[MODEL_KEYS][MODEL_COLUMNS];
@@ -33,12 +33,14 @@ typedef struct model_bytes {
     uint8_t data[400];
 } model_bytes;
 
-/* Key k as a cell. Every third byte key is long enough for a block of its own. */
+/* Key k as a cell. Every third byte key is long enough for a block of its own. Where the key has a
+ * namespace, some keys share what is hashed. */
 static inline void model_key(const pst_schema *s, int32_t k, pst_cell *cell, model_bytes *room) {
     memset(cell, 0, sizeof *cell * (size_t)s->n_keys);
     for (int32_t i = 0; i < s->n_keys; i++) {
         if (s->keys[i].type != PST_STRING) {
-            cell[i].word[0] = (uint64_t)((int64_t)k * 7919 - 1000);
+            int64_t n = s->n_hashed ? k % 11 : k;
+            cell[i].word[0] = (uint64_t)(n * 7919 - 1000);
             continue;
         }
         int n =
@@ -79,9 +81,13 @@ static inline void model_cell(pst_type type, uint64_t seed, pst_cell *cell, mode
     case PST_STRING:
     case PST_BINARY:
     case PST_OBJECT:
+    case PST_NESTED:
+    case PST_FIXED:
         break;
     }
     uint32_t size = (uint32_t)(seed % 5 == 0 ? seed / 5 % 390 : seed / 5 % 30);
+    if (type == PST_FIXED)
+        size = MODEL_FIXED;
     for (uint32_t i = 0; i < size; i++)
         room->data[i] = (uint8_t)check_random(&x);
     cell->bytes = (pst_bytes){room->data, size};
@@ -110,8 +116,10 @@ static inline int model_compare(pst_table *t, const model_state *m, const pst_sc
     static pst_record r; /* large */
     uint64_t cursor = 0, rows = 0, alive = 0;
     pst_status st;
-    while ((st = pst_table_next(t, &cursor, &r)) == PST_OK)
+    while ((st = pst_table_next(t, &cursor, &r)) == PST_OK) {
+        CHECK_EQ(r.hash, pst_hash_key(s->keys, pst_schema_hashed(s), r.key, r.key_nulls));
         rows++;
+    }
     if (!CHECK_EQ(st, PST_NOT_FOUND))
         return 0;
     for (int32_t k = 0; k < keys; k++) {

@@ -16,6 +16,11 @@ static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_defaul
                                     {.name = "f", .type = PST_BOOL},
                                     {.name = "t", .type = PST_TIMESTAMP}};
 
+static const pst_column NESTED_STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                           {.name = "f", .type = PST_FIXED, .width = MODEL_FIXED},
+                                           {.name = "b", .type = PST_INT8},
+                                           {.name = "v", .type = PST_NESTED}};
+
 static pst_table *make_table(const pst_schema *s, uint64_t limit) {
     pst_table_options o = {.max_parallelism = 4, .last_key_group = 3, .limit_bytes = limit};
     pst_table *t = NULL;
@@ -256,12 +261,15 @@ int main(int argc, char **argv) {
     pst_schema schemas[] = {{1, 2, LONG_KEY, STATES},
                             {1, 9, LONG_KEY, STATES},
                             {1, 3, TEXT_KEY, STATES},
-                            {2, 7, BOTH_KEYS, STATES}};
-    for (int i = 0; i < 4; i++) {
+                            {2, 7, BOTH_KEYS, STATES},
+                            {2, 3, BOTH_KEYS, STATES, .n_hashed = 1},
+                            {1, 4, LONG_KEY, NESTED_STATES}};
+    for (int i = 0; i < 6; i++) {
         test_random(&schemas[i], 40, steps, seed + (uint64_t)i);
         test_random(&schemas[i], MODEL_KEYS, steps, seed + 100 + (uint64_t)i);
         test_reuse(&schemas[i]);
-        test_limit(&schemas[i]);
+        if (schemas[i].states == STATES)
+            test_limit(&schemas[i]);
     }
     test_no_memory(&schemas[0]);
     test_growth();

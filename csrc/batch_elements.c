@@ -1,0 +1,337 @@
+/* batch_elements.c: the lists and maps of many keys. */
+#include <string.h>
+
+#include "batch.h"
+#include "collections.h"
+#include "schema.h"
+#include "ttl.h"
+
+static int64_t group_end(const pst_batch *b, int64_t from) {
+    return from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+}
+
+static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
+                               const pst_array *values) {
+    pst_table *t = b->t;
+    pst_status s = pst_batch_usable(b);
+    if (s)
+        return s;
+    pst_no_detail(&t->detail);
+    t->detail.column = column;
+    s = pst_check_kind(t, column, kind);
+    if (s)
+        return s;
+    if (values->type != type && !(type == PST_OBJECT && values->type == PST_BINARY))
+        return PST_WRONG_TYPE;
+    if (type == PST_FIXED && values->width != t->schema.states[column].width)
+        return PST_WRONG_TYPE;
+    for (int64_t i = 0; values->validity && i < values->length; i++)
+        if (pst_array_is_null(values, i)) {
+            t->detail.row = i;
+            return PST_INVALID;
+        }
+    return PST_OK;
+}
+
+/* Brings in what the roots of the group's rows name: their rows are in cache. */
+static void prefetch_roots(const pst_batch *b, int32_t column, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    int list = t->lay.fields[column].kind == PST_LIST;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        const uint64_t *row = pst_row(t, b->slots[i]);
+        if (list) {
+            pst_list l = pst_row_list(t, row, column);
+            pst_list_prefetch(t->heap, &l);
+        } else {
+            pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
+        }
+    }
+}
+
+/* Rows of the group from `from` on, and what their roots name, on their way into the cache. */
+static void bring_elements(pst_batch *b, int32_t column, int64_t from) {
+    pst_batch_bring(b, from);
+    prefetch_roots(b, column, from, group_end(b, from));
+}
+
+/* ---- lists ---------------------------------------------------------------------------------- */
+
+static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_array *items,
+                             int64_t at) {
+    pst_cell cell;
+    pst_item item;
+    uint64_t word[2];
+    uint32_t slot;
+    pst_status s = pst_batch_row(b, i, &slot);
+    if (s)
+        return s;
+    pst_array_cell(items, at, &cell);
+    s = pst_item_of(b->t, column, &cell, word, &item);
+    return s ? s : pst_row_list_append(b->t, slot, column, &item);
+}
+
+pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items) {
+    pst_table *t = b->t;
+    uint8_t type = column >= 0 && column < t->lay.n_states ? t->lay.fields[column].type : 0;
+    pst_status s = check_values(b, column, PST_LIST, type, items);
+    if (!s && items->length != b->length)
+        s = PST_INVALID;
+    if (s)
+        return s;
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        int64_t to = group_end(b, from);
+        bring_elements(b, column, from);
+        s = pst_undo_reserve(t, PST_GROUP);
+        for (int64_t i = from; !s && i < to; i++)
+            s = append_one(b, i, column, items, i);
+    }
+    return pst_poison(t, s);
+}
+
+pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
+                                      const pst_array *items) {
+    pst_table *t = b->t;
+    uint8_t type = column >= 0 && column < t->lay.n_states ? t->lay.fields[column].type : 0;
+    pst_status s = check_values(b, column, PST_LIST, type, items);
+    for (int64_t i = 0; !s && i < b->length; i++)
+        if (offsets[i] < 0 || offsets[i] > offsets[i + 1] || offsets[i + 1] > items->length)
+            s = PST_INVALID;
+    if (s)
+        return s;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        if (i % PST_GROUP == 0) {
+            bring_elements(b, column, i);
+            s = pst_undo_reserve(t, PST_GROUP);
+        }
+        for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
+            s = append_one(b, i, column, items, k);
+    }
+    return pst_poison(t, s);
+}
+
+/* ---- counting and copying --------------------------------------------------------------------- */
+
+static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *count) {
+    uint32_t slot = pst_batch_slot(b, i);
+    *count = 0;
+    return slot == PST_NONE ? PST_OK : pst_row_count(b->t, slot, column, count);
+}
+
+pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {
+    pst_status s = pst_batch_usable(b);
+    if (!s && pst_check_kind(b->t, column, PST_LIST))
+        s = pst_check_kind(b->t, column, PST_MAP);
+    if (s)
+        return s;
+    offsets[0] = 0;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        uint64_t count;
+        if (i % PST_GROUP == 0)
+            bring_elements(b, column, i);
+        s = count_of(b, i, column, &count);
+        offsets[i + 1] = offsets[i] + (int64_t)count;
+    }
+    return s;
+}
+
+/* Copies the runs that a reader sees; where nothing can be hidden, whole chunks. */
+static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *l, uint64_t count,
+                            uint8_t *out) {
+    const pst_list_shape *s = &t->collections[column].list;
+    if (!s->timed || !pst_ttl_is_set(t, column)) {
+        if (count != pst_list_count(t->heap, pst_heap_bytes(t), l))
+            return PST_STALE;
+        if (!s->timed)
+            return pst_list_copy(t->heap, pst_heap_bytes(t), s, l, out,
+                                 (size_t)count * s->width);
+    }
+    pst_list_cursor c;
+    pst_list_run run;
+    pst_status st;
+    pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, l, 0);
+    while ((st = pst_list_next_run(&c, &run)) == PST_OK)
+        for (uint64_t k = 0; k < run.count; k++) {
+            if (pst_ttl_hides(t, column, *(run.times - k)))
+                continue;
+            if (!count--)
+                return PST_STALE;
+            memcpy(out, run.data + k * s->width, s->width);
+            out += s->width;
+        }
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}
+
+pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
+    pst_table *t = b->t;
+    pst_status s = pst_batch_usable(b);
+    if (!s)
+        s = pst_check_kind(t, column, PST_LIST);
+    if (s)
+        return s;
+    uint32_t width = t->collections[column].list.width;
+    if (!width)
+        return PST_INVALID;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        if (i % PST_GROUP == 0)
+            bring_elements(b, column, i);
+        uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
+        uint32_t slot = pst_batch_slot(b, i);
+        if (slot == PST_NONE || !count)
+            continue;
+        pst_list l = pst_row_list(t, pst_row(t, slot), column);
+        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width);
+    }
+    return s;
+}
+
+/* ---- maps ------------------------------------------------------------------------------------- */
+
+static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_table *t = b->t;
+    uint8_t type = 0;
+    if (column >= 0 && column < t->lay.n_states)
+        type = t->schema.states[column].map_key;
+    pst_status s = check_values(b, column, PST_MAP, type, keys);
+    return !s && keys->length != b->length ? PST_INVALID : s;
+}
+
+pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
+                             const pst_array *values) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (!s)
+        s = check_values(b, column, PST_MAP, t->lay.fields[column].type, values);
+    if (!s && values->length != b->length && values->length != 1)
+        s = PST_INVALID;
+    if (s)
+        return s;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        if (i % PST_GROUP == 0) {
+            bring_elements(b, column, i);
+            s = pst_undo_reserve(t, PST_GROUP);
+        }
+        pst_cell key, value;
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        uint64_t room[PST_TREE_MAX_VALUE_WORDS];
+        uint32_t slot;
+        if (!s)
+            s = pst_batch_row(b, i, &slot);
+        if (s)
+            break;
+        pst_array_cell(keys, i, &key);
+        pst_array_cell(values, values->length == 1 ? 0 : i, &value);
+        pst_entry_key(t, column, &key, &e);
+        s = pst_entry_value(t, column, &value, room, &e);
+        if (!s)
+            s = pst_row_map_put(t, slot, column, &e);
+    }
+    return pst_poison(t, s);
+}
+
+pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        if (i % PST_GROUP == 0) {
+            bring_elements(b, column, i);
+            s = pst_undo_reserve(t, PST_GROUP);
+        }
+        pst_cell key;
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        uint32_t slot = pst_batch_slot(b, i);
+        if (s || slot == PST_NONE)
+            continue;
+        pst_array_cell(keys, i, &key);
+        pst_entry_key(t, column, &key, &e);
+        s = pst_row_map_remove(t, slot, column, &e);
+        s = s == PST_NOT_FOUND ? PST_OK : s;
+    }
+    return pst_poison(t, s);
+}
+
+static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys,
+                            pst_tree_entry *e) {
+    pst_cell key;
+    uint32_t slot = pst_batch_slot(b, i);
+    if (slot == PST_NONE)
+        return PST_NOT_FOUND;
+    pst_array_cell(keys, i, &key);
+    pst_entry_key(b->t, column, &key, e);
+    return pst_row_map_get(b->t, slot, column, e);
+}
+
+/* The low bytes of words come first. */
+static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, int32_t column,
+                                                                  const pst_array *keys,
+                                                                  size_t width, int64_t from,
+                                                                  int64_t to, uint8_t *values,
+                                                                  uint8_t *valid) {
+    for (int64_t i = from; i < to; i++) {
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_status s = get_entry(b, i, column, keys, &e);
+        uint8_t *out = values + (size_t)i * width;
+        if (s && s != PST_NOT_FOUND)
+            return s;
+        valid[i] = s == PST_OK;
+        if (valid[i])
+            memcpy(out, e.value, width);
+        else
+            memset(out, 0, width);
+    }
+    return PST_OK;
+}
+
+pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
+                             uint8_t *valid) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    if (t->collections[column].map.value_is_ref)
+        return PST_WRONG_TYPE;
+    size_t width = t->lay.fields[column].type == PST_FIXED
+                       ? t->schema.states[column].width
+                       : pst_type_width((pst_type)t->lay.fields[column].type);
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        int64_t to = group_end(b, from);
+        bring_elements(b, column, from);
+        s = width == 8 ? get_fixed(b, column, keys, 8, from, to, values, valid)
+                       : get_fixed(b, column, keys, width, from, to, values, valid);
+    }
+    return s;
+}
+
+pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
+                                   int32_t *offsets, uint8_t *valid, uint8_t *data) {
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    if (!b->t->collections[column].map.value_is_ref)
+        return PST_WRONG_TYPE;
+    int64_t total = 0;
+    for (int64_t i = 0; i < b->length; i++) {
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        if (i % PST_GROUP == 0)
+            bring_elements(b, column, i);
+        s = get_entry(b, i, column, keys, &e);
+        if (s && s != PST_NOT_FOUND)
+            return s;
+        uint32_t size = s ? 0 : e.value_bytes.size;
+        if (!data) {
+            offsets[i] = (int32_t)total;
+            valid[i] = s == PST_OK;
+        } else if (size) {
+            memcpy(data + total, e.value_bytes.data, size);
+        }
+        total += size;
+        if (total > INT32_MAX)
+            return PST_TOO_LARGE;
+    }
+    if (!data)
+        offsets[b->length] = (int32_t)total;
+    return PST_OK;
+}

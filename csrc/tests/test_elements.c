@@ -1,0 +1,252 @@
+/* Lists, maps, timers and times to live against their model: random operations, seals, roll backs;
+ * every delta applied to a replica, merged with others into deltas and bases, loaded in sub-ranges.
+ *
+ *   test_elements [steps] [seed]
+ */
+#include "elements_model.h"
+#include "files.h"
+
+enum { FILES = 6 };
+
+static memory_file written[FILES];
+static int n_written;
+
+static pst_sst_reader *open_file(memory_file *f) {
+    static pst_io io[2 * FILES];
+    static int next;
+    pst_sst_reader *r = NULL;
+    pst_io *own = &io[next++ % (2 * FILES)];
+    *own = file_io(f, 1);
+    REQUIRE(pst_sst_reader_open(own, f->size, &r, NULL) == PST_OK);
+    return r;
+}
+
+static void load(pst_table *t, memory_file *f, int32_t first, int32_t last) {
+    pst_sst_reader *r = open_file(f);
+    REQUIRE(pst_sst_reader_seek(r, first, last) == PST_OK);
+    CHECK_EQ(pst_table_load(t, r, NULL, pst_sst_reader_schema(r)->n_states, NULL), PST_OK);
+    pst_sst_reader_close(r);
+}
+
+static void write_sealed(pst_sealed *sealed, memory_file *f) {
+    pst_file_info info;
+    file_free(f);
+    pst_io io = file_io(f, 1);
+    REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
+}
+
+/* Puts one file in the place of all that were written. */
+static void merge_files(const pst_schema *schema, pst_file_kind kind) {
+    pst_sst_reader *readers[FILES];
+    pst_schema *own = NULL;
+    pst_sst_writer *w = NULL;
+    memory_file out = {.calls_left = -1};
+    pst_file_info info = {.kind = kind, .max_parallelism = 4, .last_key_group = 3};
+    pst_io io = file_io(&out, 1);
+    REQUIRE(pst_file_schema_create(schema, &own) == PST_OK);
+    REQUIRE(pst_sst_writer_create(own, &info, &io, &w) == PST_OK);
+    for (int i = 0; i < n_written; i++)
+        readers[i] = open_file(&written[i]);
+    CHECK_EQ(pst_merge(readers, NULL, n_written, w), PST_OK);
+    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
+    pst_sst_writer_destroy(w);
+    for (int i = 0; i < n_written; i++) {
+        pst_sst_reader_close(readers[i]);
+        file_free(&written[i]);
+    }
+    pst_file_schema_destroy(own);
+    written[0] = out;
+    n_written = 1;
+}
+
+/* The files from the first one on, in tables of their own: whole, and cut in two. */
+static void restore(elements_model *m) {
+    static const int32_t ranges[][2] = {{0, 3}, {0, 1}, {2, 3}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        pst_table *t = em_open(m, ranges[i][0], ranges[i][1]);
+        for (int f = 0; f < n_written; f++)
+            load(t, &written[f], ranges[i][0], ranges[i][1]);
+        CHECK(em_compare_range(m, &m->now, t, ranges[i][0], ranges[i][1]));
+        pst_lineage l = em_lineage(1);
+        CHECK_EQ(pst_table_seal(t, &l, NULL), PST_OK);
+        CHECK(em_compare_range(m, &m->now, t, ranges[i][0], ranges[i][1]));
+        pst_table_close(t);
+    }
+}
+
+/* Applying what is there already changes nothing. */
+static void load_twice(elements_model *m, pst_table *replica, memory_file *f) {
+    load(replica, f, 0, 3);
+    load(replica, f, 0, 3);
+    CHECK(em_compare(m, &m->now, replica));
+    pst_lineage l;
+    REQUIRE(pst_table_lineage(replica, 0, &l) == PST_OK);
+    l = em_lineage(l.epoch + 1);
+    CHECK_EQ(pst_table_seal(replica, &l, NULL), PST_OK);
+}
+
+static void test_random(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, spaces, ttl_ms);
+    pst_table *t = em_open(m, 0, 3), *replica = em_open(m, 0, 3);
+    uint64_t failed = check_failed;
+    for (int i = 0; i < steps && check_failed == failed; i++) {
+        for (int k = 0; k < 12; k++)
+            em_step(m, t, &seed);
+        CHECK(em_compare(m, &m->now, t));
+        if (!ttl_ms) {
+            pst_table_stats stats;
+            pst_table_get_stats(t, &stats);
+            CHECK_EQ(stats.keys, em_alive(&m->now));
+        }
+        if (check_random(&seed) % 8 == 0) {
+            CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+            m->now = m->sealed[m->seals % EM_EPOCHS];
+            em_clock(m, t);
+            CHECK(em_compare(m, &m->now, t));
+            continue;
+        }
+        if (ttl_ms)
+            em_pass(m, t, (int64_t)(check_random(&seed) % 30), check_random(&seed) % 100);
+        pst_sealed *sealed = NULL;
+        em_seal(m, t, &sealed);
+        em_clock(m, replica);
+        if (n_written == FILES)
+            merge_files(&m->schema, check_random(&seed) % 2 ? PST_BASE : PST_DELTA);
+        write_sealed(sealed, &written[n_written++]);
+        pst_sealed_destroy(sealed);
+        CHECK(em_compare(m, &m->now, t));
+        load_twice(m, replica, &written[n_written - 1]);
+        if (i % 5 == 0)
+            restore(m);
+    }
+    while (n_written > 0)
+        file_free(&written[--n_written]);
+    pst_table_close(t);
+    pst_table_close(replica);
+    free(m);
+}
+
+/* Roll backs over sealed epochs. */
+static void test_undo(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, spaces, ttl_ms);
+    pst_table *t = em_open(m, 0, 3);
+    uint64_t failed = check_failed;
+    for (int i = 0; i < steps && check_failed == failed; i++) {
+        for (int k = 0; k < 8; k++)
+            em_step(m, t, &seed);
+        int32_t back = (int32_t)(check_random(&seed) % 3);
+        pst_lineage l;
+        if (check_random(&seed) % 3 == 0 && !pst_table_lineage(t, back, &l) && l.epoch) {
+            CHECK_EQ(pst_table_rollback(t, back), PST_OK);
+            em_clock(m, t);
+            m->seals = l.epoch;
+            m->now = m->sealed[l.epoch % EM_EPOCHS];
+        } else {
+            em_seal(m, t, NULL);
+        }
+        CHECK(em_compare(m, &m->now, t));
+    }
+    pst_table_close(t);
+    free(m);
+}
+
+/* A table whose elements come and go takes no ever more memory. */
+static void test_reuse(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 0);
+    pst_table *t = em_open(m, 0, 3);
+    pst_table_stats early, late;
+    uint64_t seed = 9;
+    for (int i = 0; i < 600; i++) {
+        for (int k = 0; k < 30; k++)
+            em_step(m, t, &seed);
+        em_seal(m, t, NULL);
+        if (i == 200)
+            pst_table_get_stats(t, &early);
+    }
+    pst_table_get_stats(t, &late);
+    CHECK(late.block_bytes <= early.block_bytes + early.block_bytes / 4);
+    pst_table_close(t);
+    free(m);
+}
+
+/* What is touched and left as it was leaves no record. */
+static void test_touched_is_not_changed(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 100);
+    pst_table *t = em_open(m, 0, 3);
+    pst_cell key = {{7, 0}, {NULL, 0}}, value = {{1, 0}, {NULL, 0}};
+    pst_sealed *sealed = NULL;
+    em_set_key(m, t, 3);
+    CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &value), PST_OK);
+    CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &value), PST_OK);
+    CHECK_EQ(pst_value_put(t, m->column[EM_N], &value), PST_OK);
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 100), PST_OK);
+    em_seal(m, t, &sealed);
+    CHECK_EQ(pst_sealed_rows(sealed), 4); /* the row, the item, the entry, the timer */
+    pst_sealed_destroy(sealed);
+    em_clock(m, t);
+    em_set_key(m, t, 3);
+    CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &value), PST_OK);
+    key.word[0] = 8;
+    CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &value), PST_OK);
+    CHECK_EQ(pst_map_remove(t, m->column[EM_MAP], &key), PST_OK);
+    CHECK_EQ(pst_value_put(t, m->column[EM_N], &value), PST_OK);
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 100), PST_OK);
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 200), PST_OK);
+    CHECK_EQ(pst_timer_delete(t, PST_EVENT, 200), PST_OK);
+    CHECK_EQ(pst_timer_delete(t, PST_PROCESSING, 300), PST_OK);
+    em_seal(m, t, &sealed);
+    CHECK_EQ(pst_sealed_rows(sealed), 0);
+    pst_sealed_destroy(sealed);
+    pst_table_close(t);
+    free(m);
+}
+
+/* An append or a put costs the delta its element, whatever was there. */
+static void test_cost(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 0);
+    pst_table *t = em_open(m, 0, 3);
+    for (int64_t size = 0, grow = 1000; size < 100000; grow *= 10) {
+        for (; size < grow; size++) {
+            pst_cell key = {{(uint64_t)size, 0}, {NULL, 0}};
+            em_set_key(m, t, 1);
+            CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &key), PST_OK);
+            CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &key), PST_OK);
+        }
+        em_seal(m, t, NULL);
+        pst_sealed *sealed = NULL;
+        pst_cell key = {{(uint64_t)size++, 0}, {NULL, 0}};
+        em_set_key(m, t, 1);
+        CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &key), PST_OK);
+        CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &key), PST_OK);
+        em_seal(m, t, &sealed);
+        CHECK_EQ(pst_sealed_rows(sealed), 2);
+        CHECK(pst_sealed_bytes(sealed) < 80);
+        pst_sealed_destroy(sealed);
+    }
+    pst_table_close(t);
+    free(m);
+}
+
+int main(int argc, char **argv) {
+    int steps = argc > 1 ? atoi(argv[1]) : 120;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    for (int spaces = 0; spaces < 2; spaces++)
+        for (int64_t ttl_ms = 0; ttl_ms < 200; ttl_ms += 100) {
+            test_random(spaces, ttl_ms, steps, seed++);
+            test_undo(spaces, ttl_ms, steps, seed++);
+        }
+    test_reuse();
+    test_touched_is_not_changed();
+    test_cost();
+    return check_report();
+}
