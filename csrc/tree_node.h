@@ -93,10 +93,14 @@ static inline int pst_node_open(const uint8_t *heap, uint64_t heap_bytes, const 
            at + 8 + (uint64_t)capacity * pst_node_entry_words(s, level) * 8 <= heap_bytes;
 }
 
-/* As pst_node_open, for a child of a node of level + 1. */
+/* As pst_node_open, for a child of a node of level + 1. The search needs some lines of its keys one
+ * after the other, so all of them are brought in with the first. */
 static inline int pst_node_open_child(const uint8_t *heap, uint64_t heap_bytes,
                                       const pst_tree_shape *s, uint32_t granule, uint32_t level,
                                       uint64_t *header) {
+    const uint8_t *node = heap + (uint64_t)granule * PST_GRANULE;
+    for (int line = 1; line < 8; line++)
+        __builtin_prefetch(node + line * 64);
     return pst_node_open(heap, heap_bytes, s, granule, header) && pst_node_level(*header) == level;
 }
 
@@ -171,17 +175,18 @@ static inline uint32_t pst_tree_search_words(const uint64_t *keys, uint32_t n, u
     return (uint32_t)(base - keys);
 }
 
+/* The mask keeps compilers from a branch, which would be guessed wrong every other time. */
 static inline uint32_t pst_tree_search_pairs(const uint64_t *keys, uint32_t n,
                                              const uint64_t word[2], int inclusive) {
     unsigned __int128 key = pst_tree_pair(word[0], word[1]);
     uint32_t from = 0;
     while (n) {
-        uint32_t half = n / 2;
-        const uint64_t *at = keys + (from + half) * 2;
+        uint32_t half = (n + 1) / 2;
+        const uint64_t *at = keys + (from + half - 1) * 2;
         unsigned __int128 k = pst_tree_pair(pst_get64(at), pst_get64(at + 1));
-        int below = inclusive ? k <= key : k < key;
-        from = below ? from + half + 1 : from;
-        n = below ? n - half - 1 : half;
+        uint32_t below = inclusive ? k <= key : k < key;
+        from += half & (0 - below);
+        n -= half;
     }
     return from;
 }

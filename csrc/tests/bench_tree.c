@@ -135,12 +135,13 @@ int main(int argc, char **argv) {
     bench_small(1, calls);
     bench_small(64, calls);
     bench_small(4096, calls);
-    bench_large("word -> word", &(pst_tree_shape){.key_words = 1, .value_words = 1}, 1000, calls);
-    bench_large("word -> word", &(pst_tree_shape){.key_words = 1, .value_words = 1}, 1000000,
-                calls);
-    bench_large("pair", &(pst_tree_shape){.key_words = 2}, 1000000, calls);
-    bench_large("bytes -> word",
-                &(pst_tree_shape){.key_words = 2, .key_is_ref = 1, .value_words = 1}, 1000000,
-                calls);
+    static const pst_tree_shape words = {.key_words = 1, .value_words = 1},
+                                pairs = {.key_words = 2};
+    static const pst_tree_shape texts = {.key_words = 2, .key_is_ref = 1, .value_words = 1};
+    for (uint64_t entries = 1000; entries <= 1000000; entries *= 1000) {
+        bench_large("word -> word", &words, entries, calls);
+        bench_large("pair", &pairs, entries, calls);
+        bench_large("bytes -> word", &texts, entries, calls);
+    }
     return 0;
 }

@@ -4,7 +4,6 @@
  *
  *   test_tree [steps] [seed]
  */
-#include "alloc.h"
 #include "tree_model.h"
 
 static const pst_tree_shape SHAPES[] = {

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "alloc.h"
 #include "table_model.h"
 #include "tree_node.h"
 
