@@ -79,4 +79,4 @@ test-c:
 sanitize: build
 	@cc=$$(.ci/preflight compiler $(PY)) && \
 	    $(MAKE) -s -C csrc/tests CC=$$cc SANITIZE=address,undefined && \
-	    $(MAKE) -s -C csrc/tests run-test_reader CC=$$cc SANITIZE=thread
+	    $(MAKE) -s -C csrc/tests run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread
