@@ -290,7 +290,7 @@ static pst_status expire_map(pst_table *t, uint32_t slot, int32_t i, uint64_t *l
             if (!pst_ttl_expired(t, i, dead[n].time))
                 continue;
             /* Short keys lie in the node; the blocks of long ones stay as they are (B1). */
-            if (key->size && key->size <= PST_INLINE_BYTES)
+            if (s->key_is_ref && key->size && key->size <= PST_INLINE_BYTES)
                 key->data = memcpy(keys[n], key->data, key->size);
             n++;
         }

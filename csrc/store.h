@@ -19,6 +19,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef PST_CRASH_POINTS
 extern void (*pst_crash_hook)(void);
@@ -93,6 +94,18 @@ static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
 static inline void pst_get_words(uint64_t *dst, const uint64_t *src, size_t n) {
     for (size_t i = 0; i < n; i++)
         dst[i] = pst_get64(src + i);
+}
+
+/* n bytes of the table into private memory, beside a writer. Bytes that are stored meanwhile come out
+ * old, new or mixed: a reader believes none of them before it has looked again (reader.c), and the
+ * fence of that look holds the copy before it. */
+static inline void pst_get_bytes(void *dst, const void *src, size_t n) {
+#ifdef __SANITIZE_THREAD__
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)dst)[i] = pst_get8((const uint8_t *)src + i);
+#else
+    memcpy(dst, src, n);
+#endif
 }
 
 #endif
