@@ -208,6 +208,8 @@ static void test_sharing(void) {
         CHECK(op == PST_PUT && found.key[0] == e.key[0] && found.value[0] == value);
         CHECK_EQ(pst_tree_diff_next(&d, &op, &found), PST_NOT_FOUND);
         CHECK_EQ(m->t->m->heap_top, top);
+        /* It looked at one leaf, or at two halves of one. */
+        CHECK(before.count - d.before.left <= 63 && root.count - d.after.left <= 64);
         if (epoch % 20 == 0) {
             tree_shape_stats stats = tree_inspect(m, root);
             CHECK(stats.born >= stats.levels && stats.born <= stats.levels + 2);
