@@ -247,8 +247,10 @@ static void note_row(merge *m, int32_t at) {
     const source *s = &m->sources[at];
     const pst_record *r = s->record;
     row_state *row = &m->row;
-    if (r->op == PST_DELETE)
+    if (r->op == PST_DELETE) {
         row->deleted_by = at;
+        memset(row->starts_at, 0, sizeof row->starts_at);
+    }
     for (uint64_t left = r->op == PST_PUT ? r->changed : 0; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         int32_t column = s->columns ? s->columns[i] : i;

@@ -8,9 +8,8 @@
  *   test_crash [steps] [seed] [every]     every: look at each n-th store only
  */
 #include "alloc.h"
+#include "crash.h"
 #include "table_model.h"
-
-extern void (*pst_crash_hook)(void);
 
 static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
@@ -42,15 +41,6 @@ static pst_table *open_table(const pst_schema *s) {
     pst_table *t = NULL;
     REQUIRE(pst_table_open(s, &o, &t, NULL, NULL) == PST_OK);
     return t;
-}
-
-/* What a process finds that maps the table now: what the header says is committed, no more. */
-static void copy_image(pst_table *from, pst_table *to) {
-    const pst_header *h = from->h;
-    memcpy(to->arena.base, from->arena.base, h->committed[PST_SPACE_HEAD]);
-    REQUIRE(pst_arena_refresh(&to->arena) == PST_OK);
-    for (int s = 1; s < PST_SPACES; s++)
-        memcpy(pst_space(&to->arena, s), pst_space(&from->arena, s), h->committed[s]);
 }
 
 static void write_on(pst_table *t, model_state *state, int n) {
