@@ -250,6 +250,62 @@ static void test_bytes(void) {
     CHECK_EQ(a.size, 4);
 }
 
+static void to_hex(const void *data, size_t size, char *out) {
+    for (size_t i = 0; i < size; i++)
+        sprintf(out + 2 * i, "%02x", ((const uint8_t *)data)[i]);
+}
+
+/* The bytes that tests/unit/test_aggregators.py makes results of. */
+static void test_layout(void) {
+    static const struct {
+        pst_agg_shape shape;
+        const char *bytes;
+        int n;
+        uint64_t word[10];
+    } cases[] = {
+        {{PST_AGG_MEAN, PST_INT64, 0},
+         "0400000000000000fcffffffffffff7f0000000000000000",
+         4,
+         {1, (uint64_t)-5, UINT64_C(1) << 62, UINT64_C(1) << 62}},
+        {{PST_AGG_MEAN, PST_FLOAT64, 0},
+         "0200000000000000000000000000fc3f",
+         2,
+         {UINT64_C(0x3fe0000000000000), UINT64_C(0x3ff4000000000000)}},
+        {{PST_AGG_VARIANCE, PST_INT32, 0},
+         "080000000000000000000000000014400000000000004040",
+         8,
+         {2, 4, 4, 4, 5, 5, 7, 9}},
+        {{PST_AGG_LAST, PST_INT16, 0}, "0100000000000000f9ffffffffffffff", 2, {3, (uint64_t)-7}},
+        {{PST_AGG_TOP_K, PST_INT8, 2},
+         "020000000000000009000000000000000300000000000000",
+         3,
+         {3, (uint64_t)-1, 9}},
+        {{PST_AGG_DISTINCT, PST_INT64, 4}, "0104000081402c03d59ec19fd1", 3, {1, 2, 3}},
+        {{PST_AGG_DISTINCT, PST_INT64, 4},
+         "01040100021000800004410008002100",
+         10,
+         {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const pst_agg_shape *s = &cases[i].shape;
+        uint64_t state[8];
+        uint8_t bytes[64];
+        char hex[129] = "";
+        pst_agg_buffer b = {bytes, 0, sizeof bytes};
+        pst_agg_init(s, state);
+        for (int k = 0; k < cases[i].n; k++) {
+            pst_cell c = {{cases[i].word[k], 0}, {NULL, 0}};
+            CHECK_EQ(pst_agg_width(s) ? pst_agg_add(s, state, &c) : pst_agg_add_bytes(s, &b, &c),
+                     PST_OK);
+        }
+        if (pst_agg_width(s))
+            to_hex(state, pst_agg_width(s), hex);
+        else
+            to_hex(bytes, b.size, hex);
+        CHECK(strcmp(hex, cases[i].bytes) == 0);
+    }
+}
+
 static void test_overflow(void) {
     pst_agg_shape s = {.kind = PST_AGG_MEAN, .type = PST_DECIMAL};
     pst_cell most = {{UINT64_MAX, INT64_MAX}, {NULL, 0}}, one = {{1, 0}, {NULL, 0}};
@@ -404,6 +460,15 @@ static void test_distinct_types(void) {
     c.bytes = (pst_bytes){(const uint8_t *)"abc", 3};
     CHECK_EQ(pst_agg_add_bytes(&s, &b, &c), PST_OK);
     CHECK_EQ(b.size, 4 + 4 * 3);
+    b.size = 0;
+    static const char *const airports[] = {"JFK", "EWR", "JFK"};
+    char hex[32] = "";
+    for (int i = 0; i < 3; i++) {
+        c.bytes.data = (const uint8_t *)airports[i];
+        CHECK_EQ(pst_agg_add_bytes(&s, &b, &c), PST_OK);
+    }
+    to_hex(bytes, b.size, hex);
+    CHECK(strcmp(hex, "010b000043d10f01f048") == 0);
     s.parameter = 12;
     CHECK_EQ(pst_agg_add_bytes(&s, &b, &c), PST_CORRUPT);
     CHECK_EQ(pst_agg_absorbs(&s, (pst_bytes){bytes, (uint32_t)b.size}, &c), 0);
@@ -465,6 +530,7 @@ int main(int argc, char **argv) {
     test_distinct_types();
     test_stable();
     test_bytes();
+    test_layout();
     test_overflow();
     test_checks();
     test_damage(&random, rounds * 50);

@@ -24,7 +24,19 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "errors": ({"errors"}, set()),
     "core": ({"_core"}, {"errors"}),
     "declarations": (
-        {"aggregates", "arrays", "declarations", "functions", "handles", "keys", "tables", "types"},
+        {
+            "accumulators",
+            "aggregates",
+            "aggregators",
+            "arrays",
+            "declarations",
+            "functions",
+            "handles",
+            "keys",
+            "sketches",
+            "tables",
+            "types",
+        },
         {"core", "errors"},
     ),
     "files": ({"files"}, {"core", "declarations", "errors"}),
@@ -64,6 +76,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"public"},
     ),
+    "accumulators": ({"aggregate", "sketch"}, {"memory, coding, hash", "public"}),
     "table": (
         {
             "alloc",
@@ -73,6 +86,8 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "epoch",
             "index",
             "key",
+            "list",
+            "list_pack",
             "ops",
             "reader",
             "sealed",
