@@ -110,7 +110,10 @@ cdef class Codec:
             value = plain_value(value)
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise self.wrong(value)
-            value = int(value.__index__())
+            try:
+                value = int(value.__index__())
+            except TypeError:  # an array has the method, too
+                raise self.wrong(value) from None
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow or number < self.least or number > self.most:
             raise self.too_large(value)

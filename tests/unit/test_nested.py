@@ -368,6 +368,26 @@ def test_a_date_that_python_cannot_hold_is_an_overflow_and_a_column() -> None:
     assert not days.equals(column)
 
 
+def test_bytes_are_those_of_the_documented_examples() -> None:
+    inline = NestedCodec(
+        "struct<at:timestamp,place:struct<row:short,ok:boolean>,price:decimal(9,2)>"
+    )
+    value: Any = {
+        "at": dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "place": {"row": 7, "ok": None},
+        "price": Decimal("12.50"),
+    }
+    assert inline.encode(value).hex(" ") == (
+        "17 00 07 00 00 00 00 00 40 42 0f 00 00 00 00 00 "
+        "e2 04 00 00 00 00 00 00 00 00 00 00 00 00 00 00"
+    )
+    codec = NestedCodec("struct<id:int,tags:array<string>,seen:map<string,long>>")
+    value = {"id": 258, "tags": ["ant", None], "seen": {"b": 2, "a": None}}
+    assert codec.encode(value).hex(" ") == (
+        "07 02 01 00 00 05 01 03 61 6e 74 05 02 01 61 01 62 02 00 00 00 00 00 00 00"
+    )
+
+
 def test_a_codec_can_be_pickled_and_copied() -> None:
     codec = NestedCodec("struct<a:int,`b c`:map<string,int>>", "s")
     for other in (pickle.loads(pickle.dumps(codec)), copy.copy(codec), copy.deepcopy(codec)):
@@ -622,7 +642,7 @@ def test_any_value_of_any_type_comes_back(case: tuple[StateType, list[Any]]) -> 
     back = codec.decode_array(stored)
     back.validate(full=True)
     assert back.type == type_.arrow
-    plain = back.to_pylist(maps_as_pydicts="strict")
+    plain = back.to_pylist()
     assert [None if v is None else codec.encode(v) for v in plain] == encoded
     for data in encoded:
         if data is not None:
