@@ -42,6 +42,63 @@ class Codec:
     def normalize(self, value: Any) -> Any: ...
 
 @disjoint_base
+class NestedNode:
+    names: tuple[str, ...]
+    children: tuple[NestedNode, ...]
+    ddl: str
+    def __init__(
+        self,
+        name: str,
+        code: int,
+        precision: int,
+        scale: int,
+        ddl: str,
+        names: tuple[str, ...],
+        children: tuple[NestedNode, ...],
+        width: int,
+        is_key: bool,
+        bit: int,
+        at: int,
+    ) -> None: ...
+
+@disjoint_base
+class NestedCodec(Codec):
+    root: NestedNode
+    inline_bytes: int
+    def __new__(
+        cls, name: str, code: int, ddl: str, root: NestedNode, inline_bytes: int
+    ) -> Self: ...
+    def __init__(
+        self, name: str, code: int, ddl: str, root: NestedNode, inline_bytes: int
+    ) -> None: ...
+    def pack(self, value: Any) -> bytes: ...
+    def unpack(self, data: bytes | bytearray | memoryview) -> Any: ...
+
+@disjoint_base
+class NestedBytes: ...
+
+@disjoint_base
+class NestedColumns:
+    def __new__(cls, codec: NestedCodec) -> Self: ...
+    def set(
+        self,
+        i: int,
+        offset: int,
+        validity: int,
+        values: int,
+        offsets: int,
+        base: int,
+        owner: object,
+    ) -> None: ...
+    def encode(self, rows: int) -> tuple[memoryview | None, memoryview]: ...
+
+@disjoint_base
+class NestedTargets:
+    def __new__(cls, codec: NestedCodec) -> Self: ...
+    def decode(self, rows: int, offset: int, validity: int, offsets: int, values: int) -> None: ...
+    def take(self) -> list[tuple[int, int, memoryview, memoryview, memoryview]]: ...
+
+@disjoint_base
 class Schema:
     key_codecs: tuple[Codec, ...]
     state_codecs: tuple[Codec, ...]

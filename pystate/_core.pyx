@@ -16,7 +16,7 @@ from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.object cimport PyObject
 from libc.errno cimport EINTR, errno
 from libc.math cimport isinf, isnan
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.stddef cimport size_t
 from libc.stdint cimport (
     INT8_MAX, INT8_MIN, INT16_MAX, INT16_MIN, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN,
@@ -33,6 +33,7 @@ from pystate._cpystate cimport *
 import datetime
 import os
 import weakref
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from lz4.block import compress as lz4_compress, decompress as lz4_decompress
@@ -141,6 +142,10 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
 
 
 include "_core_cells.pxi"
+include "_core_nested_bytes.pxi"
+include "_core_nested.pxi"
+include "_core_nested_columns.pxi"
+include "_core_nested_targets.pxi"
 include "_core_table.pxi"
 include "_core_handles.pxi"
 include "_core_files.pxi"

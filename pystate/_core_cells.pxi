@@ -28,6 +28,7 @@ cdef class Codec:
 
     cdef readonly str name
     cdef readonly str ddl
+    cdef str label  # what messages begin with
     cdef readonly int code
     cdef readonly int precision
     cdef readonly int scale
@@ -39,6 +40,7 @@ cdef class Codec:
 
     def __init__(self, str name, int code, int precision, int scale, str ddl):
         self.name = name
+        self.label = repr(name)
         self.code = code
         self.precision = precision
         self.scale = scale
@@ -56,12 +58,12 @@ cdef class Codec:
 
     cdef object wrong(self, object value, str hint=""):
         return errors.WrongTypeError(
-            f"{self.name!r} is {self.ddl}: it does not take {value!r:.80} "
+            f"{self.label} is {self.ddl}: it does not take {value!r:.80} "
             f"({type(value).__name__}){hint}")
 
     cdef object too_large(self, object value):
         return errors.StateOverflowError(
-            f"{self.name!r}: {value!r:.80} is out of the range of {self.ddl}; nothing was written")
+            f"{self.label}: {value!r:.80} is out of the range of {self.ddl}; nothing was written")
 
     cdef object encode(self, object value, pst_cell *cell):
         """Fill the cell; returns the owner of its bytes, to be kept until the cell was used."""
@@ -108,7 +110,10 @@ cdef class Codec:
             value = plain_value(value)
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise self.wrong(value)
-            value = int(value.__index__())
+            try:
+                value = int(value.__index__())
+            except TypeError:  # an array has the method, too
+                raise self.wrong(value) from None
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow or number < self.least or number > self.most:
             raise self.too_large(value)
@@ -193,7 +198,7 @@ cdef class Codec:
     cdef int check_size(self, Py_ssize_t size) except -1:
         if size > PST_MAX_BYTES:
             raise errors.InvalidArgumentError(
-                f"{self.name!r}: a value of {size} bytes; {PST_MAX_BYTES} are the most")
+                f"{self.label}: a value of {size} bytes; {PST_MAX_BYTES} are the most")
         return 0
 
     cdef object decode(self, const pst_cell *cell):
@@ -224,7 +229,7 @@ cdef class Codec:
                         + <int64_t> cell.word[0] * MICROSECOND)
         except (OverflowError, ValueError):
             raise errors.StateOverflowError(
-                f"{self.name!r}: {<int64_t> cell.word[0]} since 1970 is no {self.ddl} that Python "
+                f"{self.label}: {<int64_t> cell.word[0]} since 1970 is no {self.ddl} that Python "
                 "can hold (years 1 to 9999); read it as an Arrow column") from None
         unscaled = (<object> <int64_t> cell.word[1] << 64) | cell.word[0]
         return Decimal((1 if unscaled < 0 else 0, tuple(map(int, str(abs(unscaled)))),
@@ -247,7 +252,7 @@ cdef class Codec:
 
 cdef object plain_value(object value):
     """The Python value of a numpy or Arrow scalar; any other value itself."""
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         return value.item()
     if hasattr(value, "as_py"):
         return value.as_py()

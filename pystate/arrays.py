@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from pystate import _core
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.types import StateType, parse_type
+from pystate.types import StateType, parse_type, refuse_nested_key
 
-__all__ = ["as_array", "from_parts", "hash_keys", "is_column", "key_groups", "reference"]
+__all__ = ["as_array", "bits", "from_parts", "hash_keys", "is_column", "key_groups", "reference"]
 
 
 def is_column(value: object) -> bool:
@@ -197,9 +197,9 @@ def from_parts(
     """
     flags = np.frombuffer(valid, np.uint8, length)
     nulls = length - int(np.count_nonzero(flags))
-    validity = _bits(flags) if nulls else None
+    validity = bits(flags) if nulls else None
     if type.name == "boolean":
-        buffers = [validity, _bits(np.frombuffer(values, np.uint8, length))]
+        buffers = [validity, bits(np.frombuffer(values, np.uint8, length))]
     else:
         buffers = [validity, pa.py_buffer(values)]
     if type.is_bytes:
@@ -207,7 +207,8 @@ def from_parts(
     return pa.Array.from_buffers(type.arrow, length, buffers, nulls)
 
 
-def _bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
+def bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
+    """A bitmap as Arrow has it, of a byte each."""
     return pa.py_buffer(np.packbits(flags, bitorder="little").data)
 
 
@@ -235,7 +236,7 @@ def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
         if isinstance(array, pa.DictionaryArray):
             array = array.dictionary_decode()
         what = f"key column {position}"
-        parsed = parse_type(array.type, what)
+        parsed = refuse_nested_key(parse_type(array.type, what), what)
         references.append(reference(as_array(array, parsed, what), parsed))
     rows = len(references[0]) if references else 0
     hashes = np.empty(rows, np.uint64)

@@ -12,7 +12,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from pystate.errors import DeclarationError, NoCurrentKeyError, PystateError
-from pystate.types import StateType, TypeLike, parse_type
+from pystate.types import StateType, TypeLike, parse_type, storable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,7 +72,7 @@ class ValueState:
     _shared: bool
 
     def __init__(self, type: TypeLike, default: Any = None) -> None:
-        parsed = parse_type(type, "ValueState")
+        parsed = storable(parse_type(type, "ValueState"), "ValueState")
         if default is not None and not parsed.is_object:
             try:
                 default = parsed.codec("default").normalize(default)
@@ -80,7 +80,8 @@ class ValueState:
                 raise DeclarationError(f"ValueState({parsed.ddl!r}): {error}") from error
         object.__setattr__(self, "_type", parsed)
         object.__setattr__(self, "_default", copy.deepcopy(default))
-        object.__setattr__(self, "_shared", not parsed.is_object or isinstance(default, _IMMUTABLE))
+        changes = parsed.is_object or parsed.is_nested
+        object.__setattr__(self, "_shared", not changes or isinstance(default, _IMMUTABLE))
 
     @property
     def type(self) -> StateType:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pystate import _core
 from pystate.arrays import is_column
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.types import StateType, TypeLike, parse_type
+from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 
 __all__ = ["KeyColumns", "KeyLike", "describe", "key_columns", "parse_key"]
 
@@ -43,7 +43,8 @@ def parse_key(key: KeyLike) -> KeyColumns:
                 f"key: {pair!r:.80} is no column; write a type, a mapping of names to types, or a "
                 "list of (name, type)"
             )
-        name, type_ = pair[0], parse_type(pair[1], f"key column {pair[0]!r}")
+        name, what = pair[0], f"key column {pair[0]!r}"
+        type_ = refuse_nested_key(parse_type(pair[1], what), what)
         if type_.is_object:
             raise DeclarationError(
                 f"key column {name!r}: objects are no keys; pickle them to "

@@ -26,7 +26,7 @@ from pystate.spark.reports import ReportBox
 from pystate.spark.sink import Sink, Transaction
 from pystate.spark.worker import OperatorPlan
 from pystate.storage import CheckpointStorage
-from pystate.types import parse_type
+from pystate.types import parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +121,9 @@ class Evaluation:
                 f"operator uid {uid!r} is used twice in one pipeline: each operator needs its own"
             )
         what = f"operator {uid!r}: key_type"
-        schema = tuple((name, parse_type(ddl, what).ddl) for name, ddl in columns)
+        schema = tuple(
+            (name, refuse_nested_key(parse_type(ddl, what), what).ddl) for name, ddl in columns
+        )
         self._noted[uid] = schema
         return schema
 

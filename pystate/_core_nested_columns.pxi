@@ -1,0 +1,281 @@
+# Nested values: Arrow columns -> a column of bytes, row by row over the columns' buffers, without a
+# Python object per value.
+
+from cpython.buffer cimport PyBuffer_FillInfo
+
+cdef struct nested_column:  # an Arrow array of one type of the tree
+    nested_shape s
+    const uint8_t *validity   # NULL: no nulls
+    int64_t offset            # of row 0 in the buffers
+    const uint8_t *values
+    const int32_t *offsets
+    int64_t base              # an array's or map's offsets count from here in its children
+
+cdef enum:
+    NESTED_NO_MEMORY = -1
+    NESTED_REFUSED = -2
+
+
+cdef class NestedBytes:
+    """Memory that the core filled, as a buffer."""
+
+    cdef uint8_t *data
+    cdef Py_ssize_t size
+
+    def __dealloc__(self):
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags)
+
+
+cdef object nested_taken(nested_buffer *b):
+    """What a buffer on the heap holds, which is empty afterwards."""
+    cdef NestedBytes taken = NestedBytes.__new__(NestedBytes)
+    if b.heap is NULL and nested_grow(b, 0) is NULL:
+        raise MemoryError
+    taken.data = b.heap
+    taken.size = <Py_ssize_t> b.size
+    b.heap = NULL
+    return memoryview(taken)
+
+
+cdef inline bint nested_valid(const nested_column *c, int64_t row) noexcept nogil:
+    return c.validity is NULL or nested_bit(c.validity, c.offset + row)
+
+
+cdef inline const char *nested_cell(const nested_column *c, int64_t row,
+                                    uint64_t *word) noexcept nogil:
+    """Load a fixed-width value in its canonical form; returns what is wrong with it."""
+    cdef uint8_t flag
+    if c.s.code == PST_BOOL:
+        word[0] = nested_bit(c.values, c.offset + row)
+        return NULL
+    nested_load(&c.s, c.values + (c.offset + row) * c.s.width, word)
+    if c.s.code == PST_DECIMAL and not nested_in_limit(&c.s, word):
+        return "a decimal of more digits than its type has"
+    nested_canonical(&c.s, word)
+    return NULL
+
+
+cdef int nested_put_row(const nested_column *c, int64_t row, nested_buffer *out,
+                        nested_reader *refused) noexcept nogil:
+    """Append a value that is not null. `refused` tells what is wrong with it."""
+    cdef uint64_t word[2]
+    cdef int64_t first, last
+    cdef uint8_t *to
+    if c.s.kind == NESTED_STRUCT:
+        return nested_put_fields(c, row, out, refused)
+    if c.s.kind == NESTED_FIXED:
+        refused.fault = nested_cell(c, row, word)
+        if refused.fault is not NULL:
+            return NESTED_REFUSED
+        to = nested_room(out, c.s.width)
+        if to is NULL:
+            return NESTED_NO_MEMORY
+        memcpy(to, word, c.s.width)
+        return 0
+    first = c.offsets[c.offset + row]
+    last = c.offsets[c.offset + row + 1]
+    if c.s.kind == NESTED_BYTES:
+        if c.s.code == PST_STRING and not nested_is_utf8(c.values + first,
+                                                         <size_t> (last - first)):
+            refused.fault = "a string that is not valid UTF-8"
+            return NESTED_REFUSED
+        return nested_put_bytes(out, c.values + first, <size_t> (last - first))
+    if c.s.kind == NESTED_ARRAY:
+        return nested_put_elements(c + 1, first - c.base, last - first, out, refused)
+    return nested_put_entries(c + 1, first - c.base, last - first, out, refused)
+
+
+cdef int nested_put_fields(const nested_column *c, int64_t row, nested_buffer *out,
+                           nested_reader *refused) noexcept nogil:
+    cdef const nested_column *child = c + 1
+    cdef uint32_t i
+    cdef int status
+    cdef size_t bits = out.size
+    cdef uint8_t *to = nested_room(out, (c.s.count + 7) >> 3)
+    if to is NULL:
+        return NESTED_NO_MEMORY
+    memset(to, 0, (c.s.count + 7) >> 3)
+    for i in range(c.s.count):
+        if nested_valid(child, row):
+            out.data[bits + (i >> 3)] |= <uint8_t> (1 << (i & 7))
+            status = nested_put_row(child, row, out, refused)
+            if status < 0:
+                return status
+        child += child.s.span
+    return 0
+
+
+cdef int nested_put_elements(const nested_column *c, int64_t first, int64_t n,
+                             nested_buffer *out, nested_reader *refused) noexcept nogil:
+    cdef int64_t i
+    cdef bint nulls = False
+    cdef size_t bits
+    cdef int status
+    if c.validity is not NULL:
+        for i in range(n):
+            nulls |= not nested_valid(c, first + i)
+    if nested_put_count(out, <uint64_t> n, nulls, &bits) < 0:
+        return NESTED_NO_MEMORY
+    for i in range(n):
+        if nested_valid(c, first + i):
+            if nulls:
+                out.data[bits + <size_t> (i >> 3)] |= <uint8_t> (1 << (i & 7))
+            status = nested_put_row(c, first + i, out, refused)
+            if status < 0:
+                return status
+    return 0
+
+
+cdef int nested_put_entries(const nested_column *key, int64_t first, int64_t n,
+                            nested_buffer *out, nested_reader *refused) noexcept nogil:
+    cdef const nested_column *value = key + key.s.span
+    cdef size_t start = out.size
+    cdef int64_t i
+    cdef Py_ssize_t same
+    cdef int status = 0
+    cdef nested_span *spans = <nested_span *> malloc(<size_t> (n + 1) * sizeof(nested_span))
+    if spans is NULL:
+        return NESTED_NO_MEMORY
+    for i in range(n):
+        spans[i].at = out.size
+        spans[i].is_null = not nested_valid(value, first + i)
+        if not nested_valid(key, first + i):
+            refused.fault = "a map with a null key"
+            status = NESTED_REFUSED
+        if status == 0:
+            status = nested_put_row(key, first + i, out, refused)
+        spans[i].middle = out.size
+        if status == 0 and not spans[i].is_null:
+            status = nested_put_row(value, first + i, out, refused)
+        spans[i].end = out.size
+        if status < 0:
+            free(spans)
+            return status
+    same = nested_put_map(&key.s, out, start, spans, n)
+    free(spans)
+    if same == -2:
+        return NESTED_NO_MEMORY
+    if same >= 0:
+        refused.fault = "a map in which a key is there twice"
+        return NESTED_REFUSED
+    return 0
+
+
+cdef int nested_put_slots(const nested_column *root, int64_t row, uint8_t *to,
+                          nested_reader *refused) noexcept nogil:
+    """Fill an inline struct, which is zero."""
+    cdef uint64_t word[2]
+    cdef const nested_column *c
+    cdef int i
+    for i in range(1, root.s.span):
+        c = root + i
+        # A field has its parent's rows; what lies under a null has no meaning.
+        if (c.s.parent and not nested_bit(to, root[c.s.parent].s.bit)) or \
+                not nested_valid(c, row):
+            continue
+        to[c.s.bit >> 3] |= <uint8_t> (1 << (c.s.bit & 7))
+        if c.s.kind == NESTED_FIXED:
+            refused.fault = nested_cell(c, row, word)
+            if refused.fault is not NULL:
+                return NESTED_REFUSED
+            memcpy(to + c.s.at, word, c.s.width)
+    return 0
+
+
+cdef class NestedColumns:
+    """The buffers of an Arrow array of nested values, by address, a `set` per type of the tree."""
+
+    cdef nested_column *columns
+    cdef NestedCodec codec
+    cdef list owners
+
+    def __cinit__(self, NestedCodec codec):
+        cdef int i
+        self.codec = codec
+        self.owners = []
+        self.columns = <nested_column *> calloc(<size_t> codec.shapes.span, sizeof(nested_column))
+        if self.columns is NULL:
+            raise MemoryError
+        for i in range(codec.shapes.span):
+            self.columns[i].s = codec.shapes[i]
+
+    def __dealloc__(self):
+        free(self.columns)
+
+    def set(self, int i, int64_t offset, size_t validity, size_t values, size_t offsets,
+            int64_t base, object owner):
+        """Tell where the column of type `i` in preorder lies; its owner stays alive."""
+        if not 0 <= i < self.codec.shapes.span:
+            raise errors.InvalidArgumentError(f"there is no type {i}")
+        self.owners.append(owner)
+        self.columns[i].offset = offset
+        self.columns[i].validity = <const uint8_t *> validity
+        self.columns[i].values = <const uint8_t *> values
+        self.columns[i].offsets = <const int32_t *> offsets
+        self.columns[i].base = base
+
+    def encode(self, int64_t rows):
+        """Return (offsets, None for an inline struct; data) of the rows; nulls are empty or zero."""
+        cdef nested_buffer offsets, data
+        cdef nested_reader refused
+        cdef int64_t row = 0
+        cdef int status
+        nested_begin(&offsets, NULL, 0)
+        nested_begin(&data, NULL, 0)
+        nested_open(&refused, NULL, 0)
+        try:
+            with nogil:
+                status = (self.fill(rows, &row, &data, &refused) if self.codec.inline_bytes else
+                          self.append(rows, &row, &offsets, &data, &refused))
+            if status == NESTED_NO_MEMORY:
+                raise MemoryError
+            if status == NESTED_REFUSED:
+                raise errors.WrongTypeError(
+                    f"state {self.codec.name!r}: row {row} is no {self.codec.ddl}: it has "
+                    f"{(<bytes> refused.fault).decode()}")
+            return (None if self.codec.inline_bytes else nested_taken(&offsets),
+                    nested_taken(&data))
+        finally:
+            nested_end(&offsets)
+            nested_end(&data)
+
+    cdef int fill(self, int64_t rows, int64_t *row, nested_buffer *data,
+                  nested_reader *refused) noexcept nogil:
+        cdef uint32_t width = self.codec.inline_bytes
+        cdef uint8_t *to = nested_grow(data, <size_t> rows * width + 8)
+        if to is NULL:
+            return NESTED_NO_MEMORY
+        data.size -= 8
+        memset(to, 0, <size_t> rows * width)
+        while row[0] < rows:
+            if nested_valid(self.columns, row[0]):
+                if nested_put_slots(self.columns, row[0], to, refused) < 0:
+                    return NESTED_REFUSED
+            to += width
+            row[0] += 1
+        return 0
+
+    cdef int append(self, int64_t rows, int64_t *row, nested_buffer *offsets, nested_buffer *data,
+                    nested_reader *refused) noexcept nogil:
+        cdef int32_t *ends = <int32_t *> nested_grow(offsets, <size_t> (rows + 1) * 4)
+        cdef size_t before
+        cdef int status
+        if ends is NULL or nested_grow(data, <size_t> rows * 16 + 64) is NULL:
+            return NESTED_NO_MEMORY
+        data.size = 0
+        ends[0] = 0
+        while row[0] < rows:
+            before = data.size
+            if nested_valid(self.columns, row[0]):
+                status = nested_put_row(self.columns, row[0], data, refused)
+                if status < 0:
+                    return status
+                if data.size - before > PST_MAX_BYTES or data.size > INT32_MAX:
+                    refused.fault = "too many bytes for one value (256 MiB) or array (2 GiB)"
+                    return NESTED_REFUSED
+            row[0] += 1
+            ends[row[0]] = <int32_t> data.size
+        return 0
