@@ -20,8 +20,10 @@ from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentErr
 from pystate.functions import KeyedProcessFunction, declarations, shape
 from pystate.history import read_head
 from pystate.manifest import Manifest
+from pystate.output import RowsAsYielded
+from pystate.runtime import FunctionSpec
 from pystate.spark.arguments import as_columns, checked_uid, session_of
-from pystate.spark.columns import OutputColumns, parse_schema
+from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
@@ -234,10 +236,17 @@ class Job:
                 f"operator {name!r}: over an RDD a function needs process(self, key, row, ctx); "
                 "the batch shapes need a DataFrame and key_by"
             )
-        plan = evaluation.declare(name, evaluation.noted_keys(name), declarations(function))
+        keys = evaluation.noted_keys(name)
+        plan = evaluation.declare(name, keys, declarations(function))
         owner = f"operator {name!r}"
-        output = None if schema is None else OutputColumns(parse_schema(schema, owner), owner)
-        return RoutedOperator(plan, function, output)
+        check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
+        spec = FunctionSpec(
+            function,
+            key=tuple(column for column, _ in keys),
+            columns=(),
+            output=RowsAsYielded(check),
+        )
+        return RoutedOperator(plan, spec)
 
     # ---- epochs --------------------------------------------------------------------------------
 

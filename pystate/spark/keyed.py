@@ -14,24 +14,19 @@ from pyspark.sql import types as st
 from pystate.aggregates import Aggregate
 from pystate.declarations import ValueState
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.functions import StatefulFunction, declarations, shape
-from pystate.spark.bodies import (
-    AggregateBody,
-    KeyRowsBody,
-    RowBody,
-    StateUpdate,
-    VectorBody,
-)
+from pystate.functions import StatefulFunction, declarations
+from pystate.output import OutputColumns
+from pystate.runtime import FunctionSpec
+from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
 from pystate.spark.columns import (
     KeySchema,
-    OutputColumns,
     ddl_of,
     key_schema,
+    output_columns,
     parse_schema,
     require_columns,
 )
 from pystate.spark.routing import RANGE_COLUMN, column_named, route
-from pystate.spark.rows import RowFactory
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
 
 if TYPE_CHECKING:
@@ -112,17 +107,13 @@ class KeyedFrame:
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
-        output = OutputColumns(parse_schema(schema, self._owner), self._owner)
-        names = tuple(self._frame.columns)
-        kind = shape(function)
-        body: Any
-        if kind == "process":
-            body = partial(_row_body, function, names, output)
-            RowFactory(names)
-        elif kind == "process_rows":
-            body = partial(_key_rows_body, function, output)
-        else:
-            body = partial(_vector_body, function, output)
+        declared = parse_schema(schema, self._owner)
+        spec = FunctionSpec(
+            function,
+            key=tuple(name for name, _ in self._keys),
+            columns=tuple(self._frame.columns),
+            output=output_columns(declared, self._owner),
+        )
         states = declarations(function)
         if not states:
             raise DeclarationError(
@@ -130,7 +121,7 @@ class KeyedFrame:
                 "state needs no key_by; use mapInArrow, or declare a ps.ValueState"
             )
         plan = self._evaluation.declare(self._uid, self._keys, states)
-        return self._operator(self._frame, plan, body, output)
+        return self._operator(self._frame, plan, partial(FunctionBody, spec), declared)
 
     def aggregate(self, **aggregates: Aggregate) -> DataFrame:
         """Keep aggregates of each key over all epochs, in the core.
@@ -165,33 +156,20 @@ class KeyedFrame:
             raise InvalidArgumentError(
                 f"{self._owner}: {', '.join(sorted(both))} is a key column and an aggregate"
             )
-        output = OutputColumns(st.StructType(fields + plan.fields), self._owner)
+        declared = st.StructType(fields + plan.fields)
+        output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(self._uid, self._keys, plan.states)
         # Only what is aggregated travels, cast by Spark where the state is wider.
         frame = self._frame.select(*map(column_named, keys), *plan.inputs.values())
         body = partial(_aggregate_body, tuple(plan.updates), tuple(plan.results), output)
-        return self._operator(frame, operator, body, output)
+        return self._operator(frame, operator, body, declared)
 
     def _operator(
-        self, frame: DataFrame, plan: OperatorPlan, body: Any, output: OutputColumns
+        self, frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
         routed = route(frame, keys, plan.max_parallelism, plan.parallelism, self._order_by)
-        return routed.mapInArrow(ArrowOperator(plan, body), output.declared)
-
-
-def _row_body(
-    function: Any, names: tuple[str, ...], output: OutputColumns, task: RangeTask
-) -> Body:
-    return RowBody(task, function, RowFactory(names), output)
-
-
-def _key_rows_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
-    return KeyRowsBody(task, function, output)
-
-
-def _vector_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
-    return VectorBody(task, function, output)
+        return routed.mapInArrow(ArrowOperator(plan, body), declared)
 
 
 def _aggregate_body(

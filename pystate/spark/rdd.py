@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from pystate.functions import KeyedProcessFunction
+from pystate.runtime import FunctionSpec
 from pystate.spark.bodies import RoutedBody
-from pystate.spark.columns import OutputColumns
 from pystate.spark.routing import Routed
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
 
@@ -27,18 +26,13 @@ class RoutedOperator:
     ----------
     plan : OperatorPlan
         The operator and its epoch.
-    function : KeyedProcessFunction
-        Called per element.
-    output : OutputColumns or None
-        What the function's results are checked against.
+    spec : FunctionSpec
+        The function, which is called per element.
     """
 
-    def __init__(
-        self, plan: OperatorPlan, function: KeyedProcessFunction, output: OutputColumns | None
-    ) -> None:
+    def __init__(self, plan: OperatorPlan, spec: FunctionSpec) -> None:
         self._plan = plan
-        self._function = function
-        self._output = output
+        self._spec = spec
 
     def __call__(self, elements: Iterator[Routed]) -> Iterator[Any]:
         """Run the task."""
@@ -48,7 +42,7 @@ class RoutedOperator:
             return router.owners(router.arrays([rows[0].key]))[0]
 
         task = RangeTask(self._plan)
-        body = RoutedBody(task, self._function, router.arrays, self._output)
+        body = RoutedBody(self._spec, router.arrays, task)
         for emitted in run_task(task, body, _chunks(elements), owner, len):
             yield from emitted
 

@@ -14,10 +14,10 @@ import pystate as ps
 from pystate.epoch import RangeReport
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.manifest import empty_range
-from pystate.spark.bodies import RowBody
-from pystate.spark.columns import OutputColumns
-from pystate.spark.rows import RowFactory
-from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
+from pystate.output import OutputColumns
+from pystate.runtime import FunctionSpec
+from pystate.spark.bodies import FunctionBody
+from pystate.spark.worker import ArrowOperator, OperatorPlan
 from pystate.storage import LocalStorage
 
 PARALLELISM = 2
@@ -50,8 +50,6 @@ def reports() -> Reports:
 
 @pytest.fixture
 def operator(tmp_path: Path, reports: Reports) -> ArrowOperator:
-    from pyspark.sql import types as st
-
     plan = OperatorPlan(
         uid="counts",
         key_schema=(("k", "long"),),
@@ -71,13 +69,10 @@ def operator(tmp_path: Path, reports: Reports) -> ArrowOperator:
         lock_timeout_ms=100,
         reports=reports,  # type: ignore[arg-type]
     )
-    fields = [st.StructField("k", st.LongType()), st.StructField("n", st.LongType())]
-    output = OutputColumns(st.StructType(fields), "operator 'counts'")
-    return ArrowOperator(plan, partial(row_body, output))
-
-
-def row_body(output: OutputColumns, task: RangeTask) -> RowBody:
-    return RowBody(task, Count(), RowFactory(["k"]), output)
+    columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    output = OutputColumns(columns, "operator 'counts'")
+    spec = FunctionSpec(Count(), key=("k",), columns=("k",), output=output)
+    return ArrowOperator(plan, partial(FunctionBody, spec))
 
 
 def keys_of(index: int, count: int) -> list[int]:

@@ -36,6 +36,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"backend", "snapshots"},
         {"core", "declarations", "errors", "files", "storage"},
     ),
+    "rows": ({"output", "rows"}, {"errors"}),
+    "runtime": ({"runtime"}, {"backend", "declarations", "errors", "rows"}),
     "housekeeping": ({"maintenance", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (
         {"coordinator", "epoch", "evaluation", "ownership", "rescale", "succession"},
