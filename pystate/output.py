@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,17 @@ import pyarrow.types as at
 
 from pystate.errors import WrongTypeError
 
-__all__ = ["OutputColumns", "RowsAsYielded", "castable"]
+__all__ = ["Output", "OutputColumns", "RowsAsYielded", "castable"]
+
+
+class Output(Protocol):
+    """What becomes of yielded rows; `OutputColumns` and `RowsAsYielded` are two."""
+
+    def from_rows(self, rows: list[Any]) -> Any:
+        """One piece of output from rows."""
+
+    def from_value(self, value: object) -> list[Any]:
+        """Pieces of output from what a vectorised function yielded."""
 
 
 class OutputColumns:

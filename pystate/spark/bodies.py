@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pystate.functions import RuntimeContext
 from pystate.handles import KeyBatch
 from pystate.output import OutputColumns
-from pystate.runtime import FunctionRuntime, FunctionSpec
+from pystate.runtime import FunctionRuntime, FunctionSpec, Side
 from pystate.spark.worker import RangeTask
 
 __all__ = ["AggregateBody", "FunctionBody", "RoutedBody", "StateUpdate"]
@@ -32,11 +32,14 @@ class FunctionBody:
         The function.
     task : RangeTask
         The range.
+    side : callable, optional
+        Takes the pieces of side outputs.
     """
 
-    def __init__(self, spec: FunctionSpec, task: RangeTask) -> None:
+    def __init__(self, spec: FunctionSpec, task: RangeTask, side: Side | None = None) -> None:
         self._spec = spec
         self._task = task
+        self._side = side
 
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
@@ -50,7 +53,7 @@ class FunctionBody:
             processing_time=plan.processing_time_ms,
             watermark=plan.watermark_ms,
         )
-        self._runtime = FunctionRuntime(self._spec, self._task.backend, context)
+        self._runtime = FunctionRuntime(self._spec, self._task.backend, context, self._side)
         self._runtime.open()
 
     def process(self, rows: Any) -> Iterator[Any]:
