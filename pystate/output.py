@@ -9,16 +9,29 @@ Thread safety: all objects are immutable.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from pystate.errors import WrongTypeError
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.types import TypeLike, parse_type
 
-__all__ = ["Output", "OutputColumns", "RowsAsYielded", "castable"]
+__all__ = [
+    "Output",
+    "OutputColumns",
+    "RowsAsYielded",
+    "SchemaLike",
+    "castable",
+    "parse_columns",
+    "parse_sides",
+]
+
+#: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
+SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema"
 
 
 class Output(Protocol):
@@ -154,6 +167,99 @@ class OutputColumns:
                 f"{self.owner}: column {self.names[index]!r} is declared not null and got a null"
             )
         return array
+
+
+def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
+    """Read declared columns without Spark.
+
+    Parameters
+    ----------
+    schema : str, mapping of str to type, or pyarrow.Schema
+        DDL such as ``"tailnum string, legs long not null"``; types by column name; or an Arrow
+        schema, whose columns may have any type.
+    owner : str
+        What the errors name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none of these, does not parse, or names a column twice.
+    DeclarationError
+        A type is not known.
+
+    Examples
+    --------
+    >>> parse_columns("tailnum string, legs long", "operator 'one'").names
+    ('tailnum', 'legs')
+    """
+    ddl: list[str] | None = None
+    if isinstance(schema, str):
+        schema, ddl = _parse_ddl(schema, owner)
+    elif isinstance(schema, Mapping):
+        types = {n: parse_type(t, f"{owner}: column {n!r}") for n, t in schema.items()}
+        schema, ddl = (
+            pa.schema([(n, t.arrow) for n, t in types.items()]),
+            [*map(str, types.values())],
+        )
+    if not isinstance(schema, pa.Schema):
+        raise InvalidArgumentError(
+            f"{owner}: columns are DDL such as 'key string, n long', types by name, or a pyarrow "
+            f"schema, not {schema!r:.80}"
+        )
+    names = [name.lower() for name in schema.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
+    return OutputColumns(schema, owner, ddl)
+
+
+def parse_sides(
+    declared: Sequence[str] | Mapping[str, SchemaLike], owner: str
+) -> dict[str, Output]:
+    """Read declared side outputs: tags whose rows are taken as they are, or columns by tag."""
+    if isinstance(declared, str):
+        raise InvalidArgumentError(f"side_outputs={declared!r}: give a list of tags")
+    if not isinstance(declared, Mapping):
+        return {tag: RowsAsYielded() for tag in declared}
+    return {
+        tag: parse_columns(schema, f"{owner}, side output {tag!r}")
+        for tag, schema in declared.items()
+    }
+
+
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
+)
+
+
+def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
+    fields, ddl = [], []
+    for part in _split(text):
+        match = _COLUMN.fullmatch(part)
+        if match is None:
+            raise InvalidArgumentError(
+                f"{owner}: schema {text!r:.200} does not parse at {part.strip()!r:.80}: write "
+                "name type, name type"
+            )
+        name = match[2] or match[1].replace("``", "`")
+        parsed = parse_type(match[3], f"{owner}: column {name!r}")
+        fields.append(pa.field(name, parsed.arrow, nullable=match[4] is None))
+        ddl.append(parsed.ddl)
+    return pa.schema(fields), ddl
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are not inside brackets or backticks."""
+    parts, depth, quoted, begin = [], 0, False, 0
+    for i, char in enumerate(text):
+        if char == "`":
+            quoted = not quoted
+        elif not quoted:
+            depth += (char in "<(") - (char in ">)")
+            if char == "," and depth == 0:
+                parts.append(text[begin:i])
+                begin = i + 1
+    return [*parts, text[begin:]]
 
 
 class RowsAsYielded:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-JOB, STORE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+JOB, TEST, STORE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def run(program: str, folder: Path) -> str:
@@ -40,6 +40,10 @@ def test_the_store(tmp_path: Path) -> None:
     reopened = "with ps.open('state', key='long', states={'n': ps.ValueState('long')}) as store:\n"
     read = reopened + "    print(store.to_arrow().sort_by('key').to_pydict())\n"
     assert run(STORE + read, tmp_path) == "{'key': [1, 2], 'n': [2, 11]}\n"
+
+
+def test_the_unit_test(tmp_path: Path) -> None:
+    assert run(TEST + "test_orders()\nprint('passed')\n", tmp_path) == "passed\n"
 
 
 def click(user: str, page: str, second: int) -> str:

@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "arrays",
             "context",
             "declarations",
+            "durations",
             "functions",
             "handles",
             "keys",
@@ -46,8 +47,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"backend", "snapshots"},
         {"core", "declarations", "errors", "files", "storage"},
     ),
-    "rows": ({"event_time", "output", "rows"}, {"errors"}),
+    "rows": ({"event_time", "output", "rows"}, {"declarations", "errors"}),
     "runtime": ({"calls", "runtime"}, {"backend", "declarations", "errors", "rows"}),
+    "testing": (
+        {"faults", "feeding", "ranges", "testing", "trial"},
+        {"backend", "declarations", "errors", "rows", "runtime"},
+    ),
     "housekeeping": ({"maintenance", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (
         {"coordinator", "epoch", "evaluation", "ownership", "rescale", "succession"},
