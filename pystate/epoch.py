@@ -46,7 +46,7 @@ from pystate.manifest import (
 from pystate.rescale import rescaled
 from pystate.succession import Position
 
-__all__ = ["Epoch", "RangeReport", "RepeatedReportsError"]
+__all__ = ["Epoch", "RangeReport", "RepeatedReportsError", "SideFile"]
 
 #: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
 _LEAST_TIME_MS = -(1 << 63)
@@ -54,6 +54,16 @@ _LEAST_TIME_MS = -(1 << 63)
 
 class RepeatedReportsError(EvaluationError):
     """A range reported more than once in one evaluation, which may be evaluated again."""
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file that a task wrote for a side output."""
+
+    tag: str
+    name: str
+    file_bytes: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class RangeReport:
     """The earliest event-time timer that the range holds now."""
     next_processing_timer_ms: int | None = None
     """The same of its processing-time timers."""
+    side_files: tuple[SideFile, ...] = ()
+    """What it wrote for side outputs; durable, staged by the driver."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """Anything worth showing: rows, state sizes, times, how the table was attached."""
 

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.event_time import event_times
 from pystate.functions import RuntimeContext
 from pystate.handles import KeyBatch
 from pystate.output import OutputColumns
-from pystate.runtime import FunctionRuntime, FunctionSpec, Side
+from pystate.runtime import FunctionRuntime, FunctionSpec
 from pystate.spark.worker import RangeTask
 
 __all__ = ["AggregateBody", "FunctionBody", "RoutedBody", "StateUpdate"]
@@ -32,14 +33,11 @@ class FunctionBody:
         The function.
     task : RangeTask
         The range.
-    side : callable, optional
-        Takes the pieces of side outputs.
     """
 
-    def __init__(self, spec: FunctionSpec, task: RangeTask, side: Side | None = None) -> None:
+    def __init__(self, spec: FunctionSpec, task: RangeTask) -> None:
         self._spec = spec
         self._task = task
-        self._side = side
 
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
@@ -53,7 +51,8 @@ class FunctionBody:
             processing_time=plan.processing_time_ms,
             watermark=plan.watermark_ms,
         )
-        self._runtime = FunctionRuntime(self._spec, self._task.backend, context, self._side)
+        side = self._task.write_side
+        self._runtime = FunctionRuntime(self._spec, self._task.backend, context, side)
         self._runtime.open()
 
     def process(self, rows: Any) -> Iterator[Any]:
@@ -61,8 +60,9 @@ class FunctionBody:
         return self._runtime.process(rows)
 
     def finish(self) -> Iterator[Any]:
-        """Call the function for what was held back."""
-        return self._runtime.finish()
+        """Call the function for what was held back and for timers that are due."""
+        yield from self._runtime.finish()
+        self._task.note_event_time(self._runtime.max_event_time, self._runtime.late_rows)
 
     def close(self) -> None:
         """Take the handles away and call the function's `close`."""
@@ -116,6 +116,8 @@ class AggregateBody:
         The result columns: a state, or the quotient of two.
     output : OutputColumns
         The key columns, then the results.
+    event_time : str, optional
+        The column of the rows' event time.
     """
 
     def __init__(
@@ -124,11 +126,13 @@ class AggregateBody:
         updates: Sequence[StateUpdate],
         results: Sequence[tuple[str, str | None]],
         output: OutputColumns,
+        event_time: str | None = None,
     ) -> None:
         self._task = task
         self._updates = updates
         self._results = results
         self._output = output
+        self._event_time = event_time
         self._keys = [name for name, _ in task.plan.key_schema]
 
     def open(self) -> None:
@@ -145,6 +149,8 @@ class AggregateBody:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
+        if self._event_time is not None:
+            self._note_event_time(rows.column(self._event_time))
         keys = self._task.backend.keys([rows.column(name) for name in self._keys])
         for update, column in self._calls:
             update(keys, 1 if column is None else rows.column(column))
@@ -160,6 +166,15 @@ class AggregateBody:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _note_event_time(self, column: pa.Array[Any]) -> None:
+        times = event_times(column, f"event-time column {self._event_time!r}")
+        watermark = self._task.plan.watermark_ms
+        late = 0
+        if watermark is not None:
+            bound = pa.scalar(watermark, pa.int64())
+            late = pc.sum(pc.call_function("less", [times, bound])).as_py() or 0
+        self._task.note_event_time(pc.max(times).as_py(), late)
 
     def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
         values: pa.Array[Any] = self._handles[state].values(keys)

@@ -5,18 +5,68 @@ Thread safety: immutable; each call makes a task of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pystate.errors import DeclarationError
+from pystate.functions import KeyedProcessFunction, declarations, shape
+from pystate.output import RowsAsYielded
 from pystate.runtime import FunctionSpec
 from pystate.spark.bodies import RoutedBody
-from pystate.spark.routing import Routed
+from pystate.spark.columns import output_columns, parse_schema
+from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
 
-__all__ = ["RoutedOperator"]
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql.types import StructType
+
+    from pystate.spark.evaluation import Evaluation
+
+__all__ = ["RoutedOperator", "rdd_operator", "split_rdd"]
 
 _CHUNK = 4096
+
+
+def split_rdd(
+    evaluation: Evaluation,
+    rdd: RDD[Any],
+    key: Callable[[Any], Any],
+    key_type: str | Sequence[str],
+    uid: str,
+) -> RDD[Routed]:
+    """What ``Job.partition_by`` does."""
+    types = [key_type] if isinstance(key_type, str) else list(key_type)
+    names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
+    schema = evaluation.note_keys(uid, tuple(zip(names, types, strict=True)))
+    groups = evaluation.epoch.max_parallelism
+    return route_rdd(rdd, key, KeyRouter(schema, groups, evaluation.parallelism))
+
+
+def rdd_operator(
+    evaluation: Evaluation,
+    function: KeyedProcessFunction,
+    uid: str,
+    schema: str | StructType | None,
+) -> RoutedOperator:
+    """What ``Job.partitions`` does."""
+    if shape(function) != "process":
+        raise DeclarationError(
+            f"operator {uid!r}: over an RDD a function needs process(self, key, row, ctx); "
+            "the batch shapes need a DataFrame and key_by"
+        )
+    keys = evaluation.noted_keys(uid)
+    plan = evaluation.declare(uid, keys, declarations(function))
+    owner = f"operator {uid!r}"
+    check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
+    spec = FunctionSpec(
+        function,
+        key=tuple(column for column, _ in keys),
+        columns=(),
+        output=RowsAsYielded(check),
+    )
+    return RoutedOperator(plan, spec)
 
 
 class RoutedOperator:

@@ -63,6 +63,8 @@ def operator(tmp_path: Path, reports: Reports) -> ArrowOperator:
         max_parallelism=128,
         processing_time_ms=0,
         watermark_ms=None,
+        event_time=False,
+        side_folders={},
         shared_tables=False,
         allow_unclaimed_state=False,
         limit_bytes=0,
