@@ -25,6 +25,7 @@ from pystate.spark.arguments import as_columns, checked_uid, session_of, start_q
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
+from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.progress import EpochProgress, EpochResult
@@ -245,6 +246,7 @@ class Job:
         sink: Sink | None = None,
         side_outputs: Mapping[str, SideSink] | None = None,
         trigger: Mapping[str, Any] | None = None,
+        heartbeat: Duration | None = None,
         query_name: str | None = None,
         restore: Literal["latest"] | None = None,
         on_epoch: Callable[[EpochProgress], None] | None = None,
@@ -266,6 +268,11 @@ class Job:
         trigger : mapping, optional
             As for ``writeStream.trigger``: ``{"availableNow": True}``,
             ``{"processingTime": "10 seconds"}``.
+        heartbeat : str, timedelta or int, optional
+            Run an epoch at least so often, also without new rows, for example every
+            ``"10 seconds"``. Spark by itself runs no batch on idle input, so that timers and
+            expiry wait for the next row. It adds a source to the query, never a row, and makes the
+            columns nullable; a query keeps it for its whole life. A `trigger` that is slower wins.
         query_name : str, optional
             Spark's name of the query.
         restore : {"latest"}, optional
@@ -277,7 +284,7 @@ class Job:
         Returns
         -------
         StreamingQuery
-            Spark's own handle. A batch without new rows does not run.
+            Spark's own handle. A batch without new rows does not run, unless by `heartbeat`.
         """
         require_classic(stream, "stream")
         if not stream.isStreaming:
@@ -287,6 +294,7 @@ class Job:
             )
         session = stream.sparkSession
         self._prepare(session)
+        stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = self._outputs(sink, side_outputs)
         self._failure = None
 

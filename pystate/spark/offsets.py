@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.storage import CheckpointStorage
 
-__all__ = ["SPARK_FOLDER", "BatchOffsets", "read_offsets", "spark_folder"]
+__all__ = ["SPARK_FOLDER", "BatchOffsets", "newest_sources", "read_offsets", "spark_folder"]
 
 #: Spark's own part of a checkpoint.
 SPARK_FOLDER = "spark"
@@ -32,6 +32,20 @@ class BatchOffsets(NamedTuple):
 def spark_folder(storage: CheckpointStorage) -> str:
     """Where Spark keeps its part of a checkpoint, as Spark reaches it."""
     return storage.local_path(SPARK_FOLDER) or f"{storage.uri}/{SPARK_FOLDER}"
+
+
+def newest_sources(storage: CheckpointStorage) -> list[str] | None:
+    """Return the positions of a query's sources in its newest batch; None before the first."""
+    batches = [name for entry in storage.list(_OFFSETS) if (name := _batch_name(entry.path))]
+    if not batches:
+        return None
+    path = f"{_OFFSETS}/{max(batches, key=int)}"
+    return storage.read_bytes(path).decode("utf-8").splitlines()[2:]
+
+
+def _batch_name(path: str) -> str | None:
+    name = path.rpartition("/")[2]
+    return name if name.isdigit() else None
 
 
 def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
