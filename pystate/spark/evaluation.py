@@ -107,6 +107,7 @@ class Evaluation:
         *,
         allowed_delay_ms: int | None = None,
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
+        timers: bool = False,
     ) -> OperatorPlan:
         """Announce an operator to the epoch; returns what its tasks must know.
 
@@ -116,6 +117,8 @@ class Evaluation:
             Of an operator with event time.
         sides : mapping from tag to schema, optional
             Its side outputs.
+        timers : bool
+            Whether its function handles timers.
         """
         epoch = self.epoch
         schema = tuple((name, state.type.ddl) for name, state in states.items())
@@ -137,6 +140,7 @@ class Evaluation:
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
+            timers=timers,
             side_folders=folders,
             shared_tables=self._tables.shared,
             allow_unclaimed_state=self._tables.allow_unclaimed_state,

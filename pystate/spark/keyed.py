@@ -16,7 +16,7 @@ from pystate.aggregates import Aggregate
 from pystate.declarations import ValueState
 from pystate.durations import Duration
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.functions import StatefulFunction, declarations
+from pystate.functions import StatefulFunction, declarations, has_timers
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
 from pystate.spark.arguments import allowed_delay_ms, side_columns
@@ -153,7 +153,12 @@ class KeyedFrame:
                 "state needs no key_by; use mapInArrow, or declare a ps.ValueState"
             )
         plan = self._evaluation.declare(
-            self._uid, self._keys, states, allowed_delay_ms=self._delay_ms, sides=written
+            self._uid,
+            self._keys,
+            states,
+            allowed_delay_ms=self._delay_ms,
+            sides=written,
+            timers=has_timers(function),
         )
         return self._operator(self._frame, plan, partial(FunctionBody, spec), declared)
 

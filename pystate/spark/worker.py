@@ -36,7 +36,7 @@ from pystate.backend import Lineage
 from pystate.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError
 from pystate.host import TableHome, ancestor_named, choose_home
-from pystate.manifest import FileRef, RangeState, state_path
+from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.spark.columns import KeySchema
 from pystate.spark.routing import KeyRouter, split_markers
 from pystate.spark.side import SideFiles
@@ -71,6 +71,7 @@ class OperatorPlan:
     processing_time_ms: int
     watermark_ms: int | None
     event_time: bool
+    timers: bool
     side_folders: Mapping[str, str]
     shared_tables: bool
     allow_unclaimed_state: bool
@@ -82,6 +83,11 @@ class OperatorPlan:
     def parallelism(self) -> int:
         """Number of ranges."""
         return len(self.ranges)
+
+    @property
+    def expires(self) -> bool:
+        """Whether a state has a time to live."""
+        return any(getattr(state, "ttl", None) is not None for state in self.states.values())
 
     @property
     def router(self) -> KeyRouter:
@@ -149,7 +155,7 @@ class RangeTask:
 
     @property
     def attached(self) -> bool:
-        """Whether the task has a table; one without rows never attaches."""
+        """Whether the task has a table; one without rows and anything due never attaches."""
         return self._attachment is not None
 
     def announce(self, markers: Iterable[int]) -> None:
@@ -202,6 +208,17 @@ class RangeTask:
                 "input is not complete: rows were dropped between the shuffle and the operator"
             )
 
+    @property
+    def due(self) -> bool:
+        """Whether the range has something to do without rows: a timer, or what may expire."""
+        plan, state = self.plan, self.state
+        if plan.expires and state.id != EMPTY_ID:
+            return True
+        return plan.timers and (
+            _reached(state.next_event_timer_ms, plan.watermark_ms)
+            or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
+        )
+
     def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
         """Add what some rows say: their largest event time, and how many of them are late."""
         self.late_rows += late_rows
@@ -247,7 +264,11 @@ class RangeTask:
     def report(self, file: FileRef | None) -> None:
         """Tell the driver: the last act of the task."""
         plan, state = self.plan, self.state
+        timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
+            if plan.timers:
+                table: Any = self.backend
+                timers = table.next_timer("event"), table.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
@@ -265,6 +286,8 @@ class RangeTask:
                     parent=state.id,
                     file=file,
                     max_event_time_ms=self.max_event_time_ms,
+                    next_event_timer_ms=timers[0],
+                    next_processing_timer_ms=timers[1],
                     side_files=self._side_files,
                     metrics=dict(self.metrics),
                 )
@@ -407,6 +430,10 @@ def run_task(
                 task.rows_out += size(out)
                 yield out
         task.check_marker()
+        if not task.attached and task.due:
+            task.attach(task.state.index)
+            opened = True
+            body.open()
         if task.attached:
             for out in body.finish():
                 task.rows_out += size(out)
@@ -446,6 +473,10 @@ def _home(application: bytes) -> TableHome:
     return choose_home(
         application, owner_pid=ancestor_named("java"), fallback=folders.split(",")[0]
     )
+
+
+def _reached(time_ms: int | None, now_ms: int | None) -> bool:
+    return time_ms is not None and now_ms is not None and time_ms <= now_ms
 
 
 def _ms_since(began_ns: int) -> float:
