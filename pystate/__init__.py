@@ -20,7 +20,7 @@ Examples
 
 from __future__ import annotations
 
-from pystate import errors
+from pystate import errors, testing
 from pystate.aggregates import count, max, mean, min, sum
 from pystate.backend import (
     FileInfo,
@@ -71,5 +71,6 @@ __all__ = [
     "range_bounds",
     "range_of",
     "sum",
+    "testing",
     "verify_file",
 ]

@@ -244,7 +244,6 @@ class Coordinator:
         run_key: str | None = None,
         processing_time_ms: int | None = None,
         restore: Restore | None = None,
-        watermark_ms: Callable[[Epoch], int | None] | None = None,
         retryable: Callable[[Exception], bool] | None = None,
     ) -> EpochResult:
         """Open an epoch, evaluate it as often as it takes, publish it.
@@ -254,8 +253,6 @@ class Coordinator:
         evaluate : callable
             Runs the epoch's work once: declares the operators, runs the job, feeds the reports to
             the epoch, and returns the sink transactions. Each call sees a fresh `evaluation_id`.
-        watermark_ms : callable, optional
-            Computes the next watermark from the epoch's reports.
         retryable : callable, optional
             Whether an exception of `evaluate` may be worth another evaluation. By default every
             one that is not a `PystateError`.
@@ -284,8 +281,7 @@ class Coordinator:
             with opened as epoch:
                 try:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
-                    mark = None if watermark_ms is None else watermark_ms(epoch)
-                    manifest = epoch.complete(sinks, watermark_ms=mark)
+                    manifest = epoch.complete(sinks)
                 except OvertakenError as error:
                     _LOG.warning("%s; opening the next epoch", error)
                     continue
@@ -365,12 +361,12 @@ class Coordinator:
 
     # ---- publishing ------------------------------------------------------------------------
 
-    def _publish(self, epoch: Epoch, sinks: Sequence[Any], watermark_ms: int | None) -> Manifest:
+    def _publish(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
         operators = epoch.collect()
         self._check_visible(epoch)
         if self._merges is not None:
             operators = self._merges.adopt(operators)
-        manifest = self._manifest(epoch, operators, sinks, watermark_ms)
+        manifest = self._manifest(epoch, operators, sinks)
         data = manifest.encode()
         job = self._job.with_operators(epoch.entries())
         self._ownership.check()
@@ -391,11 +387,7 @@ class Coordinator:
         return manifest
 
     def _manifest(
-        self,
-        epoch: Epoch,
-        operators: tuple[OperatorState, ...],
-        sinks: Sequence[Any],
-        watermark_ms: int | None,
+        self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
     ) -> Manifest:
         base, position = epoch.base, epoch.position
         queries = {progress.query_id: progress for progress in (base.queries if base else ())}
@@ -404,7 +396,6 @@ class Coordinator:
             queries[position.query_id] = QueryProgress(
                 position.query_id, position.batch_id, position.offsets_hash, epoch.number
             )
-        marks = [mark for mark in (epoch.watermark_ms, watermark_ms) if mark is not None]
         return Manifest(
             epoch=epoch.number,
             predecessor=0 if base is None else base.epoch,
@@ -414,7 +405,7 @@ class Coordinator:
             host=self._ownership.host,
             max_parallelism=self._job.max_parallelism,
             processing_time_ms=epoch.processing_time_ms,
-            watermark_ms=max(marks, default=None),
+            watermark_ms=epoch.next_watermark(operators),
             created_ms=_now_ms(),
             library=library(),
             operators=operators,

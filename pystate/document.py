@@ -80,6 +80,7 @@ def decode_document(kind: str, format_version: int, data: bytes, path: str) -> F
             f"{path}: format version {version} was written by a later pystate; "
             f"this one reads up to {format_version}: upgrade pystate"
         )
+    fields.version = version
     return fields
 
 
@@ -87,15 +88,21 @@ class Fields:
     """Typed access to a JSON object; every surprise is a `CorruptFileError` that names the file.
 
     Call `finish` when all fields have been taken: one that was not is a surprise, too.
+
+    Attributes
+    ----------
+    version : int
+        The format version of the document; 0 in objects inside it.
     """
 
-    __slots__ = ("_content", "_path")
+    __slots__ = ("_content", "_path", "version")
 
     def __init__(self, content: Any, path: str) -> None:
         if not isinstance(content, dict):
             raise CorruptFileError(f"{path}: expected an object, found {content!r:.60}")
         self._content: dict[str, Any] = dict(content)
         self._path = path
+        self.version = 0
 
     def _take(self, name: str) -> Any:
         try:

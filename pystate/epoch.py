@@ -10,6 +10,8 @@ Invariants
 2. An epoch completes with exactly one report per declared (operator, range), each built on exactly
    the id that the base names.
 3. Nothing is visible before the manifest, and nothing is undone after it.
+4. Processing time and watermark are the base's and the position's alone: an epoch that is computed
+   again has the same ones, and neither ever goes back.
 """
 
 from __future__ import annotations
@@ -44,11 +46,24 @@ from pystate.manifest import (
 from pystate.rescale import rescaled
 from pystate.succession import Position
 
-__all__ = ["Epoch", "RangeReport", "RepeatedReportsError"]
+__all__ = ["Epoch", "RangeReport", "RepeatedReportsError", "SideFile"]
+
+#: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
+_LEAST_TIME_MS = -(1 << 63)
 
 
 class RepeatedReportsError(EvaluationError):
     """A range reported more than once in one evaluation, which may be evaluated again."""
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file that a task wrote for a side output."""
+
+    tag: str
+    name: str
+    file_bytes: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,14 @@ class RangeReport:
     parent: str
     """Lineage id that the range stood at before; hex."""
     file: FileRef | None
-    watermark_ms: int | None = None
+    max_event_time_ms: int | None = None
     """Largest event time that the task has seen."""
+    next_event_timer_ms: int | None = None
+    """The earliest event-time timer that the range holds now."""
+    next_processing_timer_ms: int | None = None
+    """The same of its processing-time timers."""
+    side_files: tuple[SideFile, ...] = ()
+    """What it wrote for side outputs; durable, staged by the driver."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """Anything worth showing: rows, state sizes, times, how the table was attached."""
 
@@ -89,7 +110,7 @@ class Epoch:
     processing_time_ms : int
         The one processing time of the epoch.
     watermark_ms : int or None
-        The watermark that the base left behind.
+        The watermark of the epoch, which the base left behind.
     """
 
     def __init__(
@@ -102,7 +123,7 @@ class Epoch:
         job: JobFile,
         parallelism: int,
         allow_unclaimed_state: bool,
-        publish: Callable[[Epoch, Sequence[Any], int | None], Manifest],
+        publish: Callable[[Epoch, Sequence[Any]], Manifest],
         closed: Callable[[Epoch], None],
     ) -> None:
         self.number = number
@@ -123,6 +144,7 @@ class Epoch:
         self._open = True
         self.evaluation_id = uuid.uuid4().hex
         self._declared: dict[str, OperatorState] = {}
+        self._delays: dict[str, int] = {}
         self._reports: list[RangeReport] = []
         self._dropped: list[RangeReport] = []
 
@@ -160,6 +182,7 @@ class Epoch:
         key_schema: Mapping[str, str] | Schema,
         state_schema: Mapping[str, str] | Schema,
         parallelism: int | None = None,
+        allowed_delay_ms: int | None = None,
     ) -> tuple[RangeState, ...]:
         """Announce an operator of the current evaluation.
 
@@ -171,6 +194,9 @@ class Epoch:
             The key's columns and the states, in order.
         parallelism : int, optional
             Number of ranges; the coordinator's by default.
+        allowed_delay_ms : int, optional
+            Makes the operator one with event time, whose rows may come so much later than others:
+            it takes part in the watermark.
 
         Returns
         -------
@@ -195,6 +221,10 @@ class Epoch:
                 f"operator {uid!r}: parallelism {width} is not between 1 and "
                 f"max_parallelism={self.max_parallelism}"
             )
+        if allowed_delay_ms is not None and allowed_delay_ms < 0:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: an allowed delay of {allowed_delay_ms} ms is negative"
+            )
         uid_folder(uid)
         keys, states = as_schema(key_schema), as_schema(state_schema)
         stored = None if self.base is None else self.base.operator(uid)
@@ -208,7 +238,10 @@ class Epoch:
                 allow_unclaimed_state=self._allow_unclaimed_state,
             )
             ranges = rescaled(stored, width, self.max_parallelism)
-        self._declared[uid] = OperatorState(uid, width, keys, states, ranges)
+        seen = None if stored is None else stored.max_event_time_ms
+        self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen)
+        if allowed_delay_ms is not None:
+            self._delays[uid] = allowed_delay_ms
         return ranges
 
     def check_declared(self) -> None:
@@ -246,18 +279,15 @@ class Epoch:
             self._dropped.extend(self._reports)
             self._reports = []
         self._declared = {}
+        self._delays = {}
 
-    def complete(
-        self, sink_transactions: Sequence[Any] = (), *, watermark_ms: int | None = None
-    ) -> Manifest:
+    def complete(self, sink_transactions: Sequence[Any] = ()) -> Manifest:
         """Publish the epoch, then commit its sink transactions.
 
         Parameters
         ----------
         sink_transactions : sequence of JSON values
             What the coordinator's `commit_sinks` will be given with the manifest.
-        watermark_ms : int, optional
-            The watermark of the next epoch; never moves backwards.
 
         Raises
         ------
@@ -274,7 +304,7 @@ class Epoch:
             `open_epoch` commits again.
         """
         self._check_open()
-        return self._publish(self, sink_transactions, watermark_ms)
+        return self._publish(self, sink_transactions)
 
     def abort(self) -> None:
         """Give the epoch up: nothing happened. Harmless on an epoch that has ended."""
@@ -341,6 +371,30 @@ class Epoch:
             *(operator for operator in carried if operator.uid not in self._declared),
         )
 
+    def next_watermark(self, operators: Sequence[OperatorState]) -> int | None:
+        """Return the watermark that the epoch leaves behind.
+
+        The smallest, over the declared operators with event time, of the largest event time that
+        each has ever seen minus its allowed delay; but never less than the epoch's own watermark.
+        An operator that has seen no event time yet holds it back.
+
+        Parameters
+        ----------
+        operators : sequence of OperatorState
+            As `collect` returned them.
+        """
+        marks = []
+        for operator in operators:
+            delay = self._delays.get(operator.uid)
+            if delay is None:
+                continue
+            if operator.max_event_time_ms is None:
+                return self.watermark_ms
+            marks.append(max(operator.max_event_time_ms - delay, _LEAST_TIME_MS))
+        if not marks:
+            return self.watermark_ms
+        return min(marks) if self.watermark_ms is None else max(min(marks), self.watermark_ms)
+
     def _check_known(self, found: Mapping[tuple[str, int], RangeReport]) -> None:
         for (uid, index), report in found.items():
             operator = self._declared.get(uid)
@@ -371,12 +425,21 @@ class Epoch:
         self, operator: OperatorState, found: Mapping[tuple[str, int], RangeReport]
     ) -> OperatorState:
         ranges = []
+        seen = [operator.max_event_time_ms]
         for state in operator.ranges:
             report = found[operator.uid, state.index]
+            seen.append(report.max_event_time_ms)
             if report.file is not None:
-                state = replace(state, id=report.id, deltas=(*state.deltas, report.file))
+                state = replace(
+                    state,
+                    id=report.id,
+                    deltas=(*state.deltas, report.file),
+                    next_event_timer_ms=report.next_event_timer_ms,
+                    next_processing_timer_ms=report.next_processing_timer_ms,
+                )
             ranges.append(state)
-        return replace(operator, ranges=tuple(ranges))
+        latest = max((time for time in seen if time is not None), default=None)
+        return replace(operator, ranges=tuple(ranges), max_event_time_ms=latest)
 
 
 class _Identity:

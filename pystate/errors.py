@@ -26,6 +26,7 @@ __all__ = [
     "NoSpaceError",
     "PoisonedError",
     "PystateError",
+    "ReplayError",
     "SchemaError",
     "SnapshotTooOldError",
     "StaleKeyBatchError",
@@ -137,6 +138,10 @@ class CorruptFileError(CheckpointError, OSError):
 
 class NewerFormatError(CheckpointError):
     """A file was written by a later version in a format that this one cannot read."""
+
+
+class ReplayError(PystateError, AssertionError):
+    """A function yielded something else when the same epoch was computed a second time."""
 
 
 class FencedError(CheckpointError):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
+import numpy as np
 import pyarrow as pa
 
+from pystate.context import RuntimeContext
 from pystate.declarations import ValueState
 from pystate.errors import DeclarationError
 from pystate.handles import KeyBatch, ValueHandle
+from pystate.types import StateType, TypeLike, parse_type
 
 __all__ = [
     "RESERVED",
@@ -27,12 +29,27 @@ __all__ = [
     "VectorizedFunction",
     "bind",
     "declarations",
+    "has_timers",
+    "namespace_type",
     "shape",
     "unbind",
 ]
 
 #: Names that mean something else on a stateful function.
-RESERVED = frozenset({"process", "process_rows", "on_timer", "open", "close", "ctx", "key", "mro"})
+RESERVED = frozenset(
+    [
+        "process",
+        "process_rows",
+        "on_timer",
+        "on_timers",
+        "open",
+        "close",
+        "ctx",
+        "key",
+        "namespace",
+        "mro",
+    ]
+)
 
 
 class _Namespace(dict[str, Any]):
@@ -119,41 +136,17 @@ def _inherited_states(bases: tuple[type, ...]) -> dict[str, list[str]]:
     return owners
 
 
-@dataclass(slots=True)
-class RuntimeContext:
-    """What a function is told about the task and the row it works on.
+class StatefulFunction(metaclass=_FunctionType):
+    """What `KeyedProcessFunction` and `VectorizedFunction` share: states, `open` and `close`.
 
     Attributes
     ----------
-    uid : str
-        The operator's name in checkpoints.
-    epoch : int
-        The epoch being computed.
-    key_group_range : tuple of int
-        First and last key group of the task, both inclusive.
-    parallelism, max_parallelism : int
-        Number of ranges, and of key groups.
-    processing_time : int
-        Milliseconds since 1970; the same for all rows of an epoch and for its replays.
-    watermark : int or None
-        Event time in milliseconds up to which all rows are thought to have been seen, None before
-        the first.
-    timestamp : int or None
-        Event time of the current row in milliseconds; None where the stream has none.
+    namespace : type, optional
+        Of a class whose states and timers are kept by (key, namespace): the namespaces' type, as
+        DDL (``"long"``) or an Arrow type.
     """
 
-    uid: str
-    epoch: int
-    key_group_range: tuple[int, int]
-    parallelism: int
-    max_parallelism: int
-    processing_time: int
-    watermark: int | None = None
-    timestamp: int | None = None
-
-
-class StatefulFunction(metaclass=_FunctionType):
-    """What `KeyedProcessFunction` and `VectorizedFunction` share: states, `open` and `close`."""
+    namespace: ClassVar[TypeLike | None] = None
 
     def open(self, ctx: RuntimeContext) -> None:
         """Prepare for a task, before its first row. No key is current."""
@@ -226,6 +219,27 @@ class KeyedProcessFunction(StatefulFunction):
         """Handle all of a key's rows of the epoch's batch; overrides `process`."""
         raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
 
+    def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
+        """Handle a timer that fires, once it was registered with `ctx`.
+
+        Parameters
+        ----------
+        key : object
+            The timer's key. It is current, and so is the timer's namespace.
+        timestamp : int
+            What the timer was registered for, in milliseconds since 1970.
+        ctx : RuntimeContext
+            `time_domain` says which clock it waited for. A timer registered here that is due too
+            fires in the same epoch.
+
+        Returns
+        -------
+        iterable of tuple or None
+            Rows as `process` yields them. The timers of one key fire in the order of their
+            timestamps.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no on_timer(self, key, timestamp, ctx)")
+
 
 class VectorizedFunction(StatefulFunction):
     """A function that sees a whole batch with the keys of its rows.
@@ -258,6 +272,31 @@ class VectorizedFunction(StatefulFunction):
             What the operator emits.
         """
         raise DeclarationError(f"{type(self).__name__} has no process")
+
+    def on_timers(
+        self, keys: KeyBatch, timestamps: np.ndarray[Any, Any], ctx: RuntimeContext
+    ) -> Any:
+        """Handle timers that fire, some thousands at a time.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The key of each timer; a key may repeat.
+        timestamps : numpy.ndarray of int64
+            What the timers were registered for, in milliseconds since 1970; those of one key are
+            in order.
+        ctx : RuntimeContext
+            `time_domain` says which clock they waited for. Timers registered here that are due too
+            fire in the same epoch, in a later call.
+
+        Returns
+        -------
+        RecordBatch, iterable of RecordBatch or None
+            What the operator emits.
+        """
+        raise DeclarationError(
+            f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
+        )
 
 
 class Registry(Protocol):
@@ -297,6 +336,34 @@ def unbind(function: StatefulFunction) -> None:
     """Take an instance's handles away."""
     for name in declarations(function):
         function.__dict__.pop(name, None)
+
+
+def has_timers(function: StatefulFunction) -> bool:
+    """Whether a function says what happens when a timer fires."""
+    base, name = (
+        (VectorizedFunction, "on_timers")
+        if isinstance(function, VectorizedFunction)
+        else (KeyedProcessFunction, "on_timer")
+    )
+    return getattr(type(function), name, None) is not getattr(base, name)
+
+
+def namespace_type(function: StatefulFunction) -> StateType | None:
+    """The type of a function's namespaces; None where its states are kept by key alone.
+
+    Raises
+    ------
+    DeclarationError
+        It is no type, or one that cannot be part of a key.
+    """
+    declared = type(function).namespace
+    if declared is None:
+        return None
+    what = f"{type(function).__name__}.namespace"
+    found = parse_type(declared, what)
+    if found.is_object:
+        raise DeclarationError(f"{what}: objects are no namespaces")
+    return found
 
 
 def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:

@@ -43,7 +43,8 @@ __all__ = [
     "uid_folder",
 ]
 
-FORMAT_VERSION = 1
+#: Version 2 knows event time and timers; a file of version 1 is read as one without.
+FORMAT_VERSION = 2
 MANIFESTS = "manifests"
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
@@ -182,6 +183,10 @@ class RangeState:
     """The lineage id of the whole: what a table must stand at to be this state."""
     base: FileRef | None = None
     deltas: tuple[FileRef, ...] = ()
+    next_event_timer_ms: int | None = None
+    """The earliest event-time timer that the range holds, or an earlier time; None for none."""
+    next_processing_timer_ms: int | None = None
+    """The same of its processing-time timers."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -220,10 +225,12 @@ class RangeState:
             "id": self.id,
             "base": None if self.base is None else self.base._encode(),
             "deltas": [delta._encode() for delta in self.deltas],
+            "next_event_timer_ms": self.next_event_timer_ms,
+            "next_processing_timer_ms": self.next_processing_timer_ms,
         }
 
     @classmethod
-    def _decode(cls, content: Any, path: str) -> RangeState:
+    def _decode(cls, content: Any, path: str, version: int) -> RangeState:
         fields = Fields(content, path)
         base = fields.anything("base")
         state = cls(
@@ -233,6 +240,8 @@ class RangeState:
             id=fields.hexadecimal("id", _ID_DIGITS),
             base=None if base is None else FileRef._decode(base, path),
             deltas=tuple(FileRef._decode(item, path) for item in fields.items("deltas")),
+            next_event_timer_ms=_since_2(fields, "next_event_timer_ms", version),
+            next_processing_timer_ms=_since_2(fields, "next_processing_timer_ms", version),
         )
         fields.finish()
         return state
@@ -253,6 +262,8 @@ class OperatorState:
     key_schema: Schema
     state_schema: Schema
     ranges: tuple[RangeState, ...]
+    max_event_time_ms: int | None = None
+    """The largest event time that the operator has ever seen."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -266,28 +277,29 @@ class OperatorState:
             "key_schema": self.key_schema,
             "state_schema": self.state_schema,
             "ranges": [state._encode() for state in self.ranges],
+            "max_event_time_ms": self.max_event_time_ms,
         }
 
     @classmethod
-    def _decode(cls, content: Any, path: str, max_parallelism: int) -> OperatorState:
+    def _decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
         fields = Fields(content, path)
         operator = cls(
             uid=fields.text("uid"),
             parallelism=fields.integer("parallelism", least=1),
             key_schema=decode_schema(fields.items("key_schema"), path),
             state_schema=decode_schema(fields.items("state_schema"), path),
-            ranges=tuple(RangeState._decode(item, path) for item in fields.items("ranges")),
+            ranges=tuple(RangeState._decode(r, path, version) for r in fields.items("ranges")),
+            max_event_time_ms=_since_2(fields, "max_event_time_ms", version),
         )
         fields.finish()
         bounds = [
-            (i, *range_bounds(i, max_parallelism, operator.parallelism))
-            for i in range(operator.parallelism)
+            (i, *range_bounds(i, groups, operator.parallelism)) for i in range(operator.parallelism)
         ]
         found = [(r.index, r.first_key_group, r.last_key_group) for r in operator.ranges]
         if found != bounds:
             raise CorruptFileError(
                 f"{path}: operator {operator.uid!r} does not have the {operator.parallelism} "
-                f"ranges of {max_parallelism} key groups"
+                f"ranges of {groups} key groups"
             )
         return operator
 
@@ -331,6 +343,7 @@ class Manifest:
     offsets_hash: str | None = None
     run_key: str | None = None
     watermark_ms: int | None = None
+    """The watermark of the epoch after this one; never less than what this one had itself."""
     queries: tuple[QueryProgress, ...] = ()
     """Every streaming query that the state contains, with its last batch."""
     sinks: tuple[Any, ...] = ()
@@ -429,13 +442,18 @@ class Manifest:
             run_key=fields.optional_text("run_key"),
             queries=tuple(queries),
             operators=tuple(
-                OperatorState._decode(item, path, max_parallelism)
+                OperatorState._decode(item, path, fields.version, max_parallelism)
                 for item in fields.items("operators")
             ),
             sinks=tuple(fields.items("sinks")),
+            format_version=fields.version,
         )
         fields.finish()
         return manifest
+
+
+def _since_2(fields: Fields, name: str, version: int) -> int | None:
+    return fields.optional_integer(name) if version >= 2 else None
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:

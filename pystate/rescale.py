@@ -6,7 +6,7 @@ Thread safety: a function without state.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pystate.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, range_bounds
@@ -53,14 +53,30 @@ def rescaled(
         ]
         same = [o for o in sources if (o.first_key_group, o.last_key_group) == (first, last)]
         if same:
-            ranges.append(RangeState(index, first, last, same[0].id, same[0].base, same[0].deltas))
+            ranges.append(replace(same[0], index=index))
             continue
         files = tuple(part for old in sources for part in _parts(old, first, last))
         text = ",".join([f"{first}-{last}", *(old.id for old in sources)])
         derived = hashlib.sha256(text.encode()).hexdigest()[:32]
         state_id = derived if files else EMPTY_ID
-        ranges.append(RangeState(index, first, last, state_id, None, files))
+        ranges.append(
+            RangeState(
+                index,
+                first,
+                last,
+                state_id,
+                None,
+                files,
+                # Whose timer it is only the range's next task will see: early does no harm.
+                _earliest(old.next_event_timer_ms for old in sources),
+                _earliest(old.next_processing_timer_ms for old in sources),
+            )
+        )
     return tuple(ranges)
+
+
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)
 
 
 def _parts(old: RangeState, first: int, last: int) -> Iterator[FileRef]:

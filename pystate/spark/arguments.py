@@ -5,20 +5,34 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.core.rdd import RDD
 from pyspark.sql import SparkSession
+from pyspark.sql import types as st
 
-from pystate.errors import InvalidArgumentError
+from pystate.durations import Duration, milliseconds
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.output import OutputColumns
+from pystate.spark.columns import output_columns, parse_schema, require_columns
 from pystate.spark.environment import require_classic
 from pystate.spark.routing import column_named
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["as_columns", "checked_uid", "session_of"]
+__all__ = [
+    "allowed_delay_ms",
+    "as_columns",
+    "checked_uid",
+    "session_of",
+    "side_columns",
+    "start_query",
+]
+
+_EVENT_TIMES = (st.TimestampType, st.TimestampNTZType, st.DateType, st.LongType)
 
 
 def checked_uid(uid: str | None) -> str:
@@ -42,6 +56,40 @@ def as_columns(order_by: str | Column | Sequence[str | Column] | None) -> list[C
     return [column_named(item) if isinstance(item, str) else item for item in given]
 
 
+def allowed_delay_ms(
+    schema: st.StructType, event_time: str | None, allowed_delay: Duration | None, owner: str
+) -> int | None:
+    """Check a frame's event-time column; returns the allowed delay, None without event time."""
+    if event_time is None:
+        if allowed_delay is not None:
+            raise InvalidArgumentError(
+                f"{owner}: allowed_delay is how late a row may be by its event time: name the "
+                "column of that, event_time='column', too"
+            )
+        return None
+    require_columns(schema, [event_time], f"{owner}: event_time")
+    data_type = schema[event_time].dataType
+    if not isinstance(data_type, _EVENT_TIMES):
+        raise WrongTypeError(
+            f"{owner}: the event-time column {event_time!r} is {data_type.simpleString()}: it must "
+            "be timestamp, timestamp_ntz, date, or a long with milliseconds since 1970"
+        )
+    return milliseconds(0 if allowed_delay is None else allowed_delay, f"{owner}: allowed_delay")
+
+
+def side_columns(
+    side_outputs: Mapping[str, str | st.StructType] | None, owner: str
+) -> dict[str, OutputColumns]:
+    """The columns of an operator's side outputs, by tag."""
+    columns = {}
+    for tag, schema in (side_outputs or {}).items():
+        if not tag:
+            raise InvalidArgumentError(f"{owner}: a side output's tag is a string, not {tag!r}")
+        name = f"{owner}, side output {tag!r}"
+        columns[tag] = output_columns(parse_schema(schema, name), name)
+    return columns
+
+
 def session_of(data: Any) -> SparkSession:
     """Return the session of a run's input: a DataFrame that is no stream, or an RDD."""
     if isinstance(data, RDD):
@@ -53,3 +101,19 @@ def session_of(data: Any) -> SparkSession:
     if frame.isStreaming:
         raise InvalidArgumentError("data is a streaming DataFrame: use start for a stream")
     return frame.sparkSession
+
+
+def start_query(
+    stream: DataFrame,
+    on_batch: Callable[[DataFrame, int], None],
+    folder: str,
+    name: str | None,
+    trigger: Mapping[str, Any] | None,
+) -> StreamingQuery:
+    """Start a query over `foreachBatch` that keeps its positions in `folder`."""
+    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
+    if name is not None:
+        writer = writer.queryName(name)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()

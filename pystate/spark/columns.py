@@ -1,26 +1,27 @@
 """Between Spark's types and Arrow's: key columns in, result columns out.
 
-Spark says neither which column nor which type was wrong where an Arrow batch differs from the
-declared schema; here every column is cast, or refused with its name and both types.
-
-Thread safety: all objects are immutable.
+Pure functions, safe from any thread.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as at
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.output import OutputColumns
 
-__all__ = ["KeySchema", "OutputColumns", "ddl_of", "key_schema", "parse_schema", "require_columns"]
+__all__ = [
+    "KeySchema",
+    "ddl_of",
+    "key_schema",
+    "output_columns",
+    "parse_schema",
+    "require_columns",
+]
 
 #: Key columns in order: (name, type in DDL).
 KeySchema = tuple[tuple[str, str], ...]
@@ -123,203 +124,7 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
     return tuple(columns)
 
 
-class OutputColumns:
-    """The declared result of an operator, and how values get its types.
-
-    Parameters
-    ----------
-    schema : StructType
-        The declared columns.
-    owner : str
-        What the errors name, e.g. ``"operator 'aircraft'"``.
-    """
-
-    def __init__(self, schema: st.StructType, owner: str) -> None:
-        self.owner = owner
-        self.declared = schema
-        declared = to_arrow_schema(schema, timezone="UTC")
-        self.required = tuple(not field.nullable for field in declared)
-        self.names = tuple(schema.names)
-        self.ddl = tuple(ddl_of(f.dataType) or f.dataType.simpleString() for f in schema)
-        self.schema = pa.schema([pa.field(field.name, field.type) for field in declared])
-
-    def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn what a function yielded, one tuple per row, into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            A row that is no tuple, has another number of values, or holds a value that its column
-            cannot; the message names the column, the value and both types.
-        """
-        for kind in set(map(type, rows)):
-            if not issubclass(kind, (tuple, list)):
-                raise WrongTypeError(
-                    f"{self.owner} yielded {_shown(next(r for r in rows if type(r) is kind))}: "
-                    f"yield a tuple with a value for each of {', '.join(self.names)}"
-                )
-        try:
-            columns = list(zip(*rows, strict=True))
-        except ValueError:
-            columns = []
-        if rows and len(columns) != len(self.names):
-            wrong = next(row for row in rows if len(row) != len(self.names))
-            raise WrongTypeError(
-                f"{self.owner} yielded {len(wrong)} values, {_shown(wrong)}; its schema has "
-                f"{len(self.names)} columns: {', '.join(self.names)}"
-            )
-        if not rows:
-            return self.empty()
-        arrays = [self._array(i, column) for i, column in enumerate(columns)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def empty(self) -> pa.RecordBatch:
-        """A batch without rows."""
-        return pa.RecordBatch.from_arrays(
-            [pa.array([], field.type) for field in self.schema], schema=self.schema
-        )
-
-    def from_value(self, value: object) -> list[pa.RecordBatch]:
-        """Turn what a vectorised function yielded into batches of the declared types.
-
-        Parameters
-        ----------
-        value : RecordBatch, Table, or mapping from column name to array
-            Columns are matched by name.
-        """
-        if isinstance(value, Mapping):
-            value = pa.table({str(name): column for name, column in value.items()})
-        if isinstance(value, pa.Table):
-            return [self._cast_batch(batch) for batch in value.combine_chunks().to_batches()]
-        if isinstance(value, pa.RecordBatch):
-            return [self._cast_batch(value)]
-        raise WrongTypeError(
-            f"{self.owner} yielded {_shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
-            "dict of arrays"
-        )
-
-    def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
-        arrow_type = self.schema.field(index).type
-        try:
-            array = _exact_array(values, arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            bad = next((v for v in values if not _fits(v, arrow_type)), None)
-            raise WrongTypeError(
-                f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
-                f"got {_shown(bad)} of type {type(bad).__qualname__}: {error}"
-            ) from None
-        return self._checked(index, array)
-
-    def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch.schema.equals(self.schema) and not any(self.required):
-            return batch
-        if sorted(batch.schema.names) != sorted(self.names):
-            raise WrongTypeError(
-                f"{self.owner} yielded columns {', '.join(batch.schema.names)}; its schema has "
-                f"{', '.join(self.names)}"
-            )
-        arrays = [
-            self._checked(i, self._cast(i, batch.column(name))) for i, name in enumerate(self.names)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _cast(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
-        wanted = self.schema.field(index).type
-        if array.type == wanted:
-            return array
-        if isinstance(array, pa.DictionaryArray):
-            array = array.dictionary_decode()
-        reason: object = "it would lose or change values"
-        if castable(array.type, wanted):
-            try:
-                return pc.cast(array, wanted, safe=True)
-            except pa.ArrowException as error:
-                reason = error
-        raise WrongTypeError(
-            f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and got "
-            f"Arrow type {array.type}, which is not cast: {reason}"
-        )
-
-    def _checked(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
-        if self.required[index] and array.null_count:
-            raise WrongTypeError(
-                f"{self.owner}: column {self.names[index]!r} is declared not null and got a null"
-            )
-        return array
-
-
-def castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether a cast keeps the meaning; whether it keeps each value, a safe cast finds out.
-
-    Numbers become numbers and text stays text; a number never becomes text or the reverse.
-    """
-    if source == target or at.is_null(source):
-        return True
-    if at.is_nested(source):
-        return type(source) is type(target)
-    families = (_is_number, _is_text, _is_bytes, _is_day_or_instant)
-    return any(member(source) and member(target) for member in families)
-
-
-def _is_number(arrow_type: pa.DataType) -> bool:
-    return bool(
-        at.is_integer(arrow_type) or at.is_floating(arrow_type) or at.is_decimal(arrow_type)
-    )
-
-
-def _is_text(arrow_type: pa.DataType) -> bool:
-    return bool(
-        at.is_string(arrow_type) or at.is_large_string(arrow_type) or at.is_string_view(arrow_type)
-    )
-
-
-def _is_bytes(arrow_type: pa.DataType) -> bool:
-    return bool(
-        at.is_binary(arrow_type)
-        or at.is_large_binary(arrow_type)
-        or at.is_fixed_size_binary(arrow_type)
-        or at.is_binary_view(arrow_type)
-    )
-
-
-def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
-    return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
-
-
-def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
-    """An array of the values where `pyarrow.array` alone would round, cut or guess.
-
-    It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
-    without a time zone for one in UTC. Inside nested types its own rules hold.
-    """
-    kinds = set(map(type, values)) - {type(None)}
-    if at.is_integer(arrow_type) and kinds - {int}:
-        inferred = pa.array(values)
-        if not castable(inferred.type, arrow_type):
-            raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
-        exact: pa.Array[Any] = pc.cast(inferred, arrow_type, safe=True)
-        return exact
-    if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
-        raise TypeError("a datetime is no date: take its date()")
-    if at.is_timestamp(arrow_type):
-        for value in values:
-            if isinstance(value, datetime.datetime) and (value.tzinfo is None) != (
-                arrow_type.tz is None
-            ):
-                raise TypeError(
-                    "a timestamp needs a datetime with a time zone, timestamp_ntz one without"
-                )
-    return pa.array(values, type=arrow_type)
-
-
-def _fits(value: Any, arrow_type: pa.DataType) -> bool:
-    try:
-        _exact_array([value], arrow_type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def output_columns(schema: st.StructType, owner: str) -> OutputColumns:
+    """The columns that an operator yields, in Arrow's types; `owner` is named in errors."""
+    ddl = [ddl_of(field.dataType) or field.dataType.simpleString() for field in schema]
+    return OutputColumns(to_arrow_schema(schema, timezone="UTC"), owner, ddl)

@@ -7,6 +7,7 @@ Invariants
 1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
    already run stages, and travels in every operator's closure.
 2. The sink's write is the one action; what the pipeline computes otherwise is the user's own.
+3. A side output has a sink, and a sink a side output, before anything is computed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from pystate.epoch import Epoch
 from pystate.errors import DeclarationError, InvalidArgumentError
@@ -23,7 +27,8 @@ from pystate.spark.columns import KeySchema, parse_schema
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.reports import ReportBox
-from pystate.spark.sink import Sink, Transaction
+from pystate.spark.side import Outputs
+from pystate.spark.sink import Transaction
 from pystate.spark.worker import OperatorPlan
 from pystate.storage import CheckpointStorage
 from pystate.types import parse_type, refuse_nested_key
@@ -69,6 +74,8 @@ class Evaluation:
         How the workers hold their tables.
     parallelism : int
         Number of ranges of each operator.
+    outputs : Outputs
+        Where the rows go.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class Evaluation:
         storage: CheckpointStorage,
         tables: TableOptions,
         parallelism: int,
+        outputs: Outputs,
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -86,14 +94,38 @@ class Evaluation:
         self._box = box
         self._storage = storage
         self._tables = tables
+        self._outputs = outputs
+        self._tags: dict[str, tuple[str, pa.Schema]] = {}
         self._noted: dict[str, KeySchema] = {}
         self._id = epoch.evaluation_id
 
-    def declare(self, uid: str, keys: KeySchema, states: Mapping[str, ValueState]) -> OperatorPlan:
-        """Announce an operator to the epoch; returns what its tasks must know."""
+    def declare(
+        self,
+        uid: str,
+        keys: KeySchema,
+        states: Mapping[str, ValueState],
+        *,
+        allowed_delay_ms: int | None = None,
+        sides: Mapping[str, pa.Schema] = MappingProxyType({}),
+        timers: bool = False,
+    ) -> OperatorPlan:
+        """Announce an operator to the epoch; returns what its tasks must know.
+
+        Parameters
+        ----------
+        allowed_delay_ms : int, optional
+            Of an operator with event time.
+        sides : mapping from tag to schema, optional
+            Its side outputs.
+        timers : bool
+            Whether its function handles timers.
+        """
         epoch = self.epoch
         schema = tuple((name, state.type.ddl) for name, state in states.items())
-        ranges = epoch.declare(uid, key_schema=keys, state_schema=schema)
+        folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
+        ranges = epoch.declare(
+            uid, key_schema=keys, state_schema=schema, allowed_delay_ms=allowed_delay_ms
+        )
         return OperatorPlan(
             uid=uid,
             key_schema=keys,
@@ -107,6 +139,9 @@ class Evaluation:
             max_parallelism=epoch.max_parallelism,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=epoch.watermark_ms,
+            event_time=allowed_delay_ms is not None,
+            timers=timers,
+            side_folders=folders,
             shared_tables=self._tables.shared,
             allow_unclaimed_state=self._tables.allow_unclaimed_state,
             limit_bytes=self._tables.limit_bytes,
@@ -136,15 +171,38 @@ class Evaluation:
             )
         return self._noted[uid]
 
-    def run(
-        self, data: Any, pipeline: Callable[[Any], Any], sink: Sink, schema: Any
-    ) -> list[Transaction]:
-        """Call the pipeline, write its result through the sink, collect the reports."""
+    def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
+        sink = self._outputs.sides.get(tag)
+        if sink is None:
+            raise InvalidArgumentError(
+                f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
+                f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
+            )
+        other, known = self._tags.setdefault(tag, (uid, schema))
+        if known != schema:
+            raise DeclarationError(
+                f"operators {other!r} and {uid!r} share the side output {tag!r}, but with "
+                "different columns: give one of them another tag"
+            )
+        return sink.task_folder(self.epoch.number, self._id)
+
+    def _check_sides(self) -> None:
+        unknown = sorted(set(self._outputs.sides) - set(self._tags))
+        if unknown:
+            raise InvalidArgumentError(
+                f"side_outputs names {', '.join(map(repr, unknown))}, which no operator of the "
+                f"pipeline has; it has {', '.join(map(repr, sorted(self._tags))) or 'none'}"
+            )
+
+    def run(self, data: Any, pipeline: Callable[[Any], Any], schema: Any) -> list[Transaction]:
+        """Call the pipeline, write its result through the sinks, collect the reports."""
+        number, outputs = self.epoch.number, self._outputs
         try:
             with large_batches(self.session):
                 frame = self._as_frame(pipeline(data), schema)
                 self.epoch.check_declared()
-                return [sink.stage(frame, self.epoch.number, self._id)]
+                self._check_sides()
+                transaction = outputs.main.stage(frame, number, self._id)
         except Exception as error:
             original = original_error(error)
             if original is error:
@@ -153,6 +211,7 @@ class Evaluation:
         finally:
             for report in self._box.take():
                 self.epoch.report(report)
+        return [transaction, *outputs.stage_sides(self.epoch.reports, number, self._id)]
 
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
         from pyspark.core.rdd import RDD

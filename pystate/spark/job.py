@@ -15,22 +15,24 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from pystate.coordinator import Coordinator
+from pystate.durations import Duration
 from pystate.epoch import Epoch
-from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
-from pystate.functions import KeyedProcessFunction, declarations, shape
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.functions import KeyedProcessFunction
 from pystate.history import read_head
 from pystate.manifest import Manifest
-from pystate.spark.arguments import as_columns, checked_uid, session_of
-from pystate.spark.columns import OutputColumns, parse_schema
+from pystate.spark.arguments import as_columns, checked_uid, session_of, start_query
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
+from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
-from pystate.spark.offsets import SPARK_FOLDER, read_offsets
+from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.progress import EpochProgress, EpochResult
-from pystate.spark.rdd import RoutedOperator
+from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
-from pystate.spark.routing import KeyRouter, Routed, route_rdd
+from pystate.spark.routing import Routed
+from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit
 from pystate.storage import open_storage
 
@@ -145,6 +147,8 @@ class Job:
         *columns: str,
         uid: str | None = None,
         order_by: str | Column | Sequence[str | Column] | None = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
     ) -> KeyedFrame:
         """Split one epoch's rows by key, for a stateful operator.
 
@@ -160,6 +164,14 @@ class Job:
         order_by : str, Column or a sequence of them, optional
             Sort each key's rows within the epoch. Without it their order is not promised, because
             Spark's shuffle gives none.
+        event_time : str, optional
+            The column that says when a row's event happened: a timestamp, a timestamp_ntz (taken
+            for UTC), a date, or a long with milliseconds since 1970. It makes a watermark.
+        allowed_delay : str, timedelta or int, optional
+            How much later than the newest event a row may come: ``"10 minutes"``, a timedelta, or
+            milliseconds; 0 by default. The watermark of an epoch is the largest event time of all
+            epochs before it minus this, and the smallest of that where several operators have
+            event time.
 
         Returns
         -------
@@ -168,7 +180,8 @@ class Job:
         """
         evaluation = self._current("key_by")
         require_classic(df)
-        return KeyedFrame(evaluation, df, columns, checked_uid(uid), as_columns(order_by))
+        name, order = checked_uid(uid), as_columns(order_by)
+        return KeyedFrame(evaluation, df, columns, name, order, event_time, allowed_delay)
 
     def partition_by(
         self,
@@ -196,13 +209,7 @@ class Job:
         RDD
             One partition per key-group range; its elements are for `partitions` alone.
         """
-        evaluation = self._current("partition_by")
-        name = checked_uid(uid)
-        types = [key_type] if isinstance(key_type, str) else list(key_type)
-        names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
-        schema = evaluation.note_keys(name, tuple(zip(names, types, strict=True)))
-        epoch = evaluation.epoch
-        return route_rdd(rdd, key, KeyRouter(schema, epoch.max_parallelism, evaluation.parallelism))
+        return split_rdd(self._current("partition_by"), rdd, key, key_type, checked_uid(uid))
 
     def partitions(
         self,
@@ -227,17 +234,7 @@ class Job:
         callable
             From a partition of `partition_by`'s result to what the function yields.
         """
-        evaluation = self._current("partitions")
-        name = checked_uid(uid)
-        if shape(function) != "process":
-            raise DeclarationError(
-                f"operator {name!r}: over an RDD a function needs process(self, key, row, ctx); "
-                "the batch shapes need a DataFrame and key_by"
-            )
-        plan = evaluation.declare(name, evaluation.noted_keys(name), declarations(function))
-        owner = f"operator {name!r}"
-        output = None if schema is None else OutputColumns(parse_schema(schema, owner), owner)
-        return RoutedOperator(plan, function, output)
+        return rdd_operator(self._current("partitions"), function, checked_uid(uid), schema)
 
     # ---- epochs --------------------------------------------------------------------------------
 
@@ -247,7 +244,9 @@ class Job:
         pipeline: Pipeline,
         *,
         sink: Sink | None = None,
+        side_outputs: Mapping[str, SideSink] | None = None,
         trigger: Mapping[str, Any] | None = None,
+        heartbeat: Duration | None = None,
         query_name: str | None = None,
         restore: Literal["latest"] | None = None,
         on_epoch: Callable[[EpochProgress], None] | None = None,
@@ -263,9 +262,17 @@ class Job:
             for every evaluation of an epoch.
         sink : ParquetSink, optional
             Where the rows go; by default ``results/`` in the checkpoint.
+        side_outputs : mapping from tag to ParquetSink, optional
+            Where the rows of each side output go, committed with the epoch as `sink` is. Every tag
+            needs one. An epoch without rows of a tag leaves no folder there.
         trigger : mapping, optional
             As for ``writeStream.trigger``: ``{"availableNow": True}``,
             ``{"processingTime": "10 seconds"}``.
+        heartbeat : str, timedelta or int, optional
+            Run an epoch at least so often, also without new rows, for example every
+            ``"10 seconds"``. Spark by itself runs no batch on idle input, so that timers and
+            expiry wait for the next row. It adds a source to the query, never a row, and makes the
+            columns nullable; a query keeps it for its whole life. A `trigger` that is slower wins.
         query_name : str, optional
             Spark's name of the query.
         restore : {"latest"}, optional
@@ -277,7 +284,7 @@ class Job:
         Returns
         -------
         StreamingQuery
-            Spark's own handle. A batch without new rows does not run.
+            Spark's own handle. A batch without new rows does not run, unless by `heartbeat`.
         """
         require_classic(stream, "stream")
         if not stream.isStreaming:
@@ -287,7 +294,8 @@ class Job:
             )
         session = stream.sparkSession
         self._prepare(session)
-        output = sink if sink is not None else self._results()
+        stream = with_heartbeat(stream, heartbeat, self._storage)
+        outputs = self._outputs(sink, side_outputs)
         self._failure = None
 
         def on_batch(frame: DataFrame, batch_id: int) -> None:
@@ -297,7 +305,7 @@ class Job:
                     frame,
                     frame.sparkSession,
                     pipeline,
-                    output,
+                    outputs,
                     on_epoch,
                     query_id=session.sparkContext.getLocalProperty("sql.streaming.queryId"),
                     batch_id=batch_id,
@@ -309,13 +317,7 @@ class Job:
                 self._failure = error
                 raise
 
-        folder = self._storage.local_path(SPARK_FOLDER) or f"{self._storage.uri}/{SPARK_FOLDER}"
-        writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        return writer.start()
+        return start_query(stream, on_batch, spark_folder(self._storage), query_name, trigger)
 
     def run_epoch(
         self,
@@ -324,6 +326,7 @@ class Job:
         *,
         run_key: str | None = None,
         sink: Sink | None = None,
+        side_outputs: Mapping[str, SideSink] | None = None,
         schema: str | StructType | None = None,
         on_epoch: Callable[[EpochProgress], None] | None = None,
     ) -> EpochResult:
@@ -340,6 +343,8 @@ class Job:
             result, whatever `data` is then.
         sink : ParquetSink, optional
             Where the rows go; by default ``results/`` in the checkpoint.
+        side_outputs : mapping from tag to ParquetSink, optional
+            Where the rows of each side output go; see `start`.
         schema : str or StructType, optional
             Columns of the result where the pipeline returns an RDD.
         on_epoch : callable, optional
@@ -352,11 +357,11 @@ class Job:
         """
         session = session_of(data)
         self._prepare(session)
-        output = sink if sink is not None else self._results()
+        outputs = self._outputs(sink, side_outputs)
         number, manifest, done = self._run(
-            data, session, pipeline, output, on_epoch, run_key=run_key, schema=schema
+            data, session, pipeline, outputs, on_epoch, run_key=run_key, schema=schema
         )
-        return EpochResult(number, run_key, output.read(session, number), done, manifest)
+        return EpochResult(number, run_key, outputs.main.read(session, number), done, manifest)
 
     def read_state(self, uid: str) -> pa.Table:
         """Read an operator's state as of the last epoch, from the checkpoint's files.
@@ -414,14 +419,16 @@ class Job:
                 )
             return self._coordinator
 
-    def _results(self) -> ParquetSink:
-        folder = self._storage.local_path(_RESULTS)
-        if folder is None:
-            raise InvalidArgumentError(
-                f"{self._storage.uri} is no local folder, so that results cannot be kept in it: "
-                "pass a sink"
-            )
-        return ParquetSink(folder)
+    def _outputs(self, sink: Sink | None, sides: Mapping[str, SideSink] | None) -> Outputs:
+        if sink is None:
+            folder = self._storage.local_path(_RESULTS)
+            if folder is None:
+                raise InvalidArgumentError(
+                    f"{self._storage.uri} is no local folder, so that results cannot be kept in "
+                    "it: pass a sink"
+                )
+            sink = ParquetSink(folder)
+        return Outputs(sink, dict(sides or {}))
 
     def _current(self, method: str) -> Evaluation:
         evaluation = self._evaluation
@@ -437,7 +444,7 @@ class Job:
         data: Any,
         session: SparkSession,
         pipeline: Pipeline,
-        sink: Sink,
+        outputs: Outputs,
         on_epoch: Callable[[EpochProgress], None] | None,
         *,
         schema: Any = None,
@@ -450,21 +457,24 @@ class Job:
         epochs: list[Epoch] = []
 
         def evaluate(epoch: Epoch) -> Sequence[Any]:
-            sink.prepare(epoch.number)
+            outputs.prepare(epoch.number)
             evaluation = Evaluation(
-                epoch, session, box, self._storage, self._tables, coordinator.parallelism
+                epoch, session, box, self._storage, self._tables, coordinator.parallelism, outputs
             )
             epochs[:] = [epoch]
             try:
                 with self._evaluating(evaluation):
-                    return evaluation.run(data, pipeline, sink, schema)
+                    return evaluation.run(data, pipeline, schema)
             except BaseException:
-                sink.discard(epoch.number, epoch.evaluation_id)
+                outputs.discard(epoch.number, epoch.evaluation_id)
                 raise
 
         result = coordinator.run(evaluate, retryable=is_retryable, **position)
         if not result.already_done:
-            self._note(epochs[0], (time.perf_counter() - began) * 1000, on_epoch)
+            assert result.manifest is not None
+            progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
+            if on_epoch is not None:
+                on_epoch(progress)
         return result.epoch, result.manifest, result.already_done
 
     @contextmanager
@@ -475,16 +485,14 @@ class Job:
         finally:
             self._evaluation = None
 
-    def _note(
-        self, epoch: Epoch, total_ms: float, on_epoch: Callable[[EpochProgress], None] | None
-    ) -> None:
+    def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
         for report in epoch.reports:
             if "keys" in report.metrics:
                 size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
                 self._sizes[report.uid, report.index] = size
-        self._progress = EpochProgress.of(epoch, epoch.reports, self._sizes, total_ms)
-        if on_epoch is not None:
-            on_epoch(self._progress)
+        mark, reports = manifest.watermark_ms, epoch.reports
+        self._progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
+        return self._progress
 
 
 def _commit_all(manifest: Manifest) -> None:

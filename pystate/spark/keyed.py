@@ -5,33 +5,31 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from pystate.aggregates import Aggregate
 from pystate.declarations import ValueState
+from pystate.durations import Duration
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.functions import StatefulFunction, declarations, shape
-from pystate.spark.bodies import (
-    AggregateBody,
-    KeyRowsBody,
-    RowBody,
-    StateUpdate,
-    VectorBody,
-)
+from pystate.functions import StatefulFunction, declarations, has_timers
+from pystate.output import OutputColumns
+from pystate.runtime import FunctionSpec
+from pystate.spark.arguments import allowed_delay_ms, side_columns
+from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
 from pystate.spark.columns import (
     KeySchema,
-    OutputColumns,
     ddl_of,
     key_schema,
+    output_columns,
     parse_schema,
     require_columns,
 )
 from pystate.spark.routing import RANGE_COLUMN, column_named, route
-from pystate.spark.rows import RowFactory
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
 
 if TYPE_CHECKING:
@@ -69,6 +67,10 @@ class KeyedFrame:
         The operator's name in checkpoints.
     order_by : sequence of Column
         The order of a key's rows; empty for none.
+    event_time : str, optional
+        The column of the rows' event time.
+    allowed_delay : str, timedelta or int, optional
+        How late a row may be by it.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class KeyedFrame:
         keys: Sequence[str],
         uid: str,
         order_by: Sequence[Column],
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._frame = frame
@@ -85,12 +89,21 @@ class KeyedFrame:
         self._order_by = tuple(order_by)
         self._owner = f"operator {uid!r}"
         self._keys: KeySchema = key_schema(frame.schema, keys, self._owner)
+        self._event_time = event_time
+        self._delay_ms = allowed_delay_ms(frame.schema, event_time, allowed_delay, self._owner)
         if RANGE_COLUMN in frame.columns:
             raise InvalidArgumentError(
                 f"{self._owner}: the column name {RANGE_COLUMN} is pystate's own"
             )
 
-    def process(self, function: StatefulFunction, schema: str | st.StructType) -> DataFrame:
+    def process(
+        self,
+        function: StatefulFunction,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+        late_output: str | None = None,
+    ) -> DataFrame:
         """Run a stateful function over the rows.
 
         Parameters
@@ -99,6 +112,13 @@ class KeyedFrame:
             An instance; it is pickled to the workers.
         schema : str or StructType
             The columns that it yields, as DDL (``"tailnum string, legs long"``).
+        side_outputs : mapping from tag to str or StructType, optional
+            The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink:
+            ``start(..., side_outputs={tag: ParquetSink(path)})``.
+        late_output : str, optional
+            A tag for the rows whose event time is below the watermark: they go there and not to
+            the function, with the columns of the input, or those that `side_outputs` names for the
+            tag. Without it the function sees them like all others. They are counted in any case.
 
         Returns
         -------
@@ -112,25 +132,45 @@ class KeyedFrame:
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
-        output = OutputColumns(parse_schema(schema, self._owner), self._owner)
-        names = tuple(self._frame.columns)
-        kind = shape(function)
-        body: Any
-        if kind == "process":
-            body = partial(_row_body, function, names, output)
-            RowFactory(names)
-        elif kind == "process_rows":
-            body = partial(_key_rows_body, function, output)
-        else:
-            body = partial(_vector_body, function, output)
+        declared = parse_schema(schema, self._owner)
+        sides = side_columns(side_outputs, self._owner)
+        written = {tag: columns.schema for tag, columns in sides.items()}
+        if late_output is not None:
+            written[late_output] = self._late_schema(late_output, sides)
+        spec = FunctionSpec(
+            function,
+            key=tuple(name for name, _ in self._keys),
+            columns=tuple(self._frame.columns),
+            output=output_columns(declared, self._owner),
+            event_time=self._event_time,
+            side_outputs=sides,
+            late_output=late_output,
+        )
         states = declarations(function)
         if not states:
             raise DeclarationError(
                 f"{self._owner}: {type(function).__name__} declares no state: a function without "
                 "state needs no key_by; use mapInArrow, or declare a ps.ValueState"
             )
-        plan = self._evaluation.declare(self._uid, self._keys, states)
-        return self._operator(self._frame, plan, body, output)
+        plan = self._evaluation.declare(
+            self._uid,
+            self._keys,
+            states,
+            allowed_delay_ms=self._delay_ms,
+            sides=written,
+            timers=has_timers(function),
+        )
+        return self._operator(self._frame, plan, partial(FunctionBody, spec), declared)
+
+    def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
+        if self._event_time is None:
+            raise InvalidArgumentError(
+                f"{self._owner}: late_output={tag!r} is for rows that come late by their event "
+                "time: name its column, key_by(..., event_time='column')"
+            )
+        if tag in sides:
+            return sides[tag].schema
+        return output_columns(self._frame.schema, self._owner).schema
 
     def aggregate(self, **aggregates: Aggregate) -> DataFrame:
         """Keep aggregates of each key over all epochs, in the core.
@@ -165,42 +205,38 @@ class KeyedFrame:
             raise InvalidArgumentError(
                 f"{self._owner}: {', '.join(sorted(both))} is a key column and an aggregate"
             )
-        output = OutputColumns(st.StructType(fields + plan.fields), self._owner)
-        operator = self._evaluation.declare(self._uid, self._keys, plan.states)
+        declared = st.StructType(fields + plan.fields)
+        output = output_columns(declared, self._owner)
+        operator = self._evaluation.declare(
+            self._uid, self._keys, plan.states, allowed_delay_ms=self._delay_ms
+        )
         # Only what is aggregated travels, cast by Spark where the state is wider.
-        frame = self._frame.select(*map(column_named, keys), *plan.inputs.values())
-        body = partial(_aggregate_body, tuple(plan.updates), tuple(plan.results), output)
-        return self._operator(frame, operator, body, output)
+        columns = [*map(column_named, keys), *plan.inputs.values()]
+        event_time = None
+        if self._event_time is not None:
+            event_time = f"{_VALUE}time"
+            columns.append(column_named(self._event_time).alias(event_time))
+        frame = self._frame.select(*columns)
+        updates, results = tuple(plan.updates), tuple(plan.results)
+        body = partial(_aggregate_body, updates, results, output, event_time)
+        return self._operator(frame, operator, body, declared)
 
     def _operator(
-        self, frame: DataFrame, plan: OperatorPlan, body: Any, output: OutputColumns
+        self, frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
         routed = route(frame, keys, plan.max_parallelism, plan.parallelism, self._order_by)
-        return routed.mapInArrow(ArrowOperator(plan, body), output.declared)
-
-
-def _row_body(
-    function: Any, names: tuple[str, ...], output: OutputColumns, task: RangeTask
-) -> Body:
-    return RowBody(task, function, RowFactory(names), output)
-
-
-def _key_rows_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
-    return KeyRowsBody(task, function, output)
-
-
-def _vector_body(function: Any, output: OutputColumns, task: RangeTask) -> Body:
-    return VectorBody(task, function, output)
+        return routed.mapInArrow(ArrowOperator(plan, body), declared)
 
 
 def _aggregate_body(
     updates: tuple[StateUpdate, ...],
     results: tuple[tuple[str, str | None], ...],
     output: OutputColumns,
+    event_time: str | None,
     task: RangeTask,
 ) -> Body:
-    return AggregateBody(task, updates, results, output)
+    return AggregateBody(task, updates, results, output, event_time)
 
 
 class _AggregatePlan:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.storage import CheckpointStorage
 
-__all__ = ["SPARK_FOLDER", "BatchOffsets", "read_offsets"]
+__all__ = ["SPARK_FOLDER", "BatchOffsets", "newest_sources", "read_offsets", "spark_folder"]
 
 #: Spark's own part of a checkpoint.
 SPARK_FOLDER = "spark"
+_OFFSETS = f"{SPARK_FOLDER}/offsets"
 
 
 class BatchOffsets(NamedTuple):
@@ -26,6 +27,25 @@ class BatchOffsets(NamedTuple):
     """When the batch was planned: the same for every run of it."""
     offsets_hash: str
     """Names the range of source rows that the batch consists of."""
+
+
+def spark_folder(storage: CheckpointStorage) -> str:
+    """Where Spark keeps its part of a checkpoint, as Spark reaches it."""
+    return storage.local_path(SPARK_FOLDER) or f"{storage.uri}/{SPARK_FOLDER}"
+
+
+def newest_sources(storage: CheckpointStorage) -> list[str] | None:
+    """Return the positions of a query's sources in its newest batch; None before the first."""
+    batches = [name for entry in storage.list(_OFFSETS) if (name := _batch_name(entry.path))]
+    if not batches:
+        return None
+    path = f"{_OFFSETS}/{max(batches, key=int)}"
+    return storage.read_bytes(path).decode("utf-8").splitlines()[2:]
+
+
+def _batch_name(path: str) -> str | None:
+    name = path.rpartition("/")[2]
+    return name if name.isdigit() else None
 
 
 def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
@@ -38,7 +58,7 @@ def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
     CorruptFileError
         It is not what Spark writes.
     """
-    path = f"{SPARK_FOLDER}/offsets/{batch_id}"
+    path = f"{_OFFSETS}/{batch_id}"
     try:
         lines = storage.read_bytes(path).decode("utf-8").splitlines()
     except FileNotFoundError:

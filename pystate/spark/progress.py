@@ -5,8 +5,10 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from pystate.epoch import Epoch, RangeReport
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["EpochProgress", "EpochResult"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,17 @@ class EpochProgress:
         Of the run.
     evaluations : int
         How often it was computed; more than 1 after a failure.
+    processing_time_ms : int
+        The epoch's one processing time, in milliseconds since 1970.
+    watermark_ms : int or None
+        The watermark that it leaves to the next epoch, of all event times seen so far; None before
+        the first.
     rows_in, rows_out : int
         Rows that all stateful operators read, and emitted.
+    late_rows : mapping from uid to int
+        Rows below the epoch's own watermark, of each operator with event time.
+    side_rows : mapping from tag to int
+        Rows of the side outputs that had any.
     keys : int
         Keys that the ranges with rows in this epoch hold.
     rows_changed : int
@@ -52,8 +65,12 @@ class EpochProgress:
     batch_id: int | None
     run_key: str | None
     evaluations: int
+    processing_time_ms: int
+    watermark_ms: int | None
     rows_in: int
     rows_out: int
+    late_rows: Mapping[str, int]
+    side_rows: Mapping[str, int]
     keys: int
     rows_changed: int
     state_bytes: int
@@ -65,9 +82,21 @@ class EpochProgress:
 
     @classmethod
     def of(
-        cls, epoch: Epoch, reports: Sequence[RangeReport], sizes: Mapping[Any, Any], total_ms: float
+        cls,
+        epoch: Epoch,
+        watermark_ms: int | None,
+        reports: Sequence[RangeReport],
+        sizes: Mapping[Any, Any],
+        total_ms: float,
     ) -> EpochProgress:
         """Sum the reports up."""
+        late: Counter[str] = Counter()
+        side: Counter[str] = Counter()
+        for report in reports:
+            if "late_rows" in report.metrics:
+                late[report.uid] += int(report.metrics["late_rows"])
+            for file in report.side_files:
+                side[file.tag] += file.rows
 
         def total(name: str) -> int:
             return int(sum(float(report.metrics.get(name, 0)) for report in reports))
@@ -80,8 +109,12 @@ class EpochProgress:
             batch_id=epoch.position.batch_id,
             run_key=epoch.position.run_key,
             evaluations=len(epoch.discarded_evaluations) + 1,
+            processing_time_ms=epoch.processing_time_ms,
+            watermark_ms=watermark_ms,
             rows_in=total("rows_in"),
             rows_out=total("rows_out"),
+            late_rows=dict(late),
+            side_rows=dict(side),
             keys=sum(keys for keys, _ in sizes.values()),
             rows_changed=total("rows_changed"),
             state_bytes=sum(size for _, size in sizes.values()),
@@ -91,6 +124,28 @@ class EpochProgress:
             write_ms=longest("write_ms"),
             total_ms=total_ms,
         )
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        came = "a run" if self.run_key is None else f"run {self.run_key!r}"
+        if self.batch_id is not None:
+            came = f"batch {self.batch_id}"
+        parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
+        if self.late_rows:
+            parts.append(f"{sum(self.late_rows.values())} late")
+        parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]
+        if self.watermark_ms is not None:
+            parts.append(f"watermark {_instant(self.watermark_ms)}")
+        parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
+        return ", ".join(parts)
+
+
+def _instant(time_ms: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms"
+    return moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,68 @@ Thread safety: immutable; each call makes a task of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pystate.functions import KeyedProcessFunction
+from pystate.errors import DeclarationError
+from pystate.functions import KeyedProcessFunction, declarations, has_timers, shape
+from pystate.output import RowsAsYielded
+from pystate.runtime import FunctionSpec
 from pystate.spark.bodies import RoutedBody
-from pystate.spark.columns import OutputColumns
-from pystate.spark.routing import Routed
+from pystate.spark.columns import output_columns, parse_schema
+from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
 
-__all__ = ["RoutedOperator"]
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql.types import StructType
+
+    from pystate.spark.evaluation import Evaluation
+
+__all__ = ["RoutedOperator", "rdd_operator", "split_rdd"]
 
 _CHUNK = 4096
+
+
+def split_rdd(
+    evaluation: Evaluation,
+    rdd: RDD[Any],
+    key: Callable[[Any], Any],
+    key_type: str | Sequence[str],
+    uid: str,
+) -> RDD[Routed]:
+    """What ``Job.partition_by`` does."""
+    types = [key_type] if isinstance(key_type, str) else list(key_type)
+    names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
+    schema = evaluation.note_keys(uid, tuple(zip(names, types, strict=True)))
+    groups = evaluation.epoch.max_parallelism
+    return route_rdd(rdd, key, KeyRouter(schema, groups, evaluation.parallelism))
+
+
+def rdd_operator(
+    evaluation: Evaluation,
+    function: KeyedProcessFunction,
+    uid: str,
+    schema: str | StructType | None,
+) -> RoutedOperator:
+    """What ``Job.partitions`` does."""
+    if shape(function) != "process":
+        raise DeclarationError(
+            f"operator {uid!r}: over an RDD a function needs process(self, key, row, ctx); "
+            "the batch shapes need a DataFrame and key_by"
+        )
+    keys = evaluation.noted_keys(uid)
+    plan = evaluation.declare(uid, keys, declarations(function), timers=has_timers(function))
+    owner = f"operator {uid!r}"
+    check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
+    spec = FunctionSpec(
+        function,
+        key=tuple(column for column, _ in keys),
+        columns=(),
+        output=RowsAsYielded(check),
+    )
+    return RoutedOperator(plan, spec)
 
 
 class RoutedOperator:
@@ -27,18 +76,13 @@ class RoutedOperator:
     ----------
     plan : OperatorPlan
         The operator and its epoch.
-    function : KeyedProcessFunction
-        Called per element.
-    output : OutputColumns or None
-        What the function's results are checked against.
+    spec : FunctionSpec
+        The function, which is called per element.
     """
 
-    def __init__(
-        self, plan: OperatorPlan, function: KeyedProcessFunction, output: OutputColumns | None
-    ) -> None:
+    def __init__(self, plan: OperatorPlan, spec: FunctionSpec) -> None:
         self._plan = plan
-        self._function = function
-        self._output = output
+        self._spec = spec
 
     def __call__(self, elements: Iterator[Routed]) -> Iterator[Any]:
         """Run the task."""
@@ -48,7 +92,7 @@ class RoutedOperator:
             return router.owners(router.arrays([rows[0].key]))[0]
 
         task = RangeTask(self._plan)
-        body = RoutedBody(task, self._function, router.arrays, self._output)
+        body = RoutedBody(self._spec, router.arrays, task)
         for emitted in run_task(task, body, _chunks(elements), owner, len):
             yield from emitted
 

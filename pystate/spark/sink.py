@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -92,6 +92,39 @@ class ParquetSink:
         files = _data_files(staging)
         for name, _ in files:
             _sync_file(os.path.join(staging, name))
+        return self._staged(staging, epoch, files)
+
+    def task_folder(self, epoch: int, evaluation_id: str) -> str:
+        """Where the tasks write a side output, until `stage_files` says which files count."""
+        return f"{self._staging(epoch, evaluation_id)}.tasks"
+
+    def stage_files(
+        self, files: Sequence[tuple[str, int]], epoch: int, evaluation_id: str
+    ) -> Transaction:
+        """Take over files, by name and size, that tasks wrote durably into `task_folder`.
+
+        Raises
+        ------
+        CheckpointError
+            A file is not there, or is not what its task wrote.
+        """
+        staging = self._staging(epoch, evaluation_id)
+        written = self.task_folder(epoch, evaluation_id)
+        os.makedirs(staging)
+        for name, size in files:
+            path = os.path.join(written, name)
+            found = os.path.getsize(path) if os.path.exists(path) else None
+            if found != size:
+                what = "is not there" if found is None else f"has {found} bytes"
+                raise CheckpointError(
+                    f"a worker wrote {path} with {size} bytes, but for the driver it {what}: a "
+                    "side output's folder must be on a file system that all hosts share"
+                )
+            os.rename(path, os.path.join(staging, name))
+        shutil.rmtree(written, ignore_errors=True)
+        return self._staged(staging, epoch, sorted(files))
+
+    def _staged(self, staging: str, epoch: int, files: Sequence[tuple[str, int]]) -> Transaction:
         sync_folder(staging)
         sync_folder(os.path.dirname(staging))
         return {
@@ -99,12 +132,16 @@ class ParquetSink:
             "path": self.path,
             "staging": os.path.relpath(staging, self.path),
             "final": os.path.basename(self._final(epoch)),
-            "files": files,
+            "files": [list(file) for file in files],
         }
 
     def discard(self, epoch: int, evaluation_id: str) -> None:
-        """Remove the staging folder of one evaluation."""
-        shutil.rmtree(self._staging(epoch, evaluation_id), ignore_errors=True)
+        """Remove the staging folders of one evaluation."""
+        for folder in (
+            self._staging(epoch, evaluation_id),
+            self.task_folder(epoch, evaluation_id),
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def epochs(self) -> list[int]:
         """The published epochs, ascending."""

@@ -12,7 +12,8 @@ Invariants
 2. A table is sealed, and a range reported, only after the input has ended: not when the reader
    stops early, not on an error.
 3. The report is the task's last act: the file it names is durable, nothing is still running.
-4. Whatever happens, the table's lock is released, and what was not sealed is rolled back.
+4. Whatever happens, the table's lock is released, what was not sealed is rolled back, and files
+   of side outputs that no report names are removed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ import pyarrow as pa
 
 from pystate.attach import Attachment, TableSpec, tables
 from pystate.backend import Lineage
-from pystate.epoch import RangeReport
+from pystate.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError
 from pystate.host import TableHome, ancestor_named, choose_home
-from pystate.manifest import FileRef, RangeState, state_path
+from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.spark.columns import KeySchema
 from pystate.spark.routing import KeyRouter, split_markers
+from pystate.spark.side import SideFiles
 from pystate.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -68,6 +70,9 @@ class OperatorPlan:
     max_parallelism: int
     processing_time_ms: int
     watermark_ms: int | None
+    event_time: bool
+    timers: bool
+    side_folders: Mapping[str, str]
     shared_tables: bool
     allow_unclaimed_state: bool
     limit_bytes: int
@@ -78,6 +83,11 @@ class OperatorPlan:
     def parallelism(self) -> int:
         """Number of ranges."""
         return len(self.ranges)
+
+    @property
+    def expires(self) -> bool:
+        """Whether a state has a time to live."""
+        return any(getattr(state, "ttl", None) is not None for state in self.states.values())
 
     @property
     def router(self) -> KeyRouter:
@@ -122,7 +132,11 @@ class RangeTask:
         self.plan = plan
         self.rows_in = 0
         self.rows_out = 0
+        self.late_rows = 0
+        self.max_event_time_ms: int | None = None
         self.metrics: dict[str, float | int | str] = {}
+        self._side: SideFiles | None = None
+        self._side_files: tuple[SideFile, ...] = ()
         self._attachment: Attachment | None = None
         self._index: int | None = None
         self._marker: int | None = None
@@ -141,7 +155,7 @@ class RangeTask:
 
     @property
     def attached(self) -> bool:
-        """Whether the task has a table; one without rows never attaches."""
+        """Whether the task has a table; one without rows and anything due never attaches."""
         return self._attachment is not None
 
     def announce(self, markers: Iterable[int]) -> None:
@@ -194,6 +208,34 @@ class RangeTask:
                 "input is not complete: rows were dropped between the shuffle and the operator"
             )
 
+    @property
+    def due(self) -> bool:
+        """Whether the range has something to do without rows: a timer, or what may expire."""
+        plan, state = self.plan, self.state
+        if plan.expires and state.id != EMPTY_ID:
+            return True
+        return plan.timers and (
+            _reached(state.next_event_timer_ms, plan.watermark_ms)
+            or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
+        )
+
+    def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
+        """Add what some rows say: their largest event time, and how many of them are late."""
+        self.late_rows += late_rows
+        seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
+        self.max_event_time_ms = max(seen, default=None)
+
+    def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Write rows of a side output."""
+        if self._side is None:
+            self._side = SideFiles(self.plan.side_folders, self.state.index)
+        self._side.write(tag, rows)
+
+    def finish_side(self) -> None:
+        """Make the side outputs' files durable."""
+        if self._side is not None:
+            self._side_files = self._side.finish()
+
     def seal(self) -> _DeltaWriter | None:
         """Seal the table; returns the thread that writes its delta, or None without a change."""
         if self._attachment is None or not self.backend.dirty:
@@ -222,12 +264,18 @@ class RangeTask:
     def report(self, file: FileRef | None) -> None:
         """Tell the driver: the last act of the task."""
         plan, state = self.plan, self.state
+        timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
+            if plan.timers:
+                table: Any = self.backend
+                timers = table.next_timer("event"), table.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
             self.release()
         self.metrics.update(rows_in=self.rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        if plan.event_time:
+            self.metrics["late_rows"] = self.late_rows
         plan.reports.add(
             [
                 RangeReport(
@@ -237,10 +285,15 @@ class RangeTask:
                     id=state.id if file is None else file.id,
                     parent=state.id,
                     file=file,
+                    max_event_time_ms=self.max_event_time_ms,
+                    next_event_timer_ms=timers[0],
+                    next_processing_timer_ms=timers[1],
+                    side_files=self._side_files,
                     metrics=dict(self.metrics),
                 )
             ]
         )
+        self._side = None
 
     def release(self) -> None:
         """Give the table up, for the next task of any process. Harmless if done before.
@@ -250,6 +303,12 @@ class RangeTask:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.release()
+
+    def discard_side(self) -> None:
+        """Remove the side outputs' files unless they were reported."""
+        side, self._side = self._side, None
+        if side is not None:
+            side.discard()
 
 
 class _DeltaWriter(threading.Thread):
@@ -371,6 +430,10 @@ def run_task(
                 task.rows_out += size(out)
                 yield out
         task.check_marker()
+        if not task.attached and task.due:
+            task.attach(task.state.index)
+            opened = True
+            body.open()
         if task.attached:
             for out in body.finish():
                 task.rows_out += size(out)
@@ -383,6 +446,7 @@ def run_task(
         writer = task.seal()
         while held:
             yield held.popleft()
+        task.finish_side()
         file = None
         if writer is not None:
             file = writer.result()
@@ -395,6 +459,7 @@ def run_task(
             if opened:
                 body.close()
         finally:
+            task.discard_side()
             task.release()
 
 
@@ -408,6 +473,10 @@ def _home(application: bytes) -> TableHome:
     return choose_home(
         application, owner_pid=ancestor_named("java"), fallback=folders.split(",")[0]
     )
+
+
+def _reached(time_ms: int | None, now_ms: int | None) -> bool:
+    return time_ms is not None and now_ms is not None and time_ms <= now_ms
 
 
 def _ms_since(began_ns: int) -> float:

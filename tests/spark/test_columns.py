@@ -1,9 +1,8 @@
-"""Columns and rows at the borders of an operator."""
+"""Columns at the borders of an operator."""
 
 from __future__ import annotations
 
 import datetime
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +10,15 @@ import pytest
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.spark.columns import OutputColumns, key_schema, parse_schema
-from pystate.spark.rows import RowFactory
+from pystate.output import OutputColumns
+from pystate.spark.columns import key_schema, output_columns, parse_schema
 
 #: Spark parses DDL in its JVM.
 pytestmark = pytest.mark.usefixtures("spark")
 
 
 def output(schema: str) -> OutputColumns:
-    return OutputColumns(parse_schema(schema, "operator 'one'"), "operator 'one'")
+    return output_columns(parse_schema(schema, "operator 'one'"), "operator 'one'")
 
 
 @pytest.mark.parametrize(
@@ -163,43 +162,3 @@ def test_key_columns_that_are_not_there() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=error):
             key_schema(schema, keys, "operator 'one'")
-
-
-def test_rows_by_name_position_and_attribute() -> None:
-    names = ["v", "count", "class", "a b", "_x"]
-    factory = RowFactory(names)
-    batch = pa.record_batch([[1], [2], [3], [4], [5]], names=names)
-    [row] = factory.rows(batch)
-    assert (row.v, row.count, row["class"], row["a b"], row["_x"], row[0], row[-1]) == (
-        1,
-        2,
-        3,
-        4,
-        5,
-        1,
-        5,
-    )
-    assert row == (1, 2, 3, 4, 5) and tuple(row) == (1, 2, 3, 4, 5)
-    for wrong in ("_x", "w"):
-        with pytest.raises(AttributeError, match=f"no column '{wrong}'; columns: v, count"):
-            getattr(row, wrong)
-    with pytest.raises(KeyError, match="no column 'w'"):
-        row["w"]
-    copy = pickle.loads(pickle.dumps(row))
-    assert copy == row and copy["a b"] == 4
-    assert repr(RowFactory(["x"])._make((1,))) == "Row(x=1)"
-
-
-def test_two_columns_of_one_name() -> None:
-    with pytest.raises(InvalidArgumentError, match="two input columns are called v"):
-        RowFactory(["v", "k", "v"])
-
-
-def test_timestamps_are_aware_whatever_the_session() -> None:
-    arrays = [
-        pa.array([0, None], pa.timestamp("us", "America/New_York")),
-        pa.array([0, None], pa.timestamp("us")),
-    ]
-    rows = list(RowFactory(["t", "n"]).rows(pa.record_batch(arrays, names=["t", "n"])))
-    epoch = datetime.datetime(1970, 1, 1)
-    assert rows == [(epoch.replace(tzinfo=datetime.timezone.utc), epoch), (None, None)]

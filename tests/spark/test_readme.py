@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-JOB, STORE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+JOB, TIME, TEST, STORE = BLOCKS
 
 
 def run(program: str, folder: Path) -> str:
@@ -40,6 +41,34 @@ def test_the_store(tmp_path: Path) -> None:
     reopened = "with ps.open('state', key='long', states={'n': ps.ValueState('long')}) as store:\n"
     read = reopened + "    print(store.to_arrow().sort_by('key').to_pydict())\n"
     assert run(STORE + read, tmp_path) == "{'key': [1, 2], 'n': [2, 11]}\n"
+
+
+def test_the_unit_test(tmp_path: Path) -> None:
+    assert run(TEST + "test_orders()\nprint('passed')\n", tmp_path) == "passed\n"
+
+
+def reading(value: float, minute: int) -> str:
+    return json.dumps({"sensor": "s", "value": value, "at": f"2026-01-01T00:{minute:02}:00Z"})
+
+
+def test_event_time_and_side_outputs(tmp_path: Path) -> None:
+    wait = ".awaitTermination()"
+    assert TIME.rstrip().endswith(wait)
+    program = TIME.rstrip().removesuffix(wait) + ".processAllAvailable()\n"
+    program += (
+        "for name in ('good', 'doubtful', 'late'):\n"
+        "    if not ps.spark.ParquetSink(name).epochs(): continue\n"
+        "    frame = spark.read.parquet(name)\n"
+        "    print(name, sorted(row['value'] for row in frame.collect()))\n"
+        "spark.stop()\n"
+    )
+    (tmp_path / "readings").mkdir()
+    rows = [reading(1, 30), reading(2, 20), reading(50, 31)]
+    (tmp_path / "readings/1.json").write_text("\n".join(rows))
+    assert run(program, tmp_path).splitlines() == ["good [1.0, 2.0]", "doubtful [50.0]"]
+    (tmp_path / "readings/2.json").write_text("\n".join([reading(3, 22), reading(4, 20)]))
+    lines = ["good [1.0, 2.0, 3.0]", "doubtful [50.0]", "late [4.0]"]
+    assert run(program, tmp_path).splitlines() == lines
 
 
 def click(user: str, page: str, second: int) -> str:

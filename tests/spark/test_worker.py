@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pystate as ps
+from pystate.backend import KeyedStateBackend
 from pystate.epoch import RangeReport
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.manifest import empty_range
-from pystate.spark.bodies import RowBody
-from pystate.spark.columns import OutputColumns
-from pystate.spark.rows import RowFactory
-from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
+from pystate.output import OutputColumns
+from pystate.runtime import FunctionSpec
+from pystate.spark.bodies import FunctionBody
+from pystate.spark.worker import ArrowOperator, OperatorPlan
 from pystate.storage import LocalStorage
 
 PARALLELISM = 2
@@ -49,10 +52,8 @@ def reports() -> Reports:
 
 
 @pytest.fixture
-def operator(tmp_path: Path, reports: Reports) -> ArrowOperator:
-    from pyspark.sql import types as st
-
-    plan = OperatorPlan(
+def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
+    return OperatorPlan(
         uid="counts",
         key_schema=(("k", "long"),),
         states={"n": ps.ValueState("long", default=0)},
@@ -65,19 +66,26 @@ def operator(tmp_path: Path, reports: Reports) -> ArrowOperator:
         max_parallelism=128,
         processing_time_ms=0,
         watermark_ms=None,
+        event_time=False,
+        timers=False,
+        side_folders={},
         shared_tables=False,
         allow_unclaimed_state=False,
         limit_bytes=0,
         lock_timeout_ms=100,
         reports=reports,  # type: ignore[arg-type]
     )
-    fields = [st.StructField("k", st.LongType()), st.StructField("n", st.LongType())]
-    output = OutputColumns(st.StructType(fields), "operator 'counts'")
-    return ArrowOperator(plan, partial(row_body, output))
 
 
-def row_body(output: OutputColumns, task: RangeTask) -> RowBody:
-    return RowBody(task, Count(), RowFactory(["k"]), output)
+@pytest.fixture
+def operator(plan: OperatorPlan) -> ArrowOperator:
+    return ArrowOperator(plan, partial(FunctionBody, spec_of(Count())))
+
+
+def spec_of(function: ps.KeyedProcessFunction, **options: Any) -> FunctionSpec:
+    columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    output = OutputColumns(columns, "operator 'counts'")
+    return FunctionSpec(function, key=("k",), columns=("k",), output=output, **options)
 
 
 def keys_of(index: int, count: int) -> list[int]:
@@ -186,3 +194,145 @@ def test_a_delta_that_cannot_be_written_fails_the_task(
     with pytest.raises((OSError, ps.PystateError)):
         list(operator(iter([MARKER([0]), rows(keys_of(0, 3))])))
     assert not reports.reports
+
+
+class Sides(Count):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        yield from super().process(key, row, ctx)
+        if key == self.stop:
+            raise ValueError("stop")
+        ctx.output("keys", (key, ctx.timestamp))
+
+    stop = -1
+
+
+def with_sides(plan: OperatorPlan, folder: Path, function: Sides, watermark: int) -> ArrowOperator:
+    """An operator whose event time is its key."""
+    plan = dataclasses.replace(
+        plan,
+        side_folders={"keys": str(folder), "late": str(folder)},
+        event_time=True,
+        watermark_ms=watermark,
+    )
+    columns = pa.schema([("k", pa.int64()), ("t", pa.int64())])
+    spec = spec_of(
+        function,
+        event_time="k",
+        side_outputs={"keys": OutputColumns(columns, "side output 'keys'")},
+        late_output="late",
+    )
+    return ArrowOperator(plan, partial(FunctionBody, spec))
+
+
+def test_a_range_reports_its_event_times_and_side_files(
+    plan: OperatorPlan, reports: Reports, tmp_path: Path
+) -> None:
+    folder = tmp_path / "side"
+    keys = keys_of(1, 9)
+    operator = with_sides(plan, folder, Sides(), watermark=keys[4])
+    out = list(operator(iter([rows(keys), MARKER([1]), rows(keys[6:])])))
+    assert sum(b.num_rows for b in out) == 8
+    [report] = reports.reports
+    assert report.max_event_time_ms == keys[8] and report.metrics["late_rows"] == 4
+    files = {file.tag: file for file in report.side_files}
+    assert {tag: file.rows for tag, file in files.items()} == {"keys": 8, "late": 4}
+    assert pq.read_table(folder / files["late"].name)["k"].to_pylist() == keys[:4]
+    found = pq.read_table(folder / files["keys"].name)
+    assert found["k"].to_pylist() == found["t"].to_pylist() == keys[4:] + keys[6:]
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("how", ["the function fails", "the delta fails", "the reader stops"])
+def test_a_task_that_does_not_report_leaves_no_side_files(
+    plan: OperatorPlan, reports: Reports, tmp_path: Path, how: str
+) -> None:
+    folder = tmp_path / "side"
+    keys = keys_of(1, 9)
+    function = Sides()
+    if how == "the delta fails":
+        (tmp_path / "state").write_text("in the way of the folder")
+    if how == "the function fails":
+        function.stop = keys[8]
+    running = with_sides(plan, folder, function, watermark=keys[4])(
+        iter([MARKER([1]), rows(keys[:8]), rows(keys[8:])])
+    )
+    if how == "the reader stops":
+        next(running)  # type: ignore[call-overload]
+        assert len(list(folder.iterdir())) == 1
+        running.close()  # type: ignore[attr-defined]
+    else:
+        with pytest.raises((OSError, ps.PystateError, ValueError)):
+            list(running)
+    assert not list(folder.iterdir()) and not reports.reports
+
+
+class Timed(Count):
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        raise AssertionError("no timer is in the table")
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """The next timers of any table; asking which are due is noted in ``asked``."""
+    times: dict[str, int | None] = {"event": None, "processing": None, "asked": 0}
+
+    def due_timers(self: Any, domain: str, until: int, most: int) -> None:
+        times["asked"] = (times["asked"] or 0) + 1
+
+    monkeypatch.setattr(
+        KeyedStateBackend, "next_timer", lambda self, domain: times[domain], raising=False
+    )
+    monkeypatch.setattr(KeyedStateBackend, "due_timers", due_timers, raising=False)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("event", "processing", "handles", "attached"),
+    [
+        (None, None, True, False),
+        (101, 201, True, False),
+        (100, None, True, True),
+        (None, 200, True, True),
+        (-5, 300, True, True),
+        (1, 1, False, False),
+    ],
+)
+def test_a_range_without_rows_runs_for_its_timers(
+    plan: OperatorPlan,
+    reports: Reports,
+    timers: dict[str, int | None],
+    event: int | None,
+    processing: int | None,
+    handles: bool,
+    attached: bool,
+) -> None:
+    empty = dataclasses.replace(
+        plan.ranges[1], next_event_timer_ms=event, next_processing_timer_ms=processing
+    )
+    plan = dataclasses.replace(
+        plan,
+        ranges=(plan.ranges[0], empty),
+        timers=handles,
+        watermark_ms=100,
+        processing_time_ms=200,
+    )
+    timers["event"] = 777
+    function = Timed() if handles else Count()
+    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(function)))
+    assert list(operator(iter([MARKER([1])]))) == []
+    [report] = reports.reports
+    assert ("attached" in report.metrics) == attached == bool(timers["asked"])
+    found = report.next_event_timer_ms, report.next_processing_timer_ms
+    # What a table was not asked for, or an operator does not handle, stays as it was.
+    assert found == ((777, None) if attached else (event, processing))
+    assert (report.id, report.file) == (report.parent, None)
+
+
+def test_without_a_watermark_no_event_timer_is_due(
+    plan: OperatorPlan, reports: Reports, timers: dict[str, int | None]
+) -> None:
+    ranges = tuple(dataclasses.replace(r, next_event_timer_ms=-(1 << 63)) for r in plan.ranges)
+    plan = dataclasses.replace(plan, ranges=ranges, timers=True, watermark_ms=None)
+    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())))
+    assert list(operator(iter([MARKER([0])]))) == []
+    assert "attached" not in reports.reports[0].metrics

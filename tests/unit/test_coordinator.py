@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -474,22 +474,127 @@ def test_another_parallelism(work: FakeWork) -> None:
 # ---- times --------------------------------------------------------------------------------------
 
 
+def timed(
+    work: FakeWork, inputs: dict[str, tuple[int | None, Sequence[int | None]]]
+) -> Callable[[Epoch], Sequence[Any]]:
+    """An evaluation of operators: uid -> (allowed delay, what its two ranges have seen)."""
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        for uid, (delay, seen) in inputs.items():
+            ranges = epoch.declare(uid, key_schema=KEY, state_schema=STATE, allowed_delay_ms=delay)
+            for state, time in zip(ranges, seen, strict=True):
+                report = work.write(uid, state, epoch.number, "x", epoch.evaluation_id)
+                epoch.report(dataclasses.replace(report, max_event_time_ms=time))
+        return ()
+
+    return evaluate
+
+
 def test_processing_time_and_watermark_never_go_back(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
-        for time_ms, mark, want_time, want_mark in (
-            (100, None, 100, None),
-            (50, 7, 100, 7),
-            (200, 5, 200, 7),
-            (300, None, 300, 7),
+        for time_ms, delay, seen, want_time, want_mark, want_seen in (
+            (100, 3, (None, None), 100, None, None),
+            (50, 3, (10, 4), 100, 7, 10),
+            (200, 3, (8, None), 200, 7, 10),
+            (300, 3, (None, None), 300, 7, 10),
+            (300, 9, (11, 11), 300, 7, 11),  # a longer delay from now on
+            (300, None, (50, 50), 300, 7, 50),  # no event time any more
+            (300, 0, (51, 12), 300, 51, 51),
         ):
-            result = coordinator.run(
-                work.evaluate(),
-                processing_time_ms=time_ms,
-                watermark_ms=lambda epoch, m=mark: m,  # type: ignore[misc]
-            )
+            result = coordinator.run(timed(work, {"op": (delay, seen)}), processing_time_ms=time_ms)
             assert result.manifest is not None
             assert result.manifest.processing_time_ms == want_time
             assert result.manifest.watermark_ms == want_mark
+            assert result.manifest.operators[0].max_event_time_ms == want_seen
+
+
+def test_watermark_is_the_minimum_of_the_inputs(work: FakeWork) -> None:
+    marks = []
+    with work.coordinator(allow_unclaimed_state=True) as coordinator:
+        for inputs in (
+            {"a": (10, (100, 120)), "b": (0, (None, None)), "c": (None, (7, 7))},
+            {"a": (10, (100, 120)), "b": (0, (90, None)), "c": (None, (7, 7))},
+            {"a": (10, (100, 121)), "b": (0, (500, 600)), "c": (None, (7, 7))},
+            # An operator that the pipeline leaves out, and one that is new to it.
+            {"b": (0, (None, None))},
+            {"b": (0, (700, None)), "d": (0, (None, None))},
+            {"b": (0, (None, None)), "d": (0, (-(1 << 63), None))},
+            {"d": (1 << 62, (-(1 << 63), None))},
+        ):
+            result = coordinator.run(timed(work, inputs))
+            assert result.manifest is not None
+            marks.append(result.manifest.watermark_ms)
+    assert marks == [None, 90, 111, 600, 600, 600, 600]
+
+
+def test_watermark_of_times_at_the_end_of_64_bits(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        result = coordinator.run(timed(work, {"op": (5, (-(1 << 63) + 2, None))}))
+        assert result.manifest is not None and result.manifest.watermark_ms == -(1 << 63)
+        with pytest.raises(InvalidArgumentError, match="'op': an allowed delay of -1 ms"):
+            coordinator.run(timed(work, {"op": (-1, (1, 1))}))
+
+
+def test_a_replayed_epoch_has_the_same_times(work: FakeWork) -> None:
+    seen: list[tuple[int, int | None]] = []
+    evaluate = timed(work, {"op": (5, (100, 200))})
+
+    def crash(epoch: Epoch) -> Sequence[Any]:
+        seen.append((epoch.processing_time_ms, epoch.watermark_ms))
+        evaluate(epoch)
+        raise DeclarationError("the driver dies here")
+
+    def retried(epoch: Epoch) -> Sequence[Any]:
+        seen.append((epoch.processing_time_ms, epoch.watermark_ms))
+        if len(epoch.discarded_evaluations) < 2:
+            # Reports of an evaluation that is discarded move nothing.
+            timed(work, {"op": (5, (900 + len(seen), 900))})(epoch)
+            raise OSError(f"attempt {'abc'[len(epoch.discarded_evaluations)]}")
+        return evaluate(epoch)
+
+    with work.coordinator() as coordinator:
+        coordinator.run(evaluate, **batch(0))
+        with pytest.raises(DeclarationError, match="dies here"):
+            coordinator.run(crash, **batch(1))
+    for _ in range(2):
+        with work.coordinator() as coordinator:
+            coordinator.run(retried, **batch(1))
+            assert coordinator.head is not None and coordinator.head.watermark_ms == 195
+    assert seen == [(1001, 195)] * 4
+
+
+def test_next_timers_follow_the_reports(work: FakeWork) -> None:
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        ranges = epoch.declare("op", key_schema=KEY, state_schema=STATE)
+        planned.append([(r.next_event_timer_ms, r.next_processing_timer_ms) for r in ranges])
+        times = dict(enumerate([(5, None), (3, 9)])) if epoch.number == 1 else {}
+        for state in ranges:
+            report = work.write("op", state, epoch.number, "x", epoch.evaluation_id)
+            event, processing = times.get(state.index, planned[-1][state.index])
+            if epoch.number == 2 and state.index:
+                # Nothing was changed: what the base says stays.
+                report = RangeReport("op", 1, epoch.evaluation_id, state.id, state.id, None)
+            epoch.report(
+                dataclasses.replace(
+                    report, next_event_timer_ms=event, next_processing_timer_ms=processing
+                )
+            )
+        return ()
+
+    planned: list[list[tuple[int | None, int | None]]] = []
+    with work.coordinator() as coordinator:
+        for _ in range(2):
+            coordinator.run(evaluate)
+    for parallelism in (3, 1):
+        with work.coordinator(parallelism=parallelism) as coordinator:
+            coordinator.run(evaluate)
+    assert planned == [
+        [(None, None), (None, None)],
+        [(5, None), (3, 9)],
+        # Ranges that meet several old ones have the earliest timer of any.
+        [(5, None), (3, 9), (3, 9)],
+        [(3, 9)],
+    ]
 
 
 # ---- sinks --------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "aggregates",
             "aggregators",
             "arrays",
+            "context",
             "ddl",
             "declarations",
+            "durations",
             "functions",
             "handles",
             "keys",
@@ -49,6 +51,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "backend": (
         {"backend", "snapshots"},
         {"core", "declarations", "errors", "files", "storage"},
+    ),
+    "rows": ({"event_time", "output", "rows"}, {"declarations", "errors"}),
+    "runtime": ({"calls", "runtime"}, {"backend", "declarations", "errors", "rows"}),
+    "testing": (
+        {"faults", "feeding", "ranges", "testing", "trial"},
+        {"backend", "declarations", "errors", "rows", "runtime"},
     ),
     "housekeeping": ({"maintenance", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pystate.document import Fields, decode_document, encode_document
 from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
 from pystate.manifest import (
     EMPTY_ID,
+    FORMAT_VERSION,
     FileRef,
     Manifest,
     OperatorState,
@@ -42,8 +44,9 @@ def file_ref(number: int, kind: str = "delta", parent: int | None = None) -> Fil
 
 
 def manifest(**changes: Any) -> Manifest:
-    state = RangeState(0, 0, 127, file_ref(4).id, file_ref(2, "base"), (file_ref(3), file_ref(4)))
-    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,))
+    files = (file_ref(3), file_ref(4))
+    state = RangeState(0, 0, 127, file_ref(4).id, file_ref(2, "base"), files, -7, None)
+    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,), 99)
     empty = OperatorState("émpty", 3, (), (), tuple(empty_range(i, 128, 3) for i in range(3)))
     found = Manifest(
         epoch=42,
@@ -93,16 +96,44 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 
 def test_newer_format_is_told_apart_from_damage() -> None:
-    data = encode_document("manifest", 2, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 2 .* upgrade"):
+    data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
+    with pytest.raises(NewerFormatError, match=r"m: format version 3 .* upgrade"):
         Manifest.decode(data, "m")
+
+
+def as_version_1(content: Any) -> Any:
+    """What the first version of the format wrote: no event time, no timers."""
+    new = {"max_event_time_ms", "next_event_timer_ms", "next_processing_timer_ms"}
+    if isinstance(content, dict):
+        return {k: as_version_1(v) for k, v in content.items() if k not in new}
+    return [as_version_1(v) for v in content] if isinstance(content, list) else content
+
+
+def test_version_1_is_read_as_without_event_time() -> None:
+    content = json.loads(manifest(watermark_ms=5).encode().splitlines()[0])
+    fields = {k: v for k, v in content.items() if k not in ("kind", "format_version")}
+    old = Manifest.decode(encode_document("manifest", 1, as_version_1(fields)), "m")
+    assert (old.format_version, old.watermark_ms) == (1, 5)
+    operator = old.operators[0]
+    assert operator == dataclasses.replace(
+        manifest().operators[0],
+        max_event_time_ms=None,
+        ranges=(dataclasses.replace(manifest().operators[0].ranges[0], next_event_timer_ms=None),),
+    )
+    # A version's fields are all there, and no others.
+    with pytest.raises(CorruptFileError, match="unknown fields"):
+        Manifest.decode(encode_document("manifest", 1, fields), "m")
+    with pytest.raises(CorruptFileError, match="is missing"):
+        Manifest.decode(encode_document("manifest", 2, as_version_1(fields)), "m")
 
 
 def tampered(**fields: Any) -> bytes:
     """A document with a right checksum and wrong content."""
-    body = decode_document("manifest", 1, manifest().encode(), "m")
+    body = decode_document("manifest", FORMAT_VERSION, manifest().encode(), "m")
     content = {**body._content, **fields}
-    return encode_document("manifest", 1, {k: v for k, v in content.items() if v is not ...})
+    return encode_document(
+        "manifest", FORMAT_VERSION, {k: v for k, v in content.items() if v is not ...}
+    )
 
 
 @pytest.mark.parametrize(

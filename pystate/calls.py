@@ -1,0 +1,294 @@
+"""The three shapes of a stateful function, and how each is called for rows and for timers.
+
+Thread safety: an object belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.context import TimeDomain
+from pystate.rows import RowFactory, python_values
+
+if TYPE_CHECKING:
+    from pystate.runtime import FunctionRuntime
+
+__all__ = ["OUTPUT_ROWS", "SHAPES", "Calls", "RowCalls", "is_batch"]
+
+#: Rows that a function may emit one by one before they leave as a batch.
+OUTPUT_ROWS = 16_384
+#: Timers that are taken from the table at once.
+_TIMERS = 8_192
+#: The same where callbacks keep registering timers that are due too.
+_FEW_TIMERS = 16
+
+#: Yields what the function emits, returns how many timers have fired.
+Firing: TypeAlias = "Generator[Any, None, int]"
+
+
+class Calls:
+    """How a function of one shape is called; the shapes below fill it in."""
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        self.run = run
+        self.function: Any = run.spec.function
+        self.context = run.context
+        self.backend: Any = run.backend
+        self.output = run.spec.output
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Handle rows; `times` are their event times."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of the rows."""
+        return iter(())
+
+    def fire(self, domain: TimeDomain, until: int) -> Firing:
+        """Call the function for every timer that is due, and those that it makes due meanwhile."""
+        self.context.time_domain = domain
+        most, fired = _TIMERS, 0
+        while True:
+            due = self.backend.due_timers(domain, until, most)
+            if due is None:
+                break
+            handled = yield from self.on_due(due, domain)
+            fired += handled
+            # After a timer that was registered meanwhile the rest of the batch is asked for anew.
+            most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
+            most = min(most, _TIMERS)
+        self.context.time_domain = None
+        return fired
+
+    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
+        raise NotImplementedError
+
+    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """The key columns of some rows."""
+        return [rows.column(name) for name in self.run.spec.key]
+
+
+class _KeyedCalls(Calls):
+    """What the shapes of `KeyedProcessFunction` share: `on_timer`, and rows that are held back."""
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self.emitted: list[Any] = []
+
+    def drain(self) -> Iterator[Any]:
+        """Let the rows go that were emitted."""
+        if self.emitted:
+            emitted, self.emitted = self.emitted, []
+            yield self.output.from_rows(emitted)
+
+    def fire(self, domain: TimeDomain, until: int) -> Firing:
+        fired = yield from super().fire(domain, until)
+        yield from self.drain()
+        self.context.timestamp = None
+        return fired
+
+    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+        run, context, on_timer = self.run, self.context, self.function.on_timer
+        clock = run.row_clock
+        fired = 0
+        pairs = zip(_key_values(due.keys.key_arrays()), due.timestamps.tolist(), strict=True)
+        for i, (key, timestamp) in enumerate(pairs):
+            if not due.fire(i):
+                continue
+            fired += 1
+            context.timestamp = timestamp if domain == "event" else None
+            if clock is not None:
+                clock(context.timestamp)
+            result = on_timer(key, timestamp, context)
+            if result is not None:
+                self.emitted.extend(result)
+                if len(self.emitted) >= OUTPUT_ROWS:
+                    yield from self.drain()
+            if run.named:
+                run.leave_namespace()
+            if due.stale:
+                break
+        return fired
+
+
+class RowCalls(_KeyedCalls):
+    """`KeyedProcessFunction.process`: one call per row, keys looked up a batch at a time."""
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self._factory = RowFactory(run.spec.columns)
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Call the function for each row of a batch."""
+        columns = self.key_columns(rows)
+        moments = None if times is None else times.to_pylist()
+        return self.process_elements(
+            columns, _key_values(columns), self._factory.rows(rows), moments
+        )
+
+    def process_elements(
+        self,
+        columns: Sequence[pa.Array[Any]],
+        keys: Iterable[Any],
+        rows: Iterable[Any],
+        times: Sequence[int | None] | None = None,
+    ) -> Iterator[Any]:
+        """Call the function for each row with its key."""
+        batch = self.backend.keys(columns)
+        run, select, context, process = self.run, batch.select, self.context, self.function.process
+        clock, named = run.row_clock, run.named
+        moments = [None] * len(batch) if times is None else times
+        for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
+            select(i)
+            context.timestamp = moment
+            if clock is not None:
+                clock(moment)
+            result = process(key, row, context)
+            if result is not None:
+                self.emitted.extend(result)
+                if len(self.emitted) >= OUTPUT_ROWS:
+                    yield from self.drain()
+            if named:
+                run.leave_namespace()
+        context.timestamp = None
+        yield from self.drain()
+
+
+class _KeyRowsCalls(_KeyedCalls):
+    """`KeyedProcessFunction.process_rows`: one call per key with all of its rows.
+
+    The task's rows of the epoch are held until the input ends.
+    """
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self._batches: list[pa.RecordBatch] = []
+        self._times: list[pa.Array[Any]] = []
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        self._batches.append(rows)
+        if times is not None:
+            self._times.append(times)
+        return iter(())
+
+    def finish(self) -> Iterator[Any]:
+        """Call the function for each key, in order of its first row."""
+        if not self._batches:
+            return
+        rows = pa.Table.from_batches(self._batches).combine_chunks().to_batches()[0]
+        self._batches = []
+        columns = self.key_columns(rows)
+        order, starts = _group(columns)
+        rows = rows.take(pa.array(order))
+        firsts = [column.take(pa.array(order[starts])) for column in columns]
+        keys = self.backend.keys(firsts)
+        ends = [*starts[1:].tolist(), len(order)]
+        clock, named = self.run.row_clock, self.run.named
+        latest = None if clock is None else self._latest(order, starts)
+        for i, key in enumerate(_key_values(firsts)):
+            keys.select(i)
+            if clock is not None:
+                clock(latest[i] if latest is not None else None)
+            first = int(starts[i])
+            batch = rows.slice(first, ends[i] - first)
+            result = self.function.process_rows(key, batch, self.context)
+            if result is not None:
+                self.emitted.extend(result)
+                if len(self.emitted) >= OUTPUT_ROWS:
+                    yield from self.drain()
+            if named:
+                self.run.leave_namespace()
+        yield from self.drain()
+
+    def _latest(
+        self, order: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]
+    ) -> list[int | None] | None:
+        """The largest event time of each key's rows."""
+        if not self._times:
+            return None
+        times = pa.chunked_array(self._times).combine_chunks()
+        self._times = []
+        unknown = np.iinfo(np.int64).min
+        values = times.fill_null(int(unknown)).to_numpy(zero_copy_only=False)[order]
+        latest = np.maximum.reduceat(values, starts)
+        return [None if value == unknown else value for value in latest.tolist()]
+
+
+class _VectorCalls(Calls):
+    """`VectorizedFunction.process`: one call per batch."""
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        keys = self.backend.keys(self.key_columns(rows))
+        if self.run.row_clock is not None:
+            self.run.row_clock(None if times is None else pc.max(times).as_py())
+        return self._emit(self.function.process(keys, rows, self.context))
+
+    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+        timestamps = due.timestamps
+        if self.run.row_clock is not None:
+            self.run.row_clock(int(timestamps.max()) if domain == "event" else None)
+        due.fire_all()
+        yield from self._emit(self.function.on_timers(due.keys, timestamps, self.context))
+        self.run.leave_namespace()
+        return len(timestamps)
+
+    def _emit(self, result: Any) -> Iterator[Any]:
+        if result is None:
+            return
+        for value in [result] if is_batch(result) else result:
+            yield from self.output.from_value(value)
+
+
+SHAPES: dict[str, type[Calls]] = {
+    "process": RowCalls,
+    "process_rows": _KeyRowsCalls,
+    "vectorized": _VectorCalls,
+}
+
+
+def is_batch(value: object) -> bool:
+    """Whether a value is rows by column."""
+    return isinstance(value, (pa.RecordBatch, pa.Table, dict))
+
+
+def _key_values(columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
+    """The keys as a function sees them: values, or tuples where there are several columns."""
+    if len(columns) == 1:
+        return python_values(columns[0])
+    return zip(*map(python_values, columns), strict=True)
+
+
+def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Order rows by key, stably: the order, and where in it each key starts.
+
+    Equal keys get equal codes; -0.0 and 0.0, and all NaNs, are one key as they are in SQL.
+    """
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if pa.types.is_floating(column.type):
+            column = _canonical(column)
+        encoded = column.dictionary_encode(null_encoding="encode")
+        _, codes = np.unique(
+            codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
+        )
+    _, first_rows = np.unique(codes, return_index=True)
+    rank = np.empty(len(first_rows), np.int64)
+    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
+    ranked = rank[codes]
+    order = np.argsort(ranked, kind="stable")
+    starts = np.flatnonzero(np.diff(ranked[order], prepend=-1))
+    return order, starts
+
+
+def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
+    values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
+    values[np.isnan(values)] = np.nan
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
+    return canonical

@@ -1,0 +1,98 @@
+"""Lengths of time as users write them, in milliseconds.
+
+Thread safety: a function without state.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from fractions import Fraction
+from typing import TypeAlias
+
+from pystate.errors import InvalidArgumentError
+
+__all__ = ["Duration", "milliseconds"]
+
+#: ``"10 minutes"``, a timedelta, or a whole number of milliseconds.
+Duration: TypeAlias = "str | datetime.timedelta | int"
+
+_UNITS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1000,
+    "sec": 1000,
+    "second": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "w": 604_800_000,
+    "week": 604_800_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
+#: Sums with any time of 64 bits are checked where they are formed; this alone must not overflow.
+_MOST = (1 << 62) - 1
+
+
+def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
+    """Return a length of time in whole milliseconds.
+
+    Parameters
+    ----------
+    value : str, timedelta or int
+        ``"10 minutes"``, ``"1 hour 30 min"``, ``"250 ms"``; a timedelta; or milliseconds. Months
+        and years, which have no one length, are not known.
+    what : str
+        Names the argument in errors.
+    least : int
+        The shortest that is allowed.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no length of time, no whole number of milliseconds, or too short or long.
+
+    Examples
+    --------
+    >>> milliseconds("10 minutes", "allowed_delay")
+    600000
+    """
+    exact: Fraction | None = None
+    if isinstance(value, datetime.timedelta):
+        exact = Fraction(value // datetime.timedelta(microseconds=1), 1000)
+    elif type(value) is int:
+        exact = Fraction(value)
+    elif isinstance(value, str):
+        exact = _parsed(value)
+    if exact is None or exact.denominator != 1:
+        raise InvalidArgumentError(
+            f"{what}={value!r}: write a length of time such as '10 minutes', '1 hour 30 min' or "
+            "'250 ms', or give a timedelta or a whole number of milliseconds"
+        )
+    if not least <= exact <= _MOST:
+        raise InvalidArgumentError(
+            f"{what}={value!r} is {int(exact)} ms: it must be between {least} and {_MOST} ms"
+        )
+    return int(exact)
+
+
+def _parsed(text: str) -> Fraction | None:
+    rest = text.strip().lower()
+    total = Fraction(0)
+    if not rest:
+        return None
+    while rest:
+        part = _PART.match(rest)
+        if part is None:
+            return None
+        number, unit = part.groups()
+        factor = _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
+        if factor is None:
+            return None
+        total += Fraction(number) * factor
+        rest = rest[part.end() :]
+    return total

@@ -1,0 +1,362 @@
+"""What an operator yields: the declared columns, and how rows and batches get their types.
+
+Spark says neither which column nor which type was wrong where an Arrow batch differs from the
+declared schema; here every column is cast, or refused with its name and both types.
+
+Thread safety: all objects are immutable.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.types import TypeLike, parse_type
+
+__all__ = [
+    "Output",
+    "OutputColumns",
+    "RowsAsYielded",
+    "SchemaLike",
+    "castable",
+    "parse_columns",
+    "parse_sides",
+]
+
+#: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
+SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema"
+
+
+class Output(Protocol):
+    """What becomes of yielded rows; `OutputColumns` and `RowsAsYielded` are two."""
+
+    def from_rows(self, rows: list[Any]) -> Any:
+        """One piece of output from rows."""
+
+    def from_value(self, value: object) -> list[Any]:
+        """Pieces of output from what a vectorised function yielded."""
+
+
+class OutputColumns:
+    """The declared result of an operator, and how values get its types.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The declared columns; of one that is not nullable a null is refused.
+    owner : str
+        What the errors name, e.g. ``"operator 'aircraft'"``.
+    ddl : sequence of str, optional
+        What the errors call the columns' types; Arrow's names by default.
+    """
+
+    def __init__(self, schema: pa.Schema, owner: str, ddl: Sequence[str] | None = None) -> None:
+        self.owner = owner
+        self.required = tuple(not field.nullable for field in schema)
+        self.names = tuple(schema.names)
+        self.ddl = tuple(map(str, schema.types)) if ddl is None else tuple(ddl)
+        self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+
+    def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Turn what a function yielded, one tuple per row, into a batch.
+
+        Raises
+        ------
+        WrongTypeError
+            A row that is no tuple, has another number of values, or holds a value that its column
+            cannot; the message names the column, the value and both types.
+        """
+        for kind in set(map(type, rows)):
+            if not issubclass(kind, (tuple, list)):
+                raise WrongTypeError(
+                    f"{self.owner} yielded {_shown(next(r for r in rows if type(r) is kind))}: "
+                    f"yield a tuple with a value for each of {', '.join(self.names)}"
+                )
+        try:
+            columns = list(zip(*rows, strict=True))
+        except ValueError:
+            columns = []
+        if rows and len(columns) != len(self.names):
+            wrong = next(row for row in rows if len(row) != len(self.names))
+            raise WrongTypeError(
+                f"{self.owner} yielded {len(wrong)} values, {_shown(wrong)}; its schema has "
+                f"{len(self.names)} columns: {', '.join(self.names)}"
+            )
+        if not rows:
+            return self.empty()
+        arrays = [self._array(i, column) for i, column in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def empty(self) -> pa.RecordBatch:
+        """A batch without rows."""
+        return pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in self.schema], schema=self.schema
+        )
+
+    def from_value(self, value: object) -> list[pa.RecordBatch]:
+        """Turn what a vectorised function yielded into batches of the declared types.
+
+        Parameters
+        ----------
+        value : RecordBatch, Table, or mapping from column name to array
+            Columns are matched by name.
+        """
+        if isinstance(value, Mapping):
+            value = pa.table({str(name): column for name, column in value.items()})
+        if isinstance(value, pa.Table):
+            return [self._cast_batch(batch) for batch in value.combine_chunks().to_batches()]
+        if isinstance(value, pa.RecordBatch):
+            return [self._cast_batch(value)]
+        raise WrongTypeError(
+            f"{self.owner} yielded {_shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
+            "dict of arrays"
+        )
+
+    def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
+        arrow_type = self.schema.field(index).type
+        try:
+            array = _exact_array(values, arrow_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            bad = next((v for v in values if not _fits(v, arrow_type)), None)
+            raise WrongTypeError(
+                f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
+                f"got {_shown(bad)} of type {type(bad).__qualname__}: {error}"
+            ) from None
+        return self._checked(index, array)
+
+    def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema) and not any(self.required):
+            return batch
+        if sorted(batch.schema.names) != sorted(self.names):
+            raise WrongTypeError(
+                f"{self.owner} yielded columns {', '.join(batch.schema.names)}; its schema has "
+                f"{', '.join(self.names)}"
+            )
+        arrays = [
+            self._checked(i, self._cast(i, batch.column(name))) for i, name in enumerate(self.names)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _cast(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
+        wanted = self.schema.field(index).type
+        if array.type == wanted:
+            return array
+        if isinstance(array, pa.DictionaryArray):
+            array = array.dictionary_decode()
+        reason: object = "it would lose or change values"
+        if castable(array.type, wanted):
+            try:
+                return pc.cast(array, wanted, safe=True)
+            except pa.ArrowException as error:
+                reason = error
+        raise WrongTypeError(
+            f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and got "
+            f"Arrow type {array.type}, which is not cast: {reason}"
+        )
+
+    def _checked(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
+        if self.required[index] and array.null_count:
+            raise WrongTypeError(
+                f"{self.owner}: column {self.names[index]!r} is declared not null and got a null"
+            )
+        return array
+
+
+def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
+    """Read declared columns without Spark.
+
+    Parameters
+    ----------
+    schema : str, mapping of str to type, or pyarrow.Schema
+        DDL such as ``"tailnum string, legs long not null"``; types by column name; or an Arrow
+        schema, whose columns may have any type.
+    owner : str
+        What the errors name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none of these, does not parse, or names a column twice.
+    DeclarationError
+        A type is not known.
+
+    Examples
+    --------
+    >>> parse_columns("tailnum string, legs long", "operator 'one'").names
+    ('tailnum', 'legs')
+    """
+    ddl: list[str] | None = None
+    if isinstance(schema, str):
+        schema, ddl = _parse_ddl(schema, owner)
+    elif isinstance(schema, Mapping):
+        types = {n: parse_type(t, f"{owner}: column {n!r}") for n, t in schema.items()}
+        schema, ddl = (
+            pa.schema([(n, t.arrow) for n, t in types.items()]),
+            [*map(str, types.values())],
+        )
+    if not isinstance(schema, pa.Schema):
+        raise InvalidArgumentError(
+            f"{owner}: columns are DDL such as 'key string, n long', types by name, or a pyarrow "
+            f"schema, not {schema!r:.80}"
+        )
+    names = [name.lower() for name in schema.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
+    return OutputColumns(schema, owner, ddl)
+
+
+def parse_sides(
+    declared: Sequence[str] | Mapping[str, SchemaLike], owner: str
+) -> dict[str, Output]:
+    """Read declared side outputs: tags whose rows are taken as they are, or columns by tag."""
+    if isinstance(declared, str):
+        raise InvalidArgumentError(f"side_outputs={declared!r}: give a list of tags")
+    if not isinstance(declared, Mapping):
+        return {tag: RowsAsYielded() for tag in declared}
+    return {
+        tag: parse_columns(schema, f"{owner}, side output {tag!r}")
+        for tag, schema in declared.items()
+    }
+
+
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
+)
+
+
+def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
+    fields, ddl = [], []
+    for part in _split(text):
+        match = _COLUMN.fullmatch(part)
+        if match is None:
+            raise InvalidArgumentError(
+                f"{owner}: schema {text!r:.200} does not parse at {part.strip()!r:.80}: write "
+                "name type, name type"
+            )
+        name = match[2] or match[1].replace("``", "`")
+        parsed = parse_type(match[3], f"{owner}: column {name!r}")
+        fields.append(pa.field(name, parsed.arrow, nullable=match[4] is None))
+        ddl.append(parsed.ddl)
+    return pa.schema(fields), ddl
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are not inside brackets or backticks."""
+    parts, depth, quoted, begin = [], 0, False, 0
+    for i, char in enumerate(text):
+        if char == "`":
+            quoted = not quoted
+        elif not quoted:
+            depth += (char in "<(") - (char in ">)")
+            if char == "," and depth == 0:
+                parts.append(text[begin:i])
+                begin = i + 1
+    return [*parts, text[begin:]]
+
+
+class RowsAsYielded:
+    """Hands on what a function yields as Python objects.
+
+    Parameters
+    ----------
+    check : OutputColumns, optional
+        Refuses what these columns do not allow.
+    """
+
+    def __init__(self, check: OutputColumns | None = None) -> None:
+        self._check = check
+
+    def from_rows(self, rows: list[Any]) -> list[Any]:
+        """The rows themselves."""
+        if self._check is not None and rows:
+            self._check.from_rows(rows)
+        return rows
+
+    def from_value(self, value: object) -> list[Any]:
+        """The batches of a vectorised function, likewise."""
+        return [value] if self._check is None else self._check.from_value(value)
+
+
+def castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning; whether it keeps each value, a safe cast finds out.
+
+    Numbers become numbers and text stays text; a number never becomes text or the reverse.
+    """
+    if source == target or at.is_null(source):
+        return True
+    if at.is_nested(source):
+        return type(source) is type(target)
+    families = (_is_number, _is_text, _is_bytes, _is_day_or_instant)
+    return any(member(source) and member(target) for member in families)
+
+
+def _is_number(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_integer(arrow_type) or at.is_floating(arrow_type) or at.is_decimal(arrow_type)
+    )
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_string(arrow_type) or at.is_large_string(arrow_type) or at.is_string_view(arrow_type)
+    )
+
+
+def _is_bytes(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_binary(arrow_type)
+        or at.is_large_binary(arrow_type)
+        or at.is_fixed_size_binary(arrow_type)
+        or at.is_binary_view(arrow_type)
+    )
+
+
+def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
+    return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
+
+
+def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
+    """An array of the values where `pyarrow.array` alone would round, cut or guess.
+
+    It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
+    without a time zone for one in UTC. Inside nested types its own rules hold.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    if at.is_integer(arrow_type) and kinds - {int}:
+        inferred = pa.array(values)
+        if not castable(inferred.type, arrow_type):
+            raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
+        exact: pa.Array[Any] = pc.cast(inferred, arrow_type, safe=True)
+        return exact
+    if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
+        raise TypeError("a datetime is no date: take its date()")
+    if at.is_timestamp(arrow_type):
+        for value in values:
+            if isinstance(value, datetime.datetime) and (value.tzinfo is None) != (
+                arrow_type.tz is None
+            ):
+                raise TypeError(
+                    "a timestamp needs a datetime with a time zone, timestamp_ntz one without"
+                )
+    return pa.array(values, type=arrow_type)
+
+
+def _fits(value: Any, arrow_type: pa.DataType) -> bool:
+    try:
+        _exact_array([value], arrow_type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,327 @@
+"""Runs a stateful function over one task's rows; Spark's bodies and the test harness drive it.
+
+Thread safety: a `FunctionSpec` is immutable; a `FunctionRuntime` belongs to one task and thread.
+
+Invariants
+----------
+1. A task handles all of its rows first. Then the event-time timers fire that the watermark has
+   reached, then the processing-time timers that the epoch's processing time has, until none is
+   left; only then does the last output leave.
+2. Rows, times and timers depend on the input, the state, the watermark and the processing time
+   that the context was made with: a replay of the epoch does the same again. No clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.backend import KeyedStateBackend
+from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_batch
+from pystate.context import RuntimeContext
+from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.event_time import event_times
+from pystate.functions import (
+    StatefulFunction,
+    bind,
+    declarations,
+    has_timers,
+    namespace_type,
+    shape,
+    unbind,
+)
+from pystate.output import Output
+from pystate.rows import RowFactory
+
+__all__ = ["FunctionRuntime", "FunctionSpec", "Side"]
+
+#: Takes a tag and a piece of that side output.
+Side: TypeAlias = "Callable[[str, Any], None]"
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function and how an operator's rows become its calls. Pickled to the workers.
+
+    Attributes
+    ----------
+    function : KeyedProcessFunction or VectorizedFunction
+        An instance.
+    key : tuple of str
+        The key columns.
+    columns : tuple of str
+        All columns of the input, in order.
+    output : Output
+        What it yields.
+    event_time : str, optional
+        The column that says when a row happened; see `event_times` for its types.
+    side_outputs : mapping of str to Output
+        By tag, what `RuntimeContext.output` takes.
+    late_output : str, optional
+        Tag of the side output to which late rows go instead of the function. If `side_outputs` has
+        the tag too, they are cast to its columns, else they have the input's.
+
+    Raises
+    ------
+    DeclarationError
+        The function has none or too many of the methods.
+    InvalidArgumentError
+        Two columns have one name, there is no column of that name for the event time, or none at
+        all for late rows.
+    """
+
+    function: StatefulFunction
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    output: Output
+    event_time: str | None = None
+    side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    late_output: str | None = None
+
+    def __post_init__(self) -> None:
+        if shape(self.function) == "process":
+            RowFactory(self.columns)
+        namespace_type(self.function)
+        if self.event_time is not None and self.event_time not in self.columns:
+            raise InvalidArgumentError(
+                f"event_time={self.event_time!r} is not a column; columns: "
+                f"{', '.join(self.columns)}"
+            )
+        if self.late_output is not None and self.event_time is None:
+            raise InvalidArgumentError(
+                f"late_output={self.late_output!r}: rows are late by their event time; name its "
+                "column with event_time"
+            )
+
+
+class FunctionRuntime:
+    """One task's run of a function.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    backend : KeyedStateBackend
+        The task's state.
+    context : RuntimeContext
+        What the function is told: its watermark decides what is late, and which timers fire.
+    side : callable, optional
+        Called with a tag and a piece of that side output (what the tag's `Output` makes: for
+        `OutputColumns` a RecordBatch), between calls of the function. Needed where the
+        specification has side outputs.
+
+    Attributes
+    ----------
+    late_rows : int
+        Rows with an event time before the watermark.
+    max_event_time : int or None
+        The largest event time seen, in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        backend: KeyedStateBackend,
+        context: RuntimeContext,
+        side: Side | None = None,
+    ) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.context = context
+        self.late_rows = 0
+        self.max_event_time: int | None = None
+        self._sides = _SideOutputs(spec, side, context.uid)
+        self._has_timers = has_timers(spec.function)
+        self.named = namespace_type(spec.function) is not None
+        self._in_namespace = False
+        # The backend's own, where it has what the function needs.
+        self._extra: Any = backend
+        domains = {ttl.time for ttl in map(_ttl, declarations(spec.function).values()) if ttl}
+        self._has_ttl = bool(domains)
+        #: Tells the backend the event time of what is handled next, where a state needs it.
+        self.row_clock = self._set_clock if "event" in domains else None
+        self._calls: Calls = SHAPES[shape(spec.function)](self)
+
+    def open(self) -> None:
+        """Give the function its handles and call its `open`."""
+        function = self.spec.function
+        bind(function, self.backend)
+        self.context._task = self
+        self.context._timers = self._extra if self._has_timers else _NoTimers(function)
+        if self._has_ttl:
+            self._set_clock(None)
+        function.open(self.context)
+
+    def close(self) -> None:
+        """Take the handles away and call the function's `close`."""
+        unbind(self.spec.function)
+        self.spec.function.close()
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Call the function for some rows; yields what it emits."""
+        times = None
+        if self.spec.event_time is not None:
+            rows, times = self._on_time(rows, self.spec.event_time)
+        if rows.num_rows:
+            yield from self._calls.process(rows, times)
+            self.leave_namespace()
+
+    def process_elements(
+        self, columns: Sequence[pa.Array[Any]], keys: Iterable[Any], rows: Iterable[Any]
+    ) -> Iterator[Any]:
+        """Call `KeyedProcessFunction.process` for rows of any class.
+
+        Parameters
+        ----------
+        columns : sequence of pyarrow.Array
+            The key columns.
+        keys, rows : iterable
+            What each call is given.
+        """
+        assert isinstance(self._calls, RowCalls), "only for the shape process"
+        return self._calls.process_elements(columns, keys, rows)
+
+    def finish(self) -> Iterator[Any]:
+        """End the input: handle what was held back, fire timers, let side outputs go.
+
+        To be called, and consumed, also where there were no rows.
+        """
+        yield from self._calls.finish()
+        if self._has_timers:
+            yield from self._fire_timers()
+        self._sides.flush()
+
+    # -- what a function asks of its task
+
+    def output(self, tag: str, row: Any) -> None:
+        """See `RuntimeContext.output`."""
+        self._sides.output(tag, row)
+
+    def set_namespace(self, value: Any) -> None:
+        """See `RuntimeContext.set_namespace`."""
+        if not self.named:
+            name = type(self.spec.function).__name__
+            raise DeclarationError(
+                f"{name} declares no namespace: give the class their type, for example "
+                "namespace = 'long'"
+            )
+        self._extra.set_current_namespace(value)
+        self._in_namespace = value is not None
+
+    def leave_namespace(self) -> None:
+        """Go back to the default namespace, after a call that may have left it."""
+        if self._in_namespace:
+            self._extra.set_current_namespace(None)
+            self._in_namespace = False
+
+    # -- time
+
+    def _fire_timers(self) -> Iterator[Any]:
+        context = self.context
+        while True:
+            if context.watermark is not None:
+                yield from self._calls.fire("event", context.watermark)
+            if not (yield from self._calls.fire("processing", context.processing_time)):
+                return
+
+    def _set_clock(self, event_time: int | None) -> None:
+        self._extra.set_clock(
+            processing_time=self.context.processing_time,
+            watermark=self.context.watermark,
+            event_time=event_time,
+        )
+
+    def _on_time(
+        self, rows: pa.RecordBatch, column: str
+    ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
+        """The rows for the function and their event times; late ones are counted."""
+        what = f"operator {self.context.uid!r}: event-time column {column!r}"
+        times = event_times(rows.column(column), what)
+        latest = pc.max(times).as_py()
+        if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
+            self.max_event_time = latest
+        watermark = self.context.watermark
+        if watermark is None:
+            return rows, times
+        late = pc.call_function("less", [times, pa.scalar(watermark, pa.int64())]).fill_null(False)
+        count = late.true_count
+        self.late_rows += count
+        if not count or self.spec.late_output is None:
+            return rows, times
+        self._sides.late(self.spec.late_output, rows.filter(late))
+        on_time = pc.call_function("invert", [late])
+        return rows.filter(on_time), times.filter(on_time)
+
+
+class _SideOutputs:
+    """Collects what goes to side outputs until it is worth a batch."""
+
+    def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
+        self._outputs = spec.side_outputs
+        self._uid = uid
+        self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
+        if side is None:
+            if spec.side_outputs or spec.late_output is not None:
+                raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
+            side = _nowhere
+        self._side = side
+
+    def output(self, tag: str, row: Any) -> None:
+        rows = self._rows.get(tag)
+        if rows is None:
+            known = ", ".join(map(repr, self._rows)) or "none"
+            raise InvalidArgumentError(
+                f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if is_batch(row):
+            for piece in self._outputs[tag].from_value(row):
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush(tag)
+
+    def late(self, tag: str, rows: pa.RecordBatch) -> None:
+        declared = self._outputs.get(tag)
+        for piece in [rows] if declared is None else declared.from_value(rows):
+            self._side(tag, piece)
+
+    def flush(self) -> None:
+        for tag in self._rows:
+            self._flush(tag)
+
+    def _flush(self, tag: str) -> None:
+        rows = self._rows[tag]
+        if rows:
+            self._rows[tag] = []
+            self._side(tag, self._outputs[tag].from_rows(rows))
+
+
+def _nowhere(tag: str, piece: Any) -> None:
+    raise AssertionError(f"nothing is declared for {tag!r}")
+
+
+class _NoTimers:
+    """Refuses the timers of a function that could not handle them."""
+
+    def __init__(self, function: StatefulFunction) -> None:
+        self._name = type(function).__name__
+        vectorized = shape(function) == "vectorized"
+        self._wanted = (
+            "on_timers(self, keys, timestamps, ctx)"
+            if vectorized
+            else "on_timer(self, key, timestamp, ctx)"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise DeclarationError(f"{self._name} uses timers and has no {self._wanted}: write it")
+
+
+def _ttl(declaration: object) -> Any:
+    return getattr(declaration, "ttl", None)

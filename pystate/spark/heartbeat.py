@@ -1,0 +1,134 @@
+"""A stream source without rows, so that time goes on while the input is idle.
+
+Spark runs no micro-batch without new input, and its own ``rate`` source makes one per second at
+least. This source has a new position once per interval, and never a row: a stream united with it
+has a batch at least so often. Where rows arrive anyway, their batches take the new positions along.
+
+Thread safety: a reader belongs to Spark's planner process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import LongType, StructField, StructType
+
+from pystate.durations import Duration, milliseconds
+from pystate.errors import InvalidArgumentError
+from pystate.spark.offsets import newest_sources
+from pystate.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["with_heartbeat"]
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before PySpark 4.2 no Python source can
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+
+_FORMAT = "pystate_heartbeat"
+_POSITION = "pystate_heartbeat_ms"
+_OPTION = "interval_ms"
+
+
+class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Positions are times, rounded down to the interval; there is nothing between them."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._last_ms = 0
+        self._ended = False
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
+        """Where a new query begins."""
+        return {_POSITION: 0}
+
+    def latestOffset(  # noqa: N802 (Spark's name)
+        self, start: dict[str, int] | None = None, limit: Any = None
+    ) -> dict[str, int]:
+        """The last beat; never an earlier one, whatever the host's clock does."""
+        if not self._ended:
+            now_ms = time.time_ns() // 1_000_000
+            self._last_ms = max(self._last_ms, now_ms - now_ms % self._interval_ms)
+        before_ms = 0 if start is None else start[_POSITION]
+        return {_POSITION: max(self._last_ms, before_ms)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        """Let this beat be the last.
+
+        One source that cannot say so makes the trigger take all that every source has in one batch.
+        """
+        self.latestOffset()
+        self._ended = True
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Spark wants one partition at least."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        """No rows."""
+        return iter(())
+
+
+class HeartbeatSource(DataSource):
+    """What Spark makes readers of."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return _FORMAT
+
+    def schema(self) -> StructType:
+        """One column, since Spark wants one."""
+        return StructType([StructField("beat", LongType())])
+
+    def streamReader(self, schema: StructType) -> HeartbeatReader:  # noqa: N802 (Spark's name)
+        """A reader with the interval that the options name."""
+        return HeartbeatReader(int(self.options[_OPTION]))
+
+
+def with_heartbeat(
+    stream: DataFrame, heartbeat: Duration | None, storage: CheckpointStorage
+) -> DataFrame:
+    """Unite a stream with a source that makes a batch per interval and adds no row.
+
+    Its columns become nullable. With None the stream stays what it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The query has run without the heartbeat that is wanted, or with one that is not.
+    """
+    interval_ms = None
+    if heartbeat is not None:
+        interval_ms = milliseconds(heartbeat, "heartbeat", least=1)
+    _check_sources(storage, interval_ms is not None)
+    if interval_ms is None:
+        return stream
+    session = stream.sparkSession
+    session.dataSource.register(HeartbeatSource)
+    beats = session.readStream.format(_FORMAT).option(_OPTION, str(interval_ms)).load()
+    columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in stream.schema]
+    return stream.union(beats.select(*columns))
+
+
+def _check_sources(storage: CheckpointStorage, wanted: bool) -> None:
+    """Refuse to switch the heartbeat of a query that has run: it would be another query."""
+    sources = newest_sources(storage)
+    if sources is None:
+        return
+    has = any(_POSITION in source for source in sources)
+    if has != wanted:
+        raise InvalidArgumentError(
+            f"checkpoint {storage.uri}: the query has run {'with' if has else 'without'} a "
+            "heartbeat, and Spark keeps a query's sources for its whole life: "
+            + ("pass heartbeat= again" if has else "leave heartbeat= away")
+            + ", or remove the checkpoint's folder 'spark' and pass restore=\"latest\", which "
+            "begins a new query on the same state, at the start of its sources"
+        )

@@ -1,0 +1,180 @@
+"""One operator computed in this process, an epoch at a time, as a job's tasks compute it.
+
+Thread safety: all objects belong to one thread.
+
+Invariants
+----------
+1. An attempt that fails leaves the tables as they were before it.
+2. Each task of each attempt works on a copy of the function of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from pystate.context import RuntimeContext
+from pystate.faults import Fault, Observer, check_replay, rows_of
+from pystate.functions import StatefulFunction
+from pystate.output import Output
+from pystate.ranges import Range, Ranges
+from pystate.runtime import FunctionRuntime, FunctionSpec
+
+__all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the operator is put together; a restored harness takes them over."""
+
+    key: Any
+    output: Output
+    sides: Mapping[str, Output]
+    event_time: str | None
+    late_output: str | None
+    allowed_delay_ms: int | None
+    max_parallelism: int
+    batch_rows: int
+    uid: str
+
+
+@dataclass
+class Clock:
+    """What carries over from epoch to epoch beside the states."""
+
+    processing_time: int
+    epoch: int = 0
+    watermark: int | None = None
+    max_event_time: int | None = None
+    late_rows: int = 0
+
+
+@dataclass
+class Attempt:
+    """What one computation of an epoch did; it counts once the epoch is published."""
+
+    clock: Clock
+    rows: list[Any] = field(default_factory=list)
+    sides: list[tuple[str, Any]] = field(default_factory=list)
+    observed: list[list[Any]] = field(default_factory=list)
+
+
+class Trial:
+    """An operator whose tables are there.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        Copied for each task.
+    options : Options
+        How the operator is put together.
+    ranges : Ranges
+        Its tables.
+    """
+
+    def __init__(self, function: StatefulFunction, options: Options, ranges: Ranges) -> None:
+        self.function = function
+        self.options = options
+        self.ranges = ranges
+
+    def run(
+        self,
+        rows: pa.RecordBatch | None,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+        fault: Fault | None,
+        failed: Attempt | None = None,
+    ) -> None:
+        """Compute an epoch and seal it.
+
+        Parameters
+        ----------
+        rows : RecordBatch, optional
+            The epoch's input.
+        columns : pyarrow.Schema, optional
+            The input's columns, as far as they are known.
+        attempt : Attempt
+            Takes what comes of it, also where it fails half way.
+        fault : Fault, optional
+            Where it is to fail.
+        failed : Attempt, optional
+            An earlier attempt at the same epoch, to compare with.
+        """
+
+        def reach(point: Literal["seal", "publish"]) -> None:
+            if fault is not None:
+                fault.reach(point)
+
+        with self.ranges.epoch(lambda: reach("publish")):
+            for share, part in self.ranges.shares(rows):
+                self._task(share, part, columns, attempt, fault, failed is not None)
+            if failed is not None:
+                for before, after in zip(failed.observed, attempt.observed, strict=False):
+                    check_replay(attempt.clock.epoch, before, after)
+            reach("seal")
+
+    def _task(
+        self,
+        share: Range,
+        rows: pa.RecordBatch | None,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+        fault: Fault | None,
+        observe: bool,
+    ) -> None:
+        function = copy.deepcopy(self.function)
+        if fault is not None or observe:
+            observer = Observer(function, fault)
+            attempt.observed.append(observer.seen)
+        clock, size = attempt.clock, self.options.batch_rows
+        context = RuntimeContext(
+            uid=self.options.uid,
+            epoch=clock.epoch,
+            key_group_range=(share.first, share.last),
+            parallelism=len(self.ranges),
+            max_parallelism=self.options.max_parallelism,
+            processing_time=clock.processing_time,
+            watermark=clock.watermark,
+        )
+        runtime = FunctionRuntime(
+            self._spec(function, columns),
+            share.backend,
+            context,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+        )
+        try:
+            runtime.open()
+            if rows is not None:
+                for begin in range(0, rows.num_rows, size):
+                    for piece in runtime.process(rows.slice(begin, size)):
+                        attempt.rows += rows_of(piece)
+            for piece in runtime.finish():
+                attempt.rows += rows_of(piece)
+        finally:
+            runtime.close()
+        clock.late_rows += runtime.late_rows
+        clock.max_event_time = larger(clock.max_event_time, runtime.max_event_time)
+
+    def _spec(self, function: StatefulFunction, columns: pa.Schema | None) -> FunctionSpec:
+        options, known = self.options, columns is not None
+        return FunctionSpec(
+            function,
+            key=tuple(name for name, _ in self.ranges.key),
+            columns=tuple(columns.names) if columns is not None else (),
+            output=options.output,
+            # Without columns there are no rows.
+            event_time=options.event_time if known else None,
+            side_outputs=options.sides,
+            late_output=options.late_output if known else None,
+        )
+
+
+def larger(one: int | None, two: int | None) -> int | None:
+    """The larger of two numbers that may be unknown."""
+    if one is None or two is None:
+        return two if one is None else one
+    return max(one, two)

@@ -1,0 +1,59 @@
+"""What an epoch reports: sums, and one line for a log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pystate.coordinator import Coordinator
+from pystate.epoch import Epoch, RangeReport, SideFile
+from pystate.spark.progress import EpochProgress
+from tests.conftest import KEY, STATE, FakeWork
+
+
+@pytest.fixture
+def progress(work: FakeWork) -> EpochProgress:
+    coordinator: Coordinator = work.coordinator()
+    position = {"query_id": "q", "offsets_hash": "h", "processing_time_ms": 77}
+    with coordinator, coordinator.open_epoch(batch_id=0, **position) as epoch:  # type: ignore
+        assert isinstance(epoch, Epoch)
+        epoch.declare("op", key_schema=KEY, state_schema=STATE, allowed_delay_ms=0)
+        epoch.declare("plain", key_schema=KEY, state_schema=STATE)
+        for index in range(2):
+            for uid, late in (("op", {"late_rows": index + 1}), ("plain", {})):
+                side = (SideFile("late", f"{uid}-{index}", 10, 2), SideFile("odd", "f", 10, 1))
+                epoch.report(
+                    RangeReport(
+                        uid,
+                        index,
+                        epoch.evaluation_id,
+                        "0" * 32,
+                        "0" * 32,
+                        None,
+                        side_files=side if uid == "op" else (),
+                        metrics={"rows_in": 10, "rows_out": 5, **late},
+                    )
+                )
+        return EpochProgress.of(epoch, 1_700_000_000_123, epoch.reports, {0: (4, 9)}, 1234.0)
+
+
+def test_sums(progress: EpochProgress) -> None:
+    assert (progress.processing_time_ms, progress.watermark_ms) == (77, 1_700_000_000_123)
+    assert progress.late_rows == {"op": 3}
+    assert progress.side_rows == {"late": 4, "odd": 2}
+    assert (progress.rows_in, progress.rows_out) == (40, 20)
+
+
+def test_the_line(progress: EpochProgress) -> None:
+    assert str(progress) == (
+        "epoch 1 (batch 0): 40 rows in, 20 out, 3 late, 4 to 'late', 2 to 'odd', "
+        "watermark 2023-11-14 22:13:20.123 UTC, 4 keys, 1.23 s"
+    )
+    run = dataclasses.replace(
+        progress, batch_id=None, run_key="may", late_rows={}, side_rows={}, watermark_ms=1 << 60
+    )
+    assert str(run) == (
+        f"epoch 1 (run 'may'): 40 rows in, 20 out, watermark {1 << 60} ms, 4 keys, 1.23 s"
+    )
+    assert "(a run)" in str(dataclasses.replace(run, run_key=None))

@@ -1,0 +1,342 @@
+"""Functions over batches: shapes, event time, late rows, side outputs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import pystate as ps
+from pystate.calls import OUTPUT_ROWS
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.output import OutputColumns, RowsAsYielded
+from pystate.runtime import FunctionRuntime, FunctionSpec
+
+COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
+
+
+class Count(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(self.n.value() + row.v)
+        yield key, self.n.value(), ctx.timestamp
+
+
+class CountRows(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(self.n.value() + sum(batch.column("v").to_pylist()))
+        yield key, self.n.value(), ctx.timestamp
+
+
+class CountVector(ps.VectorizedFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.add(keys, batch.column("v"))
+        return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
+
+
+class Run:
+    """One epoch of a function over rows (k, v, at)."""
+
+    def __init__(
+        self,
+        function: Any,
+        *batches: Sequence[tuple[Any, ...]],
+        output: Any = None,
+        watermark: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.sides: dict[str, list[Any]] = {}
+        spec = FunctionSpec(
+            function, ("k",), ("k", "v", "at"), output or RowsAsYielded(), **options
+        )
+        if "<locals>" not in type(function).__qualname__:
+            spec = pickle.loads(pickle.dumps(spec))
+        context = ps.RuntimeContext(
+            uid="one",
+            epoch=1,
+            key_group_range=(0, 127),
+            parallelism=1,
+            max_parallelism=128,
+            processing_time=5_000,
+            watermark=watermark,
+        )
+        with ps.KeyedStateBackend({"k": "string"}) as backend:
+            self.runtime = FunctionRuntime(spec, backend, context, self._side)
+            self.runtime.open()
+            pieces: list[Any] = []
+            try:
+                for rows in batches:
+                    arrays = [
+                        pa.array([row[i] for row in rows], field.type)
+                        for i, field in enumerate(COLUMNS)
+                    ]
+                    pieces += self.runtime.process(pa.record_batch(arrays, schema=COLUMNS))
+                pieces += self.runtime.finish()
+                self.state = {
+                    key: backend["n"].value()
+                    for key in backend
+                    if backend.set_current_key(key) is None
+                }
+            finally:
+                self.runtime.close()
+        self.pieces = pieces
+
+    def _side(self, tag: str, piece: Any) -> None:
+        self.sides.setdefault(tag, []).append(piece)
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for piece in self.pieces for row in piece]
+
+
+ROWS = [("a", 1, 10), ("b", 2, 20), ("a", 3, None)]
+
+
+# -- shapes
+
+
+def test_rows_one_by_one() -> None:
+    assert Run(Count(), ROWS[:2], ROWS[2:]).rows == [("a", 1, None), ("b", 2, None), ("a", 4, None)]
+
+
+def test_rows_by_key() -> None:
+    run = Run(CountRows(), ROWS[:2], ROWS[2:])
+    assert run.rows == [("a", 4, None), ("b", 2, None)]
+    assert run.state == {"a": 4, "b": 2}
+
+
+def test_batches() -> None:
+    [first, second] = Run(CountVector(), ROWS[:2], ROWS[2:]).pieces
+    assert first["n"].to_pylist() == [1, 2] and second["n"].to_pylist() == [4]
+
+
+@pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
+def test_an_epoch_without_rows(function: Any) -> None:
+    assert Run(function).pieces == []
+    assert Run(function, []).pieces == []
+
+
+def test_many_emitted_rows_leave_in_pieces() -> None:
+    class Many(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+            return iter([(1,)] * (OUTPUT_ROWS // 2 + 1))
+
+    sizes = [len(piece) for piece in Run(Many(), ROWS * 2).pieces]
+    assert sizes == [OUTPUT_ROWS + 2] * 3
+
+
+def test_columns_are_checked() -> None:
+    columns = OutputColumns(pa.schema([("k", pa.string()), ("n", pa.int32())]), "operator 'one'")
+    with pytest.raises(WrongTypeError, match=r"operator 'one' yielded 3 values.*2 columns: k, n"):
+        Run(Count(), ROWS, output=columns)
+    assert Run(Count(), ROWS, output=RowsAsYielded()).rows
+    with pytest.raises(WrongTypeError, match="2 columns"):
+        Run(Count(), ROWS, output=RowsAsYielded(columns))
+
+
+# -- event time
+
+
+def test_the_timestamp_is_each_rows_own() -> None:
+    run = Run(Count(), ROWS, event_time="at")
+    assert run.rows == [("a", 1, 10), ("b", 2, 20), ("a", 4, None)]
+    assert (run.runtime.max_event_time, run.runtime.late_rows) == (20, 0)
+    assert run.runtime.context.timestamp is None
+
+
+@pytest.mark.parametrize("function", [CountRows(), CountVector()])
+def test_a_call_with_several_rows_has_no_timestamp(function: Any) -> None:
+    run = Run(function, ROWS, event_time="at")
+    assert run.runtime.context.timestamp is None and run.runtime.max_event_time == 20
+
+
+def test_without_rows_there_is_no_event_time() -> None:
+    assert Run(Count(), event_time="at").runtime.max_event_time is None
+    assert Run(Count(), [("a", 1, None)], event_time="at").runtime.max_event_time is None
+
+
+def test_late_rows_are_counted_and_handled_like_others() -> None:
+    run = Run(Count(), ROWS, [("b", 4, 3)], event_time="at", watermark=20)
+    assert run.runtime.late_rows == 2
+    assert run.state == {"a": 4, "b": 6}
+
+
+@pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
+def test_late_rows_go_to_their_side_output(function: Any) -> None:
+    batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
+    run = Run(function, *batches, event_time="at", watermark=20, late_output="late")
+    assert run.runtime.late_rows == 2
+    assert run.state == {"a": 3, "b": 10}
+    late = pa.Table.from_batches(run.sides["late"])
+    assert late.schema == COLUMNS
+    assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
+    assert run.runtime.max_event_time == 20
+
+
+def test_late_rows_take_the_declared_columns() -> None:
+    columns = OutputColumns(
+        pa.schema([("at", pa.int64()), ("v", pa.int16()), ("k", pa.string())]), "side output"
+    )
+    run = Run(
+        Count(),
+        ROWS,
+        event_time="at",
+        watermark=20,
+        late_output="late",
+        side_outputs={"late": columns},
+    )
+    [late] = run.sides["late"]
+    assert late.to_pylist() == [{"at": 10, "v": 1, "k": "a"}]
+
+
+def test_times_that_make_no_sense() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"event_time='when' is not a column.*k, v, at"):
+        Run(Count(), event_time="when")
+    with pytest.raises(InvalidArgumentError, match=r"late_output='late': .*event_time"):
+        Run(Count(), late_output="late")
+    with pytest.raises(WrongTypeError, match=r"operator 'one': event-time column 'k': .*string"):
+        Run(Count(), ROWS, event_time="k")
+
+
+# -- side outputs
+
+
+class Router(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.output("even" if row.v % 2 == 0 else "odd", (key, row.v))
+
+
+class VectorRouter(ps.VectorizedFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
+        ctx.output("all", batch.select(["v", "k"]))
+        ctx.output("all", {"v": [7], "k": ["dict"]})
+
+
+def side(tag: str) -> OutputColumns:
+    columns = pa.schema([("k", pa.string()), ("v", pa.int16())])
+    return OutputColumns(columns, f"operator 'one', side output {tag!r}")
+
+
+def test_side_outputs_are_typed_batches() -> None:
+    run = Run(Router(), ROWS[:2], ROWS[2:], side_outputs={t: side(t) for t in ("even", "odd")})
+    [even], [odd] = run.sides["even"], run.sides["odd"]
+    assert even.schema == odd.schema == side("odd").schema
+    assert even.to_pylist() == [{"k": "b", "v": 2}]
+    assert odd.to_pylist() == [{"k": "a", "v": 1}, {"k": "a", "v": 3}]
+    assert run.rows == []
+
+
+def test_a_side_output_takes_batches() -> None:
+    run = Run(VectorRouter(), ROWS, side_outputs={"all": side("all")})
+    rows = [tuple(row.values()) for piece in run.sides["all"] for row in piece.to_pylist()]
+    assert rows == [("a", 1), ("b", 2), ("a", 3), ("dict", 7)]
+
+
+def test_side_outputs_leave_in_pieces() -> None:
+    rows = [("a", 1, 0)] * (OUTPUT_ROWS + 1)
+    run = Run(Router(), rows, side_outputs={"odd": side("odd")})
+    assert [piece.num_rows for piece in run.sides["odd"]] == [OUTPUT_ROWS, 1]
+
+
+def test_an_unknown_tag_lists_those_that_are_declared() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no side output 'odd' .*declared: 'even', 'x'"):
+        Run(Router(), ROWS, side_outputs={"even": side("even"), "x": side("x")})
+    with pytest.raises(InvalidArgumentError, match="declared: none"):
+        Run(Router(), ROWS)
+
+
+def test_a_wrong_row_names_the_side_output() -> None:
+    class Wrong(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            ctx.output("bad", (key, "x"))
+
+    with pytest.raises(WrongTypeError, match="side output 'bad': column 'v' is declared int16"):
+        Run(Wrong(), ROWS, side_outputs={"bad": side("bad")})
+
+
+def test_side_outputs_need_somewhere_to_go() -> None:
+    spec = FunctionSpec(Count(), ("k",), ("k",), RowsAsYielded(), side_outputs={"x": side("x")})
+    context = ps.RuntimeContext("one", 1, (0, 127), 1, 128, 0)
+    with pytest.raises(InvalidArgumentError, match="side outputs and nowhere to go"):
+        FunctionRuntime(spec, ps.KeyedStateBackend({"k": "string"}), context)
+
+
+# -- what a context refuses
+
+
+def test_a_context_of_no_task() -> None:
+    context = ps.RuntimeContext("one", 1, (0, 127), 1, 128, 0)
+    with pytest.raises(InvalidArgumentError, match="belongs to no running task"):
+        context.output("x", (1,))
+    with pytest.raises(InvalidArgumentError, match="belongs to no running task"):
+        context.register_event_time_timer(1)
+    assert pickle.loads(pickle.dumps(context)) == context
+
+
+def test_timers_of_a_function_without_on_timer() -> None:
+    class Rows(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            ctx.register_processing_time_timer(1)
+
+    class Vector(ps.VectorizedFunction):
+        n = ps.ValueState("long")
+
+        def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
+            ctx.register_event_time_timers(keys, 1)
+
+    with pytest.raises(DeclarationError, match=r"Rows uses timers and has no on_timer\(self, key"):
+        Run(Rows(), ROWS)
+    with pytest.raises(DeclarationError, match=r"Vector uses timers and has no on_timers\(self"):
+        Run(Vector(), ROWS)
+
+
+def test_namespaces_are_declared() -> None:
+    class Undeclared(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            ctx.set_namespace(1)
+
+    class Wrong(Count):
+        namespace = object
+
+    with pytest.raises(DeclarationError, match="Undeclared declares no namespace"):
+        Run(Undeclared(), ROWS)
+    with pytest.raises(DeclarationError, match=r"Wrong\.namespace: objects are no namespaces"):
+        Run(Wrong(), ROWS)
+
+
+def test_open_and_close_bracket_the_task() -> None:
+    seen: list[str] = []
+
+    class Open(Count):
+        def open(self, ctx: ps.RuntimeContext) -> None:
+            seen.append(f"open {ctx.uid}")
+
+        def close(self) -> None:
+            seen.append("close")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Run(Open(), ROWS)
+    assert seen == ["open one", "close"]
