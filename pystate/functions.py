@@ -287,7 +287,8 @@ class VectorizedFunction(StatefulFunction):
             in order.
         ctx : RuntimeContext
             `time_domain` says which clock they waited for. Timers registered here that are due too
-            fire in the same epoch, in a later call.
+            fire in the same epoch, in a later call; the timers of this call are gone when it is
+            made, so that one that is registered again fires again.
 
         Returns
         -------
