@@ -141,7 +141,7 @@ cdef class NestedCodec(Codec):
             to = nested_room(out, node.shape.width)
             if to is NULL:
                 raise MemoryError
-            memcpy(to, cell.word, node.shape.width)
+            nested_store(to, cell.word, node.shape.width)
         elif nested_put_bytes(out, cell.bytes.data, cell.bytes.size) < 0:
             raise MemoryError
         return 0
@@ -209,7 +209,7 @@ cdef class NestedCodec(Codec):
                 else:
                     child.leaf.encode(item, &cell)
                     nested_canonical(&child.shape, cell.word)
-                    memcpy(to + child.shape.at, cell.word, child.shape.width)
+                    nested_store(to + child.shape.at, cell.word, child.shape.width)
         except REFUSALS as error:
             raise deeper(error, f".{node.names[i]}")
         if known != len(value):

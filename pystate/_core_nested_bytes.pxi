@@ -208,6 +208,20 @@ cdef inline void nested_load(const nested_shape *s, const uint8_t *at,
         word[0] = <uint64_t> <int64_t> n8
 
 
+cdef inline void nested_store(uint8_t *to, const void *word, uint32_t width) noexcept nogil:
+    """Copy a fixed-width value. Each width by itself: a copy of a known size is one instruction."""
+    if width == 8:
+        memcpy(to, word, 8)
+    elif width == 4:
+        memcpy(to, word, 4)
+    elif width == 16:
+        memcpy(to, word, 16)
+    elif width == 2:
+        memcpy(to, word, 2)
+    else:
+        memcpy(to, word, 1)
+
+
 cdef inline bint nested_in_limit(const nested_shape *s, const uint64_t *word) noexcept nogil:
     """Whether a decimal has no more digits than its type."""
     cdef uint64_t low = word[0]

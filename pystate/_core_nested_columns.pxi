@@ -73,7 +73,7 @@ cdef int nested_put_row(const nested_column *c, int64_t row, nested_buffer *out,
         to = nested_room(out, c.s.width)
         if to is NULL:
             return NESTED_NO_MEMORY
-        memcpy(to, word, c.s.width)
+        nested_store(to, word, c.s.width)
         return 0
     first = c.offsets[c.offset + row]
     last = c.offsets[c.offset + row + 1]
@@ -164,24 +164,26 @@ cdef int nested_put_entries(const nested_column *key, int64_t first, int64_t n,
     return 0
 
 
-cdef int nested_put_slots(const nested_column *root, int64_t row, uint8_t *to,
+cdef int nested_put_slots(const nested_column *root, const nested_column *c, int64_t rows,
+                          uint8_t *to, uint32_t stride, int64_t *row,
                           nested_reader *refused) noexcept nogil:
-    """Fill an inline struct, which is zero."""
+    """Fill one field of inline structs, whose parents were filled before. `row` tells where."""
     cdef uint64_t word[2]
-    cdef const nested_column *c
-    cdef int i
-    for i in range(1, root.s.span):
-        c = root + i
-        # A field has its parent's rows; what lies under a null has no meaning.
-        if (c.s.parent and not nested_bit(to, root[c.s.parent].s.bit)) or \
-                not nested_valid(c, row):
-            continue
-        to[c.s.bit >> 3] |= <uint8_t> (1 << (c.s.bit & 7))
-        if c.s.kind == NESTED_FIXED:
-            refused.fault = nested_cell(c, row, word)
-            if refused.fault is not NULL:
-                return NESTED_REFUSED
-            memcpy(to + c.s.at, word, c.s.width)
+    cdef const nested_shape *parent = &root[c.s.parent].s
+    # What lies under a null has no meaning, and stays zero.
+    cdef bint always = c.validity is NULL and root.validity is NULL and c.s.parent == 0
+    cdef int64_t i
+    for i in range(rows):
+        if always or (nested_valid(root, i) and nested_valid(c, i) and
+                      (c.s.parent == 0 or nested_bit(to, parent.bit))):
+            to[c.s.bit >> 3] |= <uint8_t> (1 << (c.s.bit & 7))
+            if c.s.kind == NESTED_FIXED:
+                refused.fault = nested_cell(c, i, word)
+                if refused.fault is not NULL:
+                    row[0] = i
+                    return NESTED_REFUSED
+                nested_store(to + c.s.at, word, c.s.width)
+        to += stride
     return 0
 
 
@@ -244,18 +246,16 @@ cdef class NestedColumns:
 
     cdef int fill(self, int64_t rows, int64_t *row, nested_buffer *data,
                   nested_reader *refused) noexcept nogil:
+        cdef int i
         cdef uint32_t width = self.codec.inline_bytes
         cdef uint8_t *to = nested_grow(data, <size_t> rows * width + 8)
         if to is NULL:
             return NESTED_NO_MEMORY
         data.size -= 8
         memset(to, 0, <size_t> rows * width)
-        while row[0] < rows:
-            if nested_valid(self.columns, row[0]):
-                if nested_put_slots(self.columns, row[0], to, refused) < 0:
-                    return NESTED_REFUSED
-            to += width
-            row[0] += 1
+        for i in range(1, self.columns.s.span):
+            if nested_put_slots(self.columns, self.columns + i, rows, to, width, row, refused) < 0:
+                return NESTED_REFUSED
         return 0
 
     cdef int append(self, int64_t rows, int64_t *row, nested_buffer *offsets, nested_buffer *data,

@@ -66,7 +66,9 @@ cdef int nested_add_scalar(nested_target *t, const uint8_t *at, size_t size,
     to = nested_room(&t.values, size)
     if to is NULL or nested_add(t, True) < 0:
         return NESTED_NO_MEMORY
-    if size:
+    if t.s.kind == NESTED_FIXED:
+        nested_store(to, at, t.s.width)
+    elif size:
         memcpy(to, at, size)
     return nested_add_end(t, <int64_t> t.values.size, r) if t.s.kind == NESTED_BYTES else 0
 
@@ -127,24 +129,31 @@ cdef int nested_take_rows(nested_target *t, nested_reader *r) noexcept nogil:
     return nested_add_end(t, (t + 1).length, r)
 
 
-cdef int nested_take_slots(nested_target *root, nested_reader *r,
-                           const uint8_t *bits) noexcept nogil:
-    """Append an inline struct that was checked."""
-    cdef int i
-    cdef int status
-    cdef nested_target *t
-    if nested_add(root, True) < 0:
+cdef int nested_take_slots(nested_target *t, const uint8_t *validity, int64_t offset, int64_t rows,
+                           const uint8_t *slots, uint32_t stride) noexcept nogil:
+    """Take one field of inline structs that were checked, or with bit -1 the structs' nulls."""
+    cdef uint32_t width = t.s.width if t.s.kind == NESTED_FIXED else 0
+    cdef uint8_t *valid = nested_grow(&t.valid, <size_t> rows)
+    cdef uint8_t *to = nested_grow(&t.values, <size_t> rows * width)
+    cdef int64_t i
+    cdef bint there
+    if valid is NULL or to is NULL:
         return NESTED_NO_MEMORY
-    for i in range(1, root.s.span):
-        t = root + i
-        if t.s.kind == NESTED_STRUCT:
-            status = nested_add(t, nested_bit(bits, t.s.bit))
-        elif nested_bit(bits, t.s.bit):
-            status = nested_add_scalar(t, bits + t.s.at, t.s.width, r)
-        else:
-            status = nested_add_null(t, r)
-        if status < 0:
-            return status
+    for i in range(rows):
+        there = validity is NULL or nested_bit(validity, offset + i)
+        # A null field is zero, what a null struct's bytes are is not known.
+        if width:
+            if there:
+                nested_store(to, slots + t.s.at, width)
+            else:
+                memset(to, 0, width)
+            to += width
+        if there and t.s.bit >= 0:
+            there = nested_bit(slots, t.s.bit)
+        valid[i] = there
+        t.nulls += not there
+        slots += stride
+    t.length += rows
     return 0
 
 
@@ -179,46 +188,62 @@ cdef class NestedTargets:
         cdef int status
         nested_open(&r, NULL, 0)
         with nogil:
-            status = self.start(&r)
-            while status == 0 and row < rows:
-                if validity and not nested_bit(<const uint8_t *> validity, offset + row):
-                    status = nested_add_null(self.targets, &r)
-                else:
-                    status = self.one(offset + row, <const int32_t *> offsets,
-                                      <const uint8_t *> values, &r)
-                row += 1
+            if self.codec.inline_bytes:
+                status = self.slots(rows, offset, <const uint8_t *> validity,
+                                    <const uint8_t *> values, &row, &r)
+            else:
+                status = self.bytes_(rows, offset, <const uint8_t *> validity,
+                                     <const int32_t *> offsets, <const uint8_t *> values, &row, &r)
         if status == NESTED_NO_MEMORY:
             raise MemoryError
         if status == NESTED_REFUSED:
             raise errors.CorruptFileError(
-                f"state {self.codec.name!r}, row {row - 1}: stored bytes are no "
+                f"state {self.codec.name!r}, row {row}: stored bytes are no "
                 f"{self.codec.ddl}: at byte {r.at - r.data} of {r.end - r.data} they are "
                 f"{(<bytes> r.fault).decode()}")
 
-    cdef int start(self, nested_reader *r) noexcept nogil:
+    cdef int slots(self, int64_t rows, int64_t offset, const uint8_t *validity,
+                   const uint8_t *values, int64_t *row, nested_reader *r) noexcept nogil:
+        cdef uint32_t width = self.codec.inline_bytes
         cdef int i
+        if rows:
+            values += offset * width
+        while row[0] < rows:
+            if validity is NULL or nested_bit(validity, offset + row[0]):
+                nested_open(r, values + row[0] * width, width)
+                r.fault = nested_inline_fault(self.codec.shapes, r.data, width, self.codec.padding)
+                if r.fault is not NULL:
+                    return NESTED_REFUSED
+            row[0] += 1
+        for i in range(self.codec.shapes.span):
+            if nested_take_slots(&self.targets[i], validity, offset, rows, values, width) < 0:
+                return NESTED_NO_MEMORY
+        return 0
+
+    cdef int bytes_(self, int64_t rows, int64_t offset, const uint8_t *validity,
+                    const int32_t *offsets, const uint8_t *values, int64_t *row,
+                    nested_reader *r) noexcept nogil:
+        cdef int i, status
         for i in range(self.codec.shapes.span):
             if self.targets[i].s.kind in (NESTED_BYTES, NESTED_ARRAY, NESTED_MAP):
                 if nested_add_end(&self.targets[i], 0, r) < 0:
                     return NESTED_NO_MEMORY
+        if rows:
+            offsets += offset
+        while row[0] < rows:
+            if validity is not NULL and not nested_bit(validity, offset + row[0]):
+                status = nested_add_null(self.targets, r)
+            else:
+                nested_open(r, values + offsets[row[0]],
+                            <size_t> (offsets[row[0] + 1] - offsets[row[0]]))
+                status = nested_take_row(self.targets, r)
+                if status == 0 and r.at != r.end:
+                    r.fault = "longer than their value"
+                    status = NESTED_REFUSED
+            if status < 0:
+                return status
+            row[0] += 1
         return 0
-
-    cdef int one(self, int64_t row, const int32_t *offsets, const uint8_t *values,
-                 nested_reader *r) noexcept nogil:
-        cdef uint32_t width = self.codec.inline_bytes
-        cdef int status
-        if width:
-            nested_open(r, values + row * width, width)
-            r.fault = nested_inline_fault(self.codec.shapes, r.data, width, self.codec.padding)
-            if r.fault is not NULL:
-                return NESTED_REFUSED
-            return nested_take_slots(self.targets, r, r.data)
-        nested_open(r, values + offsets[row], <size_t> (offsets[row + 1] - offsets[row]))
-        status = nested_take_row(self.targets, r)
-        if status == 0 and r.at != r.end:
-            r.fault = "longer than their value"
-            status = NESTED_REFUSED
-        return status
 
     def take(self):
         """Return (length, nulls, validity, values, offsets) of each type in preorder, once."""
