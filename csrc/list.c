@@ -239,6 +239,17 @@ uint64_t pst_list_start(const uint8_t *heap, uint64_t heap_bytes, const pst_list
     return c.start;
 }
 
+pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const pst_list *before,
+                                 const pst_list *after) {
+    pst_list_change c = {.start = pst_list_start(heap, heap_bytes, after)};
+    int same = before->first && after->first && before->born == after->born;
+    /* Only clearing takes numbers back; a list that was trimmed empty goes on where it ended. */
+    c.replaced = !same && c.start < before->end;
+    c.from = c.replaced || c.start > before->end ? c.start : before->end;
+    c.changed = before->first != after->first || before->end != after->end;
+    return c;
+}
+
 void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
     const uint8_t *at = heap + (uint64_t)l->last * PST_GRANULE;
     __builtin_prefetch(at, 1);

@@ -100,6 +100,17 @@ static inline uint64_t pst_list_count(const uint8_t *heap, uint64_t heap_bytes, 
     return l->end - pst_list_start(heap, heap_bytes, l);
 }
 
+/* What became of a row's list between two of its images. */
+typedef struct pst_list_change {
+    uint64_t start;   /* what lies before this number is gone */
+    uint64_t from;    /* the items from this number on are new */
+    uint8_t replaced; /* all older items are gone, and numbers begin again */
+    uint8_t changed;  /* 0: the lists are equal */
+} pst_list_change;
+
+pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const pst_list *before,
+                                 const pst_list *after);
+
 /* The lines that an append touches. */
 void pst_list_prefetch(const uint8_t *heap, const pst_list *l);
 

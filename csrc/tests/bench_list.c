@@ -6,7 +6,7 @@
 #include "list.h"
 #include "table.h"
 
-enum { ROUNDS = 5, LONG = 1000000, MANY = 200000, EACH = 20 };
+enum { ROUNDS = 5, LONG = 1000000, MANY = 200000, EACH = 20, AHEAD = 16 };
 
 static double now(void) {
     struct timespec t;
@@ -53,19 +53,27 @@ static void bench_one(const char *name, pst_list_shape s, uint32_t size, uint64_
     printf("%-34s after %7d: %5.1f ns an append\n", name, (int)from, median(ns));
 }
 
-static void bench_many(pst_list_shape s) {
+static void bench_many(pst_list_shape s, int ahead) {
     double put[ROUNDS], get[ROUNDS];
     static pst_list lists[MANY];
     static uint64_t out[EACH];
     for (int r = 0; r < ROUNDS; r++) {
         pst_table *t = make_table();
         memset(lists, 0, sizeof lists);
-        uint64_t random = 1;
+        uint64_t random = 1, next[AHEAD];
         unsigned bad = 0;
+        for (int i = 0; i < AHEAD; i++)
+            next[i] = check_random(&random) % MANY;
         double start = now();
         for (uint64_t i = 0; i < (uint64_t)MANY * EACH; i++) {
             pst_item item = {&i, 8, 0};
-            bad |= pst_list_append(t, &s, &lists[check_random(&random) % MANY], &item);
+            uint64_t which = next[i % AHEAD];
+            next[i % AHEAD] = check_random(&random) % MANY;
+            if (ahead) {
+                __builtin_prefetch(&lists[next[i % AHEAD]], 1);
+                pst_list_prefetch(t->heap, &lists[next[(i + AHEAD / 2) % AHEAD]]);
+            }
+            bad |= pst_list_append(t, &s, &lists[which], &item);
         }
         put[r] = (now() - start) / ((double)MANY * EACH);
         uint64_t bytes = t->h->committed[PST_SPACE_HEAP], read = 0;
@@ -81,8 +89,8 @@ static void bench_many(pst_list_shape s) {
         get[r] = (now() - start) / (double)read;
         pst_table_close(t);
     }
-    printf("%d lists, random order            : %5.1f ns an append, %5.1f ns an item read\n", MANY,
-           median(put), median(get));
+    printf("%d lists, random order%s: %5.1f ns an append, %5.1f ns an item read\n", MANY,
+           ahead ? ", prefetched" : "            ", median(put), median(get));
 }
 
 static void bench_read(pst_list_shape s, uint64_t n) {
@@ -112,7 +120,8 @@ int main(void) {
         bench_one("one list of timed longs", timed, 8, from);
         bench_one("one list of strings of 20 bytes", text, 20, from);
     }
-    bench_many(longs);
+    bench_many(longs, 0);
+    bench_many(longs, 1);
     bench_read(longs, 100);
     bench_read(longs, LONG);
     return check_report();

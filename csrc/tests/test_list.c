@@ -146,6 +146,26 @@ static int same_list(const model *m, const model_list *l, uint64_t *random) {
     return x % 5 || same_packed(m, l, from, (size_t)(1 + x % 3000));
 }
 
+/* The older items that stayed, and the new ones, are the younger list. */
+static void check_change(const model *m, const model_list *before, const model_list *after) {
+    pst_list_change c = pst_list_compare(m->t->heap, heap_bytes(m->t), &before->list, &after->list);
+    uint64_t end = after->start + after->count;
+    CHECK_EQ(c.start, after->start);
+    CHECK(c.from >= c.start && c.from <= (end > c.start ? end : c.start));
+    for (uint64_t seq = c.start; seq < c.from && !c.replaced; seq++) {
+        uint64_t i = seq - before->start;
+        REQUIRE(seq >= before->start && i < before->count);
+        CHECK_EQ(before->seed[i], after->seed[seq - after->start]);
+    }
+    if (c.replaced)
+        CHECK_EQ(c.from, c.start);
+    if (!c.changed)
+        CHECK(before->count == after->count && c.from == end && !c.replaced);
+    /* What did not change is not carried. */
+    if (before->list.first && before->list.first == after->list.first)
+        CHECK(!c.replaced && c.from == before->list.end);
+}
+
 /* ---- random work ------------------------------------------------------------------------------- */
 
 static void append(model *m, model_list *l, uint64_t *random, uint64_t n) {
@@ -235,6 +255,8 @@ static void step(model *m, uint64_t *random) {
         CHECK_EQ(pst_list_extend(m->t, &m->shape, &l->list, &other->list), PST_OK);
         l->count += n;
     } else if (what < 93) {
+        for (int i = 0; i < LISTS; i++)
+            check_change(m, &m->sealed[m->t->h->sealed % EPOCHS][i], &m->now[i]);
         memcpy(m->sealed[m->t->h->active % EPOCHS], m->now, sizeof m->now);
         seal(m->t);
     } else {
