@@ -32,29 +32,6 @@
 
 #include "pystate.h"
 
-/* Part of the file format: never renumbered. */
-typedef enum pst_agg_kind {
-    PST_AGG_MEAN = 1,
-    PST_AGG_VARIANCE = 2,
-    PST_AGG_FIRST = 3,
-    PST_AGG_LAST = 4,
-    PST_AGG_TOP_K = 5,
-    PST_AGG_DISTINCT = 6,
-} pst_agg_kind;
-
-enum {
-    PST_AGG_MAX_WIDTH = 256, /* bytes of a fixed accumulator */
-    PST_AGG_MAX_K = 4096,
-    PST_AGG_LEAST_PRECISION = 4,
-    PST_AGG_MOST_PRECISION = 14
-};
-
-typedef struct pst_agg_shape {
-    uint8_t kind;       /* pst_agg_kind */
-    uint8_t type;       /* pst_type of the values; those after DECIMAL are bytes */
-    uint16_t parameter; /* TOP_K: k; DISTINCT: precision; else 0 */
-} pst_agg_shape;
-
 /* PST_WRONG_TYPE: the kind does not take the type. PST_INVALID: kind or parameter. */
 pst_status pst_agg_check(const pst_agg_shape *s);
 

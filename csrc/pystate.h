@@ -398,6 +398,43 @@ pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys
 pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
                                    int32_t *offsets, uint8_t *valid, uint8_t *data);
 
+/* ---- aggregates ---------------------------------------------------------------------------------- */
+
+/* Part of the file format: never renumbered. */
+typedef enum pst_agg_kind {
+    PST_AGG_MEAN = 1,
+    PST_AGG_VARIANCE = 2,
+    PST_AGG_FIRST = 3,
+    PST_AGG_LAST = 4,
+    PST_AGG_TOP_K = 5,
+    PST_AGG_DISTINCT = 6,
+} pst_agg_kind;
+
+enum {
+    PST_AGG_MAX_WIDTH = 256, /* bytes of a fixed accumulator */
+    PST_AGG_MAX_K = 4096,
+    PST_AGG_LEAST_PRECISION = 4,
+    PST_AGG_MOST_PRECISION = 14
+};
+
+typedef struct pst_agg_shape {
+    uint8_t kind;       /* pst_agg_kind */
+    uint8_t type;       /* pst_type of the values; those after DECIMAL are bytes */
+    uint16_t parameter; /* TOP_K: k; DISTINCT: precision; else 0 */
+} pst_agg_shape;
+
+/* Bytes of a fixed accumulator, the width of its column of type PST_FIXED; 0: its column is
+ * PST_BINARY. PST_WRONG_TYPE, PST_INVALID. */
+pst_status pst_aggregate_width(const pst_agg_shape *shape, uint32_t *width);
+/* Adds a value per key to the accumulators of a column; in row order, nulls are skipped. */
+pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                               const pst_array *values);
+/* To the current key's: a value, or another accumulator of the same shape. PST_CORRUPT. */
+pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,
+                             const pst_cell *value);
+pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape *shape,
+                               pst_bytes from);
+
 /* ---- timers ------------------------------------------------------------------------------------ */
 
 /* For tables with a column of kind PST_TIMERS, else PST_INVALID. */

@@ -150,6 +150,8 @@ include "_core_table.pxi"
 include "_core_handles.pxi"
 include "_core_files.pxi"
 include "_core_rows.pxi"
+include "_core_elements.pxi"
+include "_core_timers.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ TYPE_CODES = {
     "timestamp": PST_TIMESTAMP, "decimal": PST_DECIMAL, "string": PST_STRING,
     "binary": PST_BINARY, "object": PST_OBJECT,
 }
+FIXED, NESTED = PST_FIXED, PST_NESTED
 
 MAX_KEYS = PST_MAX_KEYS
 MAX_STATES = PST_MAX_STATES
@@ -47,7 +48,7 @@ cdef class Codec:
         self.ddl = ddl
         self.naive = ddl == "timestamp_ntz"
         self.is_int = PST_INT8 <= code <= PST_INT64
-        self.is_bytes = code in (PST_STRING, PST_BINARY, PST_OBJECT)
+        self.is_bytes = code >= PST_STRING
         self.least, self.most = INT64_MIN, INT64_MAX
         if code == PST_INT8:
             self.least, self.most = INT8_MIN, INT8_MAX
@@ -262,7 +263,8 @@ cdef object plain_value(object value):
 cdef class Schema:
     """Key and state columns, as C sees them.
 
-    `keys` and `states` are lists of (name, code, precision, scale, ddl, default).
+    `keys` and `states` are lists of `pystate.columns.Column`; the first `n_hashed` key columns (0:
+    all) are the key, the others its namespace.
     """
 
     cdef pst_schema c
@@ -270,11 +272,13 @@ cdef class Schema:
     cdef list names
     cdef readonly tuple key_codecs
     cdef readonly tuple state_codecs
+    cdef readonly tuple map_codecs
 
-    def __cinit__(self, keys, states):
+    def __cinit__(self, keys, states, int32_t n_hashed=0):
         cdef int i = 0
         cdef pst_cell cell
         cdef Codec codec
+        cdef pst_column *c
         if not 0 < len(keys) <= PST_MAX_KEYS:
             raise errors.InvalidArgumentError(
                 f"a key has 1 to {PST_MAX_KEYS} columns, got {len(keys)}")
@@ -285,28 +289,44 @@ cdef class Schema:
         if self.columns is NULL:
             raise MemoryError
         codecs = []
+        map_codecs = []
         self.names = []
-        for name, code, precision, scale, ddl, default in [*keys, *states]:
-            codec = Codec(name, code, precision, scale, ddl)
+        for (name, code, precision, scale, ddl, default, kind, map_key, map_precision, map_scale,
+             width, given, map_codec) in [*keys, *states]:
+            codec = Codec(name, code, precision, scale, ddl) if given is None else given
             codecs.append(codec)
-            encoded = name.encode()
-            self.names.append(encoded)
-            self.columns[i].name = encoded
-            self.columns[i].type = <pst_type> <int> code
-            self.columns[i].precision = <uint8_t> <int> precision
-            self.columns[i].scale = <uint8_t> <int> scale
+            map_codecs.append(map_codec)
+            c = &self.columns[i]
+            c.name = self.keep(name)
+            c.type = <pst_type> <int> code
+            c.precision = <uint8_t> <int> precision
+            c.scale = <uint8_t> <int> scale
+            c.kind = <uint8_t> <int> kind
+            c.map_key = <uint8_t> <int> map_key
+            c.map_precision = <uint8_t> <int> map_precision
+            c.map_scale = <uint8_t> <int> map_scale
+            c.width = <uint16_t> <int> width
+            if code in (PST_FIXED, PST_NESTED) or (map_key in (PST_FIXED, PST_NESTED)):
+                c.ddl = self.keep(ddl)
             if default is not None and not codec.is_bytes:
                 codec.encode(default, &cell)
-                self.columns[i].has_default = 1
-                self.columns[i].default_word[0] = cell.word[0]
-                self.columns[i].default_word[1] = cell.word[1]
+                c.has_default = 1
+                c.default_word[0] = cell.word[0]
+                c.default_word[1] = cell.word[1]
             i += 1
+        self.map_codecs = tuple(map_codecs[len(keys):])
         self.key_codecs = tuple(codecs[:len(keys)])
         self.state_codecs = tuple(codecs[len(keys):])
         self.c.n_keys = <int32_t> len(keys)
         self.c.n_states = <int32_t> len(states)
         self.c.keys = self.columns
         self.c.states = self.columns + len(keys)
+        self.c.n_hashed = n_hashed
+
+    cdef const char *keep(self, str text) except NULL:
+        encoded = text.encode()
+        self.names.append(encoded)
+        return encoded
 
     def __dealloc__(self):
         free(self.columns)
@@ -357,7 +377,7 @@ cdef class ArrayRef:
     cdef object owner
 
     def __init__(self, int code, int precision, int64_t length, int64_t offset, size_t validity,
-                 size_t values, size_t offsets, object owner):
+                 size_t values, size_t offsets, object owner, uint32_t width=0):
         self.c.type = <pst_type> code
         self.precision = <uint8_t> precision
         self.c.length = length
@@ -365,6 +385,7 @@ cdef class ArrayRef:
         self.c.validity = <const uint8_t *> validity
         self.c.values = <const void *> values
         self.c.offsets = <const int32_t *> offsets
+        self.c.width = width
         self.owner = owner
 
     def __len__(self):

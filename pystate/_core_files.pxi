@@ -281,11 +281,13 @@ cdef class FileReader:
         return lineage_tuple(&pst_sst_reader_info(self.r).lineage)
 
     def schema(self):
-        """Return key and state columns, each (name, code, precision, scale)."""
+        """Return key and state columns as the first 11 fields of `Column`, and how many key
+        columns are hashed."""
         self.ready()
         cdef const pst_schema *schema = pst_sst_reader_schema(self.r)
         return (column_tuples(schema.keys, schema.n_keys),
-                column_tuples(schema.states, schema.n_states))
+                column_tuples(schema.states, schema.n_states),
+                schema.n_hashed if schema.n_hashed else schema.n_keys)
 
     def seek(self, int32_t first_key_group, int32_t last_key_group):
         """Position before the first record of the range."""
@@ -318,8 +320,15 @@ cdef class FileReader:
 
 
 cdef list column_tuples(const pst_column *columns, int32_t n):
-    return [(columns[i].name.decode(), <int> columns[i].type, columns[i].precision,
-             columns[i].scale) for i in range(n)]
+    cdef const pst_column *c
+    cdef int32_t i
+    result = []
+    for i in range(n):
+        c = &columns[i]
+        result.append((c.name.decode(), <int> c.type, c.precision, c.scale,
+                       "" if c.ddl is NULL else c.ddl.decode(), None, c.kind, c.map_key,
+                       c.map_precision, c.map_scale, c.width))
+    return result
 
 
 def file_checksum(str name, uint64_t size_bytes, int fd, source):

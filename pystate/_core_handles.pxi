@@ -99,6 +99,10 @@ cdef class Batch:
         """Return key `i` as a Python value; made by the subclass that knows the arrays."""
         raise NotImplementedError
 
+    def namespace_at(self, Py_ssize_t i):
+        """Return the namespace of row `i`; as `key_at`."""
+        raise NotImplementedError
+
     @cython.binding(False)
     def select(self, Py_ssize_t i):
         """Make the key of row `i` current."""

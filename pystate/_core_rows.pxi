@@ -96,7 +96,7 @@ cdef size_t cell_width(int code) noexcept nogil:
         return 4
     if code == PST_DECIMAL:
         return 16
-    if code == PST_STRING or code == PST_BINARY or code == PST_OBJECT:
+    if code >= PST_STRING:
         return 0
     return 8
 

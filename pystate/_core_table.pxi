@@ -18,6 +18,8 @@ cdef class Table:
     cdef unsigned long fork
     cdef bint has_key
     cdef bint int_key
+    cdef bint spaced           # the key's last column is a namespace
+    cdef object space          # the current one
     cdef int64_t least
     cdef int64_t most
     cdef object current        # the current key, or UNKNOWN while only its batch row is known
@@ -126,6 +128,7 @@ cdef class Table:
         check(status, &detail, self.where if path is None else f"{self.where}, {path}", schema)
         self.schema = schema
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int
+        self.spaced = 0 < schema.c.n_hashed < schema.c.n_keys
         self.least, self.most = codec.least, codec.most
         self.state = USABLE
         return created != 0
@@ -259,12 +262,40 @@ cdef class Table:
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
         self.forget_key()
-        owner = self.schema.encode_key(key, cells, &nulls)
+        whole = self.with_space(key) if self.spaced else key
+        owner = self.schema.encode_key(whole, cells, &nulls)
         self.check(pst_key_set(self.t, cells, nulls))
         self.current = key
         self.owner = owner
         self.has_key = True
         return 0
+
+    cdef tuple with_space(self, object key):
+        """The key as the table's columns have it, its namespace last."""
+        if self.schema.c.n_hashed == 1:
+            return key, self.space
+        if not isinstance(key, (tuple, list)):
+            raise errors.WrongTypeError(
+                f"the key has {self.schema.c.n_hashed} columns: it is a tuple, got {key!r:.80}")
+        return (*key, self.space)
+
+    def set_namespace(self, value):
+        """Make a namespace current; None: the default one. The current key stays."""
+        if not self.spaced:
+            raise errors.DeclarationError(f"{self.where}: it was opened without namespaces")
+        if not self.has_key:
+            self.space = value
+            return
+        key = self.current_key()
+        self.space = value
+        self.set_any_key(key)
+
+    def current_namespace(self):
+        """Return the current namespace, None for the default one."""
+        if self.spaced and self.has_key and self.current is UNKNOWN:
+            self.current, self.space = self.current_batch.key_at(self.current_row), \
+                self.current_batch.namespace_at(self.current_row)
+        return self.space
 
     def clear_current_key(self):
         """Leave no key current."""
@@ -280,6 +311,8 @@ cdef class Table:
             raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
         if self.current is UNKNOWN:
             self.current = self.current_batch.key_at(self.current_row)
+            if self.spaced:
+                self.space = self.current_batch.namespace_at(self.current_row)
         return self.normal_key(self.current)
 
     def normal_key(self, key):
@@ -288,10 +321,48 @@ cdef class Table:
             return key
         if key is None:
             return None
-        if len(self.schema.key_codecs) == 1:
+        if len(self.schema.key_codecs) - self.spaced == 1:
             return self.schema.key_codecs[0].normalize(key)
         return tuple([None if value is None else codec.normalize(value)
-                      for codec, value in zip(self.schema.key_codecs, key)])
+                      for codec, value in zip(self.schema.key_codecs, key)])  # not the namespace
+
+    # -- time to live
+
+    def set_ttl(self, int32_t column, int64_t duration_ms, int64_t granularity_ms,
+                bint event_time, bint on_read, bint lenient):
+        """Say how a column's values expire."""
+        cdef pst_ttl ttl
+        self.ready()
+        ttl.duration_ms = duration_ms
+        ttl.granularity_ms = granularity_ms
+        ttl.event_time = event_time
+        ttl.on_read = on_read
+        ttl.lenient = lenient
+        self.check(pst_table_set_ttl(self.t, column, &ttl))
+
+    @cython.binding(False)
+    def set_clock(self, processing_ms, watermark_ms, event_ms):
+        """Tell the table what time it is; None: unknown."""
+        cdef pst_clock clock
+        self.ready()
+        clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
+        clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
+        clock.event_ms = PST_NO_TIME if event_ms is None else event_ms
+        pst_table_set_clock(self.t, &clock)
+
+    def expire(self, uint64_t budget):
+        """Remove what has expired from up to `budget` rows; returns how many values went."""
+        cdef uint64_t removed = 0
+        cdef pst_status status
+        self.ready()
+        self.state = BUSY
+        try:
+            with nogil:
+                status = pst_table_expire(self.t, budget, &removed)
+        finally:
+            self.state = USABLE
+        self.check(status)
+        return removed
 
     # -- rows
 

@@ -1,7 +1,7 @@
 # Declarations of csrc/pystate.h, and nothing else.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "pystate.h" nogil:
@@ -52,6 +52,8 @@ cdef extern from "pystate.h" nogil:
         PST_STRING
         PST_BINARY
         PST_OBJECT
+        PST_FIXED
+        PST_NESTED
 
     enum:
         PST_MAX_KEYS
@@ -65,12 +67,19 @@ cdef extern from "pystate.h" nogil:
         uint8_t scale
         uint8_t has_default
         uint64_t default_word[2]
+        uint8_t kind
+        uint8_t map_key
+        uint8_t map_precision
+        uint8_t map_scale
+        uint16_t width
+        const char *ddl
 
     ctypedef struct pst_schema:
         int32_t n_keys
         int32_t n_states
         const pst_column *keys
         const pst_column *states
+        int32_t n_hashed
 
     ctypedef struct pst_bytes:
         const uint8_t *data
@@ -87,6 +96,7 @@ cdef extern from "pystate.h" nogil:
         const uint8_t *validity
         const void *values
         const int32_t *offsets
+        uint32_t width
 
     pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
                         uint64_t *hash)
@@ -183,6 +193,80 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell)
     pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell)
     pst_status pst_value_clear(pst_table *t, int32_t column)
+
+    int64_t PST_NO_TIME
+
+    ctypedef struct pst_clock:
+        int64_t processing_ms
+        int64_t watermark_ms
+        int64_t event_ms
+
+    ctypedef struct pst_ttl:
+        int64_t duration_ms
+        int64_t granularity_ms
+        uint8_t event_time
+        uint8_t on_read
+        uint8_t lenient
+
+    pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl)
+    void pst_table_set_clock(pst_table *t, const pst_clock *clock)
+    pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed)
+
+    ctypedef struct pst_elements:
+        pass
+
+    pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item)
+    pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value)
+    pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key,
+                           const pst_cell *value)
+    pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key)
+    pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count)
+    pst_status pst_elements_create(pst_table *t, pst_elements **elements)
+    void pst_elements_destroy(pst_elements *e)
+    pst_status pst_elements_start(pst_elements *e, int32_t column)
+    pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column)
+    pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value)
+    pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items)
+    pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
+                                          const pst_array *items)
+    pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets)
+    pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets,
+                                   void *values)
+    pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
+                                 const pst_array *values)
+    pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys)
+    pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys,
+                                 void *values, uint8_t *valid)
+    pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
+                                       int32_t *offsets, uint8_t *valid, uint8_t *data)
+
+    ctypedef struct pst_agg_shape:
+        uint8_t kind
+        uint8_t type
+        uint16_t parameter
+
+    pst_status pst_aggregate_width(const pst_agg_shape *shape, uint32_t *width)
+    pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                                   const pst_array *values)
+    pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,
+                                 const pst_cell *value)
+    pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape *shape,
+                                   pst_bytes from_)
+
+    ctypedef enum pst_domain:
+        PST_EVENT
+        PST_PROCESSING
+
+    pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms)
+    pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms)
+    pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times)
+    pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times)
+    pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms)
+    pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
+                              int64_t *times_ms, pst_batch **batch)
+    pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms)
+    pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms)
+    uint64_t pst_timers_missed(const pst_table *t)
 
     ctypedef enum pst_record_op:
         PST_PUT

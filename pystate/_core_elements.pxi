@@ -1,0 +1,395 @@
+# Lists and maps: of the current key, and of a batch of keys.
+
+cdef enum:
+    ELEMENTS_BYTES = 1 << 31
+
+
+cdef class CollectionHandle:
+    """The list or map of the current key."""
+
+    cdef readonly Table table
+    cdef readonly int column
+    cdef readonly Codec codec
+    cdef readonly Codec map_codec
+    cdef pst_elements *walk
+
+    def __init__(self, Table table, int column, Codec codec, Codec map_codec):
+        self.table = table
+        self.column = column
+        self.codec = codec
+        self.map_codec = map_codec
+
+    def __dealloc__(self):
+        pst_elements_destroy(self.walk)
+
+    def __reduce__(self):
+        raise errors.DeclarationError(
+            f"state {self.codec.name!r}: a handle belongs to its table and cannot be pickled or "
+            "copied")
+
+    cdef inline int ready(self) except -1:
+        self.table.ready()
+        if not self.table.has_key:
+            self.table.need_key(self.codec)
+        return 0
+
+    cdef int start(self) except -1:
+        self.ready()
+        if self.walk is NULL:
+            self.table.check(pst_elements_create(self.table.t, &self.walk))
+        self.table.check(pst_elements_start(self.walk, self.column))
+        return 0
+
+    def count(self):
+        """Return the number of elements."""
+        cdef uint64_t count = 0
+        self.ready()
+        self.table.check(pst_elements_count(self.table.t, self.column, &count))
+        return count
+
+    @cython.binding(False)
+    def clear(self):
+        """Remove all elements of the current key."""
+        self.ready()
+        self.table.check(pst_value_clear(self.table.t, self.column))
+
+    cdef object none(self, str what):
+        return errors.WrongTypeError(
+            f"state {self.codec.name!r}: None is no {what}")
+
+    # -- lists
+
+    @cython.binding(False)
+    def add(self, value):
+        """Append an item to the current key's list."""
+        cdef pst_cell cell
+        self.ready()
+        if value is None:
+            raise self.none("item")
+        owner = self.codec.encode(value, &cell)
+        self.table.check(pst_list_add(self.table.t, self.column, &cell))
+
+    @cython.binding(False)
+    def items_list(self):
+        """Return the current key's items."""
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef list result = []
+        self.start()
+        while True:
+            status = pst_elements_next(self.walk, &key, &cell)
+            if status != PST_OK:
+                break
+            if self.codec.is_int:
+                result.append(PyLong_FromLongLong(<long long> cell.word[0]))
+            else:
+                result.append(self.codec.decode(&cell))
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
+    # -- maps
+
+    @cython.binding(False)
+    def get_entry(self, key, default):
+        """Return the value under `key` of the current key's map."""
+        cdef pst_cell at, cell
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_get(self.table.t, self.column, &at, &cell)
+        if status == PST_OK:
+            return self.codec.decode(&cell)
+        if status == PST_NOT_FOUND:
+            return default
+        self.table.check(status)
+
+    @cython.binding(False)
+    def put_entry(self, key, value):
+        """Store a value under `key`."""
+        cdef pst_cell at, cell
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        other = self.codec.encode(value, &cell)
+        self.table.check(pst_map_put(self.table.t, self.column, &at, &cell))
+
+    @cython.binding(False)
+    def remove_entry(self, key):
+        """Remove the entry under `key`; returns whether there was one."""
+        cdef pst_cell at
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_remove(self.table.t, self.column, &at)
+        if status == PST_NOT_FOUND:
+            return False
+        self.table.check(status)
+        return True
+
+    @cython.binding(False)
+    def has_entry(self, key):
+        """Whether there is an entry under `key`."""
+        cdef pst_cell at, cell
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_get(self.table.t, self.column, &at, &cell)
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return status == PST_OK
+
+    @cython.binding(False)
+    def entries_list(self):
+        """Return the current key's entries as (key, value) pairs."""
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef list result = []
+        self.start()
+        while True:
+            status = pst_elements_next(self.walk, &key, &cell)
+            if status != PST_OK:
+                break
+            result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
+    # -- many keys
+
+    def append_all(self, Batch keys, ArrayRef items):
+        """Append an item to the list of each key."""
+        cdef pst_status status
+        keys.check_length(items)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_append(keys.b, self.column, &items.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "an item")
+
+    def append_lists(self, Batch keys, size_t offsets, ArrayRef items):
+        """Append items[offsets[i]:offsets[i + 1]] to the list of key i."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_append_many(keys.b, self.column,
+                                                    <const int32_t *> offsets, &items.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "an item")
+
+    def offsets(self, Batch keys, size_t out):
+        """Write where each key's elements begin in one run of all: 64-bit, one more than keys."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> out)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def copy_items(self, Batch keys, size_t offsets, size_t values):
+        """Copy items of fixed width."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_copy(keys.b, self.column, <const int64_t *> offsets,
+                                             <void *> values)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
+
+    def collect(self, Batch keys):
+        """Walk over all keys' elements: (map keys or None, values), each as (validity, values,
+        offsets), in the keys' order."""
+        cdef Cells cells[2]
+        cdef pst_status status
+        cdef bint is_map = self.map_codec is not None
+        keys.ready()
+        if self.walk is NULL:
+            self.table.check(pst_elements_create(self.table.t, &self.walk))
+        memset(cells, 0, sizeof(cells))
+        cells[0].code = self.codec.code
+        cells[0].width = cell_width(self.codec.code)
+        if is_map:
+            cells[1].code = self.map_codec.code
+            cells[1].width = cell_width(self.map_codec.code)
+        cdef Py_ssize_t n = 0
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = self.collect_cells(keys.b, is_map, cells, &n)
+            self.table.state = USABLE
+            self.table.check(status)
+            return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
+        finally:
+            self.table.state = USABLE
+            free_cells(&cells[0])
+            free_cells(&cells[1])
+
+    cdef pst_status collect_cells(self, pst_batch *b, bint is_map, Cells *cells,
+                                  Py_ssize_t *n) noexcept nogil:
+        cdef pst_cell key, value
+        cdef int64_t i
+        cdef pst_status status
+        for i in range(pst_batch_length(b)):
+            status = pst_elements_start_row(self.walk, b, i, self.column)
+            while status == PST_OK:
+                status = pst_elements_next(self.walk, &key, &value)
+                if status == PST_OK:
+                    status = append_cell(&cells[0], n[0], &value, True)
+                    if status == PST_OK and is_map:
+                        status = append_cell(&cells[1], n[0], &key, True)
+                    n[0] += 1
+                    if n[0] >= ELEMENTS_BYTES - 1 or cells[0].used >= ELEMENTS_BYTES \
+                            or cells[1].used >= ELEMENTS_BYTES:
+                        return PST_TOO_LARGE
+            if status != PST_NOT_FOUND:
+                return status
+        return PST_OK
+
+    def put_all(self, Batch keys, ArrayRef map_keys, ArrayRef values):
+        """Put an entry into the map of each key."""
+        cdef pst_status status
+        keys.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key or value")
+
+    def remove_all(self, Batch keys, ArrayRef map_keys):
+        """Remove an entry of the map of each key."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_remove(keys.b, self.column, &map_keys.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
+
+    def get_all(self, Batch keys, ArrayRef map_keys, size_t values, size_t valid):
+        """Copy a fixed-width value per key, as `Batch.get`."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
+                                           <uint8_t *> valid)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
+
+    def get_all_bytes(self, Batch keys, ArrayRef map_keys, size_t offsets, size_t valid,
+                      size_t data):
+        """Copy a value of variable width per key, as `Batch.get_bytes`."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c,
+                                                 <int32_t *> offsets, <uint8_t *> valid,
+                                                 <uint8_t *> data)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
+
+    cdef int check_elements(self, pst_status status, str what) except -1:
+        cdef const pst_detail *detail = pst_table_detail(self.table.t)
+        if status == PST_INVALID and detail.row >= 0:
+            raise errors.WrongTypeError(
+                f"{self.table.where}, state {self.codec.name!r}, row {detail.row}: null is not "
+                f"{what}; nothing was written")
+        return self.table.check(status)
+
+
+cdef object take_cells(Cells *c, Py_ssize_t n):
+    """(validity, values, offsets or None)."""
+    valid = PyBytes_FromStringAndSize(<const char *> c.valid, n)
+    if c.width:
+        return valid, PyBytes_FromStringAndSize(<const char *> c.values,
+                                                n * <Py_ssize_t> c.width), None
+    values = PyBytes_FromStringAndSize(<const char *> c.values, <Py_ssize_t> c.used)
+    if not n:
+        return valid, values, bytes(4)
+    return valid, values, PyBytes_FromStringAndSize(<const char *> c.offsets, 4 * (n + 1))
+
+
+cdef void free_cells(Cells *c) noexcept:
+    free(c.values)
+    free(c.valid)
+    free(c.offsets)
+
+
+# ---- aggregates ----------------------------------------------------------------------------------
+
+cdef class Accumulator:
+    """The accumulator of the current key in one column, changed by the core."""
+
+    cdef readonly Table table
+    cdef readonly int column
+    cdef readonly Codec codec   # of the values that are added
+    cdef pst_agg_shape shape
+
+    def __init__(self, Table table, int column, Codec codec, int kind, int parameter):
+        self.table = table
+        self.column = column
+        self.codec = codec
+        self.shape.kind = <uint8_t> kind
+        self.shape.type = <uint8_t> codec.code
+        self.shape.parameter = <uint16_t> parameter
+
+    cdef inline int ready(self) except -1:
+        self.table.ready()
+        if not self.table.has_key:
+            self.table.need_key(self.codec)
+        return 0
+
+    @cython.binding(False)
+    def add(self, value):
+        """Add a value to the current key's accumulator."""
+        cdef pst_cell cell
+        self.ready()
+        owner = self.codec.encode(value, &cell)
+        self.table.check(pst_aggregate_add(self.table.t, self.column, &self.shape, &cell))
+
+    def merge(self, bytes state):
+        """Merge another accumulator into the current key's."""
+        cdef pst_bytes other
+        self.ready()
+        other.data = <const uint8_t *> PyBytes_AS_STRING(state)
+        other.size = <uint32_t> PyBytes_GET_SIZE(state)
+        self.table.check(pst_aggregate_merge(self.table.t, self.column, &self.shape, other))
+
+    def add_all(self, Batch keys, ArrayRef values):
+        """Add a value per key."""
+        cdef pst_status status
+        keys.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_aggregate(keys.b, self.column, &self.shape, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)

@@ -1,0 +1,147 @@
+# Timers: registered and deleted by key, handed out in order when they are due.
+
+cdef class DueTimers:
+    """Timers that are due, with the batch of their keys.
+
+    They stay registered until they are fired. `stale` tells that another one that is due was
+    registered since, so that the order no longer holds: ask again.
+    """
+
+    cdef readonly Batch keys
+    cdef object times
+    cdef const int64_t *at
+    cdef pst_domain domain
+    cdef uint64_t missed
+
+    def __init__(self, Batch keys, object times, size_t address, int domain):
+        self.keys = keys
+        self.times = times
+        self.at = <const int64_t *> address
+        self.domain = <pst_domain> domain
+        self.missed = pst_timers_missed(keys.table.t)
+
+    @property
+    def timestamps(self):
+        """Milliseconds since 1970, as many as there are keys: a numpy array of int64."""
+        return self.times
+
+    @property
+    def stale(self):
+        """Whether a timer that is due too was registered since."""
+        self.keys.ready()
+        return pst_timers_missed(self.keys.table.t) != self.missed
+
+    def __len__(self):
+        return len(self.keys)
+
+    def fire(self, Py_ssize_t i):
+        """Take timer `i` away and make its key current; False if it was deleted meanwhile."""
+        cdef Batch keys = self.keys
+        cdef Table table = keys.table
+        cdef pst_status status
+        keys.ready()
+        if not 0 <= i < pst_batch_length(keys.b):
+            raise errors.InvalidArgumentError(f"there is no timer {i}")
+        status = pst_timer_fire(keys.b, i, self.domain, self.at[i])
+        if status == PST_NOT_FOUND:
+            return False
+        table.current = UNKNOWN
+        table.owner = None
+        table.current_batch = keys
+        table.current_row = i
+        table.has_key = status == PST_OK
+        table.check(status)
+        return True
+
+    def fire_all(self):
+        """Take all of them away."""
+        cdef pst_status status
+        self.keys.ready()
+        with nogil:
+            status = pst_timers_fire_all(self.keys.b, self.domain, self.at)
+        self.keys.table.check(status)
+
+
+cdef class TimerService:
+    """A table's timers."""
+
+    cdef readonly Table table
+
+    def __init__(self, Table table):
+        self.table = table
+
+    cdef int ready(self) except -1:
+        self.table.ready()
+        if not self.table.has_key:
+            raise errors.NoCurrentKeyError(
+                f"{self.table.where}: no key is current; a timer belongs to one")
+        return 0
+
+    cdef int check(self, pst_status status) except -1:
+        if status == PST_INVALID:
+            raise errors.DeclarationError(
+                f"{self.table.where}: it was opened without timers")
+        return self.table.check(status)
+
+    def register(self, int domain, int64_t time_ms):
+        """Register a timer of the current key."""
+        self.ready()
+        self.check(pst_timer_register(self.table.t, <pst_domain> domain, time_ms))
+
+    def delete(self, int domain, int64_t time_ms):
+        """Delete a timer of the current key."""
+        self.ready()
+        self.check(pst_timer_delete(self.table.t, <pst_domain> domain, time_ms))
+
+    def register_all(self, Batch keys, int domain, ArrayRef times):
+        """Register a timer per key; nulls are skipped."""
+        cdef pst_status status
+        keys.check_length(times)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_timer_register(keys.b, <pst_domain> domain, &times.c)
+        finally:
+            self.table.state = USABLE
+        self.check(status)
+
+    def delete_all(self, Batch keys, int domain, ArrayRef times):
+        """Delete a timer per key; nulls are skipped."""
+        cdef pst_status status
+        keys.check_length(times)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_timer_delete(keys.b, <pst_domain> domain, &times.c)
+        finally:
+            self.table.state = USABLE
+        self.check(status)
+
+    def next(self, int domain):
+        """Return the earliest timer's time, or None."""
+        cdef int64_t time_ms = 0
+        self.table.ready()
+        cdef pst_status status = pst_timer_next(self.table.t, <pst_domain> domain, &time_ms)
+        if status == PST_NOT_FOUND:
+            return None
+        self.check(status)
+        return time_ms
+
+    def take_due(self, Batch keys, int domain, int64_t until_ms, int64_t most, size_t times):
+        """Fill an unmade batch with the keys of due timers, and their times; whether any is."""
+        cdef pst_status status
+        self.table.ready()
+        if keys.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_timers_due(self.table.t, <pst_domain> domain, until_ms, most,
+                                        <int64_t *> times, &keys.b)
+        finally:
+            self.table.state = USABLE
+        if status == PST_NOT_FOUND:
+            return False
+        self.check(status)
+        self.table.dependents.add(keys)
+        return True
