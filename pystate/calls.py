@@ -142,18 +142,21 @@ class RowCalls(_KeyedCalls):
         """Call the function for each row with its key."""
         batch = self.backend.keys(columns)
         run, select, context, process = self.run, batch.select, self.context, self.function.process
-        clock, named = run.row_clock, run.named
+        clock, named, timed = run.row_clock, run.named, times is not None
         moments = [None] * len(batch) if times is None else times
+        emitted = self.emitted
         for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
             select(i)
-            context.timestamp = moment
+            if timed:
+                context.timestamp = moment
             if clock is not None:
                 clock(moment)
             result = process(key, row, context)
             if result is not None:
-                self.emitted.extend(result)
-                if len(self.emitted) >= OUTPUT_ROWS:
+                emitted.extend(result)
+                if len(emitted) >= OUTPUT_ROWS:
                     yield from self.drain()
+                    emitted = self.emitted
             if named:
                 run.leave_namespace()
         context.timestamp = None
