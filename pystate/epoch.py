@@ -85,7 +85,7 @@ class RangeReport:
     max_event_time_ms: int | None = None
     """Largest event time that the task has seen."""
     next_event_timer_ms: int | None = None
-    """The earliest event-time timer that the range holds now."""
+    """The earliest event-time timer that the range holds now; its base's where nobody looked."""
     next_processing_timer_ms: int | None = None
     """The same of its processing-time timers."""
     side_files: tuple[SideFile, ...] = ()
@@ -429,14 +429,15 @@ class Epoch:
         for state in operator.ranges:
             report = found[operator.uid, state.index]
             seen.append(report.max_event_time_ms)
+            # After a change of parallelism a range learns its own timers from the next task, which
+            # may have done nothing else.
+            state = replace(
+                state,
+                next_event_timer_ms=report.next_event_timer_ms,
+                next_processing_timer_ms=report.next_processing_timer_ms,
+            )
             if report.file is not None:
-                state = replace(
-                    state,
-                    id=report.id,
-                    deltas=(*state.deltas, report.file),
-                    next_event_timer_ms=report.next_event_timer_ms,
-                    next_processing_timer_ms=report.next_processing_timer_ms,
-                )
+                state = replace(state, id=report.id, deltas=(*state.deltas, report.file))
             ranges.append(state)
         latest = max((time for time in seen if time is not None), default=None)
         return replace(operator, ranges=tuple(ranges), max_event_time_ms=latest)

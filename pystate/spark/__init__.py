@@ -8,6 +8,7 @@ from __future__ import annotations
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.progress import EpochProgress, EpochResult
+from pystate.spark.side import SideSink
 from pystate.spark.sink import ParquetSink, Sink
 
-__all__ = ["EpochProgress", "EpochResult", "Job", "KeyedFrame", "ParquetSink", "Sink"]
+__all__ = ["EpochProgress", "EpochResult", "Job", "KeyedFrame", "ParquetSink", "SideSink", "Sink"]

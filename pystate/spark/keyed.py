@@ -169,6 +169,12 @@ class KeyedFrame:
                 "time: name its column, key_by(..., event_time='column')"
             )
         if tag in sides:
+            if sorted(sides[tag].names) != sorted(self._frame.columns):
+                raise InvalidArgumentError(
+                    f"{self._owner}: late_output={tag!r} takes rows of the input, with the columns "
+                    f"{', '.join(self._frame.columns)}; side_outputs names other ones for it: "
+                    f"{', '.join(sides[tag].names)}"
+                )
             return sides[tag].schema
         return output_columns(self._frame.schema, self._owner).schema
 

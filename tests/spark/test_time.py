@@ -308,6 +308,13 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         (every, {}, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
         ({"odd": "x"}, {}, {"side_outputs": odd}, InvalidArgumentError, "ParquetSink"),
         (one, {}, {"late_output": "odd"}, InvalidArgumentError, "event_time='column'"),
+        (
+            one,
+            {"event_time": "v"},
+            {"side_outputs": odd, "late_output": "odd"},
+            InvalidArgumentError,
+            "with the columns k, v, x; side_outputs names other ones for it: k, v",
+        ),
         (one, {"event_time": "z"}, {}, InvalidArgumentError, "event_time: 'z' is not a column"),
         (one, {"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
         (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "event_time='column', too"),

@@ -572,8 +572,12 @@ def test_next_timers_follow_the_reports(work: FakeWork) -> None:
             report = work.write("op", state, epoch.number, "x", epoch.evaluation_id)
             event, processing = times.get(state.index, planned[-1][state.index])
             if epoch.number == 2 and state.index:
-                # Nothing was changed: what the base says stays.
+                # Nothing was changed: the report repeats what the base says.
                 report = RangeReport("op", 1, epoch.evaluation_id, state.id, state.id, None)
+            if epoch.number == 3 and state.index == 2:
+                # A task that looked and found nothing to do: the timer was another range's.
+                report = RangeReport("op", 2, epoch.evaluation_id, state.id, state.id, None)
+                event = processing = None
             epoch.report(
                 dataclasses.replace(
                     report, next_event_timer_ms=event, next_processing_timer_ms=processing
@@ -585,7 +589,7 @@ def test_next_timers_follow_the_reports(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
         for _ in range(2):
             coordinator.run(evaluate)
-    for parallelism in (3, 1):
+    for parallelism in (3, 3, 1):
         with work.coordinator(parallelism=parallelism) as coordinator:
             coordinator.run(evaluate)
     assert planned == [
@@ -593,6 +597,7 @@ def test_next_timers_follow_the_reports(work: FakeWork) -> None:
         [(5, None), (3, 9)],
         # Ranges that meet several old ones have the earliest timer of any.
         [(5, None), (3, 9), (3, 9)],
+        [(5, None), (3, 9), (None, None)],
         [(3, 9)],
     ]
 
