@@ -1,0 +1,90 @@
+"""Namespaces: states and timers by (key, namespace), in functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pystate as ps
+from pystate.errors import WrongTypeError
+from pystate.testing import Harness
+
+COLUMNS = "k string, at long"
+
+
+class Windows(ps.KeyedProcessFunction):
+    """Counts rows per ten milliseconds."""
+
+    namespace = "long"
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        assert self.n.value() == 0, "a call begins in the default namespace"
+        begin = row.at // 10 * 10
+        ctx.set_namespace(begin)
+        self.n.update(self.n.value() + 1)
+        ctx.register_event_time_timer(begin + 9)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp - 9, self.n.value()
+        self.n.clear()
+
+
+def rows(*pairs: tuple[str, int]) -> list[Any]:
+    return list(pairs)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_states_and_timers_by_namespace(parallelism: int) -> None:
+    with Harness(Windows(), {"k": "string"}, columns=COLUMNS, parallelism=parallelism) as harness:
+        harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
+        assert harness.state("n", "a") == 0
+        assert harness.state("n", "a", namespace=0) == 2
+        assert harness.state("n", "a", namespace=10) == 1
+        assert harness.state("n", "b", namespace=0) == 0
+        assert harness.advance_watermark(9) == [("a", 0, 2)]
+        assert sorted(harness.advance_watermark(30)) == [("a", 10, 1), ("b", 10, 1)]
+        assert harness.keys() == []
+
+
+def test_timers_of_two_namespaces_at_one_time() -> None:
+    class Both(ps.KeyedProcessFunction):
+        namespace = "string"
+        n = ps.ValueState("long", default=0)
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            for name in ("x", "y", None):
+                ctx.set_namespace(name)
+                self.n.update(len(name or "default"))
+                ctx.register_event_time_timer(10)
+
+        def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+            yield key, timestamp, self.n.value()
+
+    with Harness(Both(), {"k": "string"}, columns=COLUMNS) as harness:
+        harness.process(rows(("a", 1)))
+        assert sorted(harness.advance_watermark(10)) == [("a", 10, 1), ("a", 10, 1), ("a", 10, 7)]
+
+
+def test_namespaces_survive_a_restore_and_a_failure() -> None:
+    with Harness(Windows(), {"k": "string"}, columns=COLUMNS, parallelism=2) as harness:
+        harness.fail_after(2)
+        harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
+        snapshot = harness.snapshot()
+    with Harness.restore(snapshot, Windows(), parallelism=3) as restored:
+        restored.fail_after(timers=1)
+        found = restored.advance_watermark(30)
+        assert sorted(found) == [("a", 0, 2), ("a", 10, 1), ("b", 10, 1)]
+
+
+def test_a_namespace_of_another_type() -> None:
+    class Wrong(Windows):
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            ctx.set_namespace("ten")
+
+    with (
+        Harness(Wrong(), {"k": "string"}, columns=COLUMNS) as harness,
+        pytest.raises(WrongTypeError),
+    ):
+        harness.process(rows(("a", 1)))
