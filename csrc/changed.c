@@ -79,30 +79,42 @@ void pst_batch_take_row(pst_batch *b, uint32_t slot) {
     take_key(b, b->length++, pst_row(b->t, slot));
 }
 
-pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
+typedef int (*next_slot)(const pst_table *t, uint64_t at, uint32_t *slot);
+
+static int any_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
+    *slot = (uint32_t)at;
+    return at < t->m->slots;
+}
+
+static pst_status take_live(pst_table *t, next_slot next, uint64_t *cursor, int64_t most,
+                            pst_batch **batch) {
     uint32_t slot;
     pst_batch *b;
     pst_status s = pst_batch_of_rows(t, most, &b);
     if (s)
         return s;
-    for (; !s && b->length < most && touched_slot(t, *cursor, &slot); ++*cursor) {
+    for (; b->length < most && next(t, *cursor, &slot); ++*cursor) {
         uint32_t ahead;
-        if (touched_slot(t, *cursor + 2 * PST_GROUP, &ahead))
+        if (next(t, *cursor + 2 * PST_GROUP, &ahead))
             pst_prefetch_row(t, ahead);
-        const uint64_t *row = pst_row(t, slot);
-        if (!pst_is_live(row[0]))
-            continue;
-        pst_batch_take_row(b, slot);
+        if (pst_is_live(pst_row(t, slot)[0]))
+            pst_batch_take_row(b, slot);
     }
     b->lined = b->guessed = b->resolved = b->length;
-    if (!s && !b->length)
-        s = PST_NOT_FOUND;
-    if (s) {
+    if (!b->length) {
         pst_batch_destroy(b);
-        return s;
+        return PST_NOT_FOUND;
     }
     *batch = b;
     return PST_OK;
+}
+
+pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
+    return take_live(t, touched_slot, cursor, most, batch);
+}
+
+pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
+    return take_live(t, any_slot, cursor, most, batch);
 }
 
 /* ---- keys out -------------------------------------------------------------------------------- */

@@ -22,6 +22,19 @@ from __future__ import annotations
 
 from pystate import errors, testing
 from pystate.aggregates import count, max, mean, min, sum
+from pystate.aggregators import (
+    AggregateFunction,
+    ApproxDistinct,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    TopK,
+    Variance,
+)
 from pystate.backend import (
     FileInfo,
     KeyedStateBackend,
@@ -36,28 +49,51 @@ from pystate.backend import (
     range_of,
     verify_file,
 )
-from pystate.declarations import ValueState
+from pystate.declarations import AggregatingState, ListState, MapState, ReducingState, ValueState
+from pystate.elements import ListHandle, MapHandle
 from pystate.embedded import Store, open
 from pystate.errors import PystateError
+from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.functions import KeyedProcessFunction, RuntimeContext, VectorizedFunction
 from pystate.handles import KeyBatch, ValueHandle
+from pystate.ttl import StateTtl
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AggregateFunction",
+    "AggregatingHandle",
+    "AggregatingState",
+    "ApproxDistinct",
+    "Count",
     "FileInfo",
+    "First",
     "KeyBatch",
     "KeyedProcessFunction",
     "KeyedStateBackend",
+    "Last",
     "Lineage",
+    "ListHandle",
+    "ListState",
+    "MapHandle",
+    "MapState",
+    "Max",
+    "Mean",
+    "Min",
     "PystateError",
+    "ReducingHandle",
+    "ReducingState",
     "RuntimeContext",
     "SealedReader",
     "Snapshot",
+    "StateTtl",
     "Store",
+    "Sum",
     "TableStats",
+    "TopK",
     "ValueHandle",
     "ValueState",
+    "Variance",
     "VectorizedFunction",
     "count",
     "errors",

@@ -306,7 +306,9 @@ cdef class Schema:
             c.map_precision = <uint8_t> <int> map_precision
             c.map_scale = <uint8_t> <int> map_scale
             c.width = <uint16_t> <int> width
-            if code in (PST_FIXED, PST_NESTED) or (map_key in (PST_FIXED, PST_NESTED)):
+            # Types that their code alone does not tell; a file without any is an older version's.
+            if (code in (PST_FIXED, PST_NESTED) or map_key in (PST_FIXED, PST_NESTED)
+                    or ddl.startswith("#")):
                 c.ddl = self.keep(ddl)
             if default is not None and not codec.is_bytes:
                 codec.encode(default, &cell)

@@ -263,7 +263,7 @@ cdef class CollectionHandle:
                 return status
         return PST_OK
 
-    def put_all(self, Batch keys, ArrayRef map_keys, ArrayRef values):
+    def put_all_entries(self, Batch keys, ArrayRef map_keys, ArrayRef values):
         """Put an entry into the map of each key."""
         cdef pst_status status
         keys.check_length(values)

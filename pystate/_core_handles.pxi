@@ -11,7 +11,7 @@ cdef class Batch:
     cdef readonly Table table
 
     def __init__(self, Table table, list columns):
-        """Look up the keys; with None for columns, `take_changed` has to follow."""
+        """Look up the keys; with None for columns, `take_rows` has to follow."""
         cdef pst_array arrays[PST_MAX_KEYS_]
         cdef int32_t i
         cdef pst_status status
@@ -40,8 +40,9 @@ cdef class Batch:
         table.check(status)
         table.dependents.add(self)
 
-    def take_changed(self, uint64_t cursor, int64_t most):
-        """Take the next rows touched in the open epoch; returns the next cursor, None at the end."""
+    def take_rows(self, uint64_t cursor, int64_t most, bint changed):
+        """Take the next rows, of all or of those touched in the open epoch; returns the next
+        cursor, None at the end."""
         cdef pst_status status
         cdef Table table = self.table
         table.ready()
@@ -50,7 +51,10 @@ cdef class Batch:
         table.state = BUSY
         try:
             with nogil:
-                status = pst_batch_changed(table.t, &cursor, most, &self.b)
+                if changed:
+                    status = pst_batch_changed(table.t, &cursor, most, &self.b)
+                else:
+                    status = pst_batch_all(table.t, &cursor, most, &self.b)
         finally:
             table.state = USABLE
         if status == PST_NOT_FOUND:

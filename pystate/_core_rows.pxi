@@ -207,6 +207,11 @@ cdef class Reader:
             pst_reader_close(self.r)
             self.r = NULL
 
+    @property
+    def key_columns(self):
+        """How many columns of `scan` are the key's and its namespace's."""
+        return len(self.schema.key_codecs)
+
     def lineage(self):
         """(id, parent, epoch, query) of the pinned epoch."""
         self.ready()

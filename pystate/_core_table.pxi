@@ -297,6 +297,16 @@ cdef class Table:
                 self.current_batch.namespace_at(self.current_row)
         return self.space
 
+    @property
+    def has_namespaces(self):
+        """Whether rows have a namespace beside their key."""
+        return self.spaced
+
+    def current_name(self):
+        """Return what names the current row: its key, with its namespace where there are any."""
+        key = self.current_key()
+        return (key, self.space) if self.spaced else key
+
     def clear_current_key(self):
         """Leave no key current."""
         self.forget_key()

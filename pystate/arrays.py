@@ -17,7 +17,17 @@ from pystate import _core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, parse_type, refuse_nested_key
 
-__all__ = ["as_array", "bits", "from_parts", "hash_keys", "is_column", "key_groups", "reference"]
+__all__ = [
+    "as_array",
+    "bits",
+    "decoded",
+    "encoded",
+    "from_parts",
+    "hash_keys",
+    "is_column",
+    "key_groups",
+    "reference",
+]
 
 
 def is_column(value: object) -> bool:
@@ -172,8 +182,38 @@ def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
         else:
             values = buffers[1].address if buffers[1] is not None else 0
     return _core.ArrayRef(
-        type.code, type.precision, len(array), array.offset, validity, values, offsets, array
+        type.code,
+        type.precision,
+        len(array),
+        array.offset,
+        validity,
+        values,
+        offsets,
+        array,
+        type.inline_bytes,
     )
+
+
+def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any]:
+    """Make an array of the core's form: bytes for nested values, else of the declared type.
+
+    Raises
+    ------
+    WrongTypeError
+        As `as_array`, and what the codec of a nested type refuses.
+    """
+    if type.is_nested:
+        array: pa.Array[Any] = codec.encode_array(values)
+        return array
+    return as_array(values, type, what)
+
+
+def decoded(array: pa.Array[Any], type: StateType, codec: Any) -> pa.Array[Any]:
+    """The inverse of `encoded`."""
+    if not type.is_nested:
+        return array
+    values: pa.Array[Any] = codec.decode_array(array)
+    return values
 
 
 def from_parts(
@@ -204,7 +244,7 @@ def from_parts(
         buffers = [validity, pa.py_buffer(values)]
     if type.is_bytes:
         buffers.insert(1, pa.py_buffer(offsets))
-    return pa.Array.from_buffers(type.arrow, length, buffers, nulls)
+    return pa.Array.from_buffers(type.stored_arrow, length, buffers, nulls)
 
 
 def bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:

@@ -27,10 +27,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pystate.backend import EMPTY_LINEAGE, KeyedStateBackend, KeyLike, Lineage, parse_key
-from pystate.declarations import ValueState
+from pystate.declarations import State
 from pystate.errors import (
     AddressSpaceError,
     CheckpointError,
@@ -45,6 +45,9 @@ from pystate.files import Source
 from pystate.host import TableHome
 from pystate.manifest import EMPTY_ID, FileRef, RangeState
 from pystate.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pystate.types import StateType
 
 __all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
 
@@ -71,19 +74,22 @@ class TableSpec:
     home: TableHome
     uid: str
     key: KeyLike
-    states: Mapping[str, ValueState]
+    states: Mapping[str, State]
     max_parallelism: int
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
     allow_unclaimed_state: bool = False
+    namespace: StateType | None = None
+    timers: bool = False
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
 
     def fingerprint(self) -> str:
         """Return 64 hexadecimal digits that differ between tables of different schemas."""
         columns = [[name, type_.ddl] for name, type_ in parse_key(self.key)]
-        states = [[name, d.type.ddl, repr(d.default)] for name, d in self.states.items()]
-        text = json.dumps([self.max_parallelism, columns, states])
+        states = [[name, repr(d)] for name, d in self.states.items()]
+        space = None if self.namespace is None else self.namespace.ddl
+        text = json.dumps([self.max_parallelism, columns, states, space, self.timers])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -336,6 +342,8 @@ def _backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateB
         limit_bytes=spec.limit_bytes,
         lock_timeout_ms=spec.lock_timeout_ms,
         uid=spec.uid,
+        namespace=spec.namespace,
+        timers=spec.timers,
     )
 
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
 from pystate import _core
 from pystate._core import key_group, range_bounds, range_of
-from pystate.arrays import as_array, hash_keys, key_groups
-from pystate.declarations import ValueState
+from pystate.arrays import as_array, decoded, hash_keys, key_groups
+from pystate.columns import NAMESPACE, core_schema
+from pystate.declarations import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    State,
+    ValueState,
+)
+from pystate.elements import ListHandle, MapHandle
 from pystate.errors import (
-    DeclarationError,
     InvalidArgumentError,
     LineageError,
 )
@@ -34,9 +42,11 @@ from pystate.files import (
     open_file,
     verify_file,
 )
-from pystate.handles import KeyBatch, ObjectHandle, ValueHandle
-from pystate.keys import KeyLike, describe, key_columns, parse_key
-from pystate.snapshots import SealedReader, Snapshot, arrow_schema, python_keys, scan_batches
+from pystate.folds import AggregatingHandle, ReducingHandle
+from pystate.handles import KeyBatch, ValueHandle
+from pystate.keys import KeyColumns, KeyLike, describe, key_columns, parse_key
+from pystate.registry import StateRegistry
+from pystate.snapshots import SealedReader, Snapshot
 from pystate.tables import (
     UNDO_EPOCHS,
     Identity,
@@ -44,10 +54,15 @@ from pystate.tables import (
     checked_parallelism,
     checked_range,
 )
-from pystate.types import StateType
+from pystate.timers import DueTimers, TimeDomain, Timers
+from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_SCAN_ROWS = 1 << 16
+#: Keys looked through for what has expired at each seal: so many at least, and this part of them.
+_LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
 __all__ = [
     "EMPTY_LINEAGE",
@@ -77,7 +92,7 @@ class KeyedStateBackend:
     ----------
     key : type, or mapping or list of (name, type)
         The key's type, or its columns.
-    states : mapping of str to ValueState, optional
+    states : mapping of str to declaration, optional
         Registered at once.
     max_parallelism : int
         Number of key groups, 1 to 32768; stands in every file.
@@ -97,6 +112,10 @@ class KeyedStateBackend:
         The operator's name, for errors.
     create : bool
         Whether to make a shared table that is not there.
+    namespace : str or pyarrow.DataType, optional
+        The type of namespaces, if states are kept by (key, namespace).
+    timers : bool
+        Whether keys have timers.
 
     Attributes
     ----------
@@ -130,7 +149,7 @@ class KeyedStateBackend:
         self,
         key: KeyLike,
         *,
-        states: Mapping[str, ValueState] | None = None,
+        states: Mapping[str, State] | None = None,
         max_parallelism: int = 128,
         key_group_range: tuple[int, int] | None = None,
         home: Literal["heap", "shared", "disk"] = "heap",
@@ -140,6 +159,8 @@ class KeyedStateBackend:
         lock_timeout_ms: int = 6000,
         uid: str = "",
         create: bool = True,
+        namespace: TypeLike | None = None,
+        timers: bool = False,
     ) -> None:
         self.key = parse_key(key)
         self.uid = uid
@@ -153,12 +174,13 @@ class KeyedStateBackend:
         self._limit_bytes = limit_bytes
         self._lock_timeout_ms = lock_timeout_ms
         self._create = create
-        self._handles: dict[str, ValueHandle] = {}
-        self._declarations: dict[str, ValueState] = {}
-        self._objects: list[ObjectHandle] = []
+        self.namespace = None if namespace is None else _namespace_type(namespace)
         where = f"operator {uid!r}" if uid else "backend"
         self._table = _core.Table(where, self.open)
         self.set_current_key = self._table.set_current_key
+        self._states = StateRegistry(self._table, frozenset(name for name, _ in self.key), timers)
+        self._timers = Timers(self._table)
+        self._swept = False  # in the open epoch
         for name, declaration in (states or {}).items():
             self.register(name, declaration)
 
@@ -172,7 +194,25 @@ class KeyedStateBackend:
 
     # -- states and life
 
-    def register(self, name: str, declaration: ValueState) -> ValueHandle:
+    @overload
+    def register(self, name: str, declaration: ValueState) -> ValueHandle: ...
+
+    @overload
+    def register(self, name: str, declaration: ListState) -> ListHandle: ...
+
+    @overload
+    def register(self, name: str, declaration: MapState) -> MapHandle: ...
+
+    @overload
+    def register(self, name: str, declaration: ReducingState) -> ReducingHandle: ...
+
+    @overload
+    def register(self, name: str, declaration: AggregatingState) -> AggregatingHandle: ...
+
+    @overload
+    def register(self, name: str, declaration: State) -> Any: ...
+
+    def register(self, name: str, declaration: State) -> Any:
         """Declare a state and get its handle; the same declaration again gives the same handle.
 
         Raises
@@ -180,51 +220,25 @@ class KeyedStateBackend:
         DeclarationError
             The name is taken by another declaration or a key column, or the table is open already.
         """
-        if name in self._handles:
-            if self._declarations[name] == declaration:
-                return self._handles[name]
-            raise DeclarationError(
-                f"state {name!r} is registered as {self._declarations[name]!r}, not {declaration!r}"
-            )
-        if not name or "\0" in name:
-            raise DeclarationError(f"{name!r} is no name for a state")
-        if not isinstance(declaration, ValueState):
-            raise DeclarationError(
-                f"state {name!r}: expected a ValueState, got {declaration!r:.80}"
-            )
-        if name in dict(self.key):
-            raise DeclarationError(f"state {name!r}: a key column has that name")
-        if self._table.is_open:
-            raise DeclarationError(
-                f"state {name!r}: states are registered before the table's first use"
-            )
-        if len(self._handles) >= _core.MAX_STATES:
-            raise DeclarationError(f"an operator has at most {_core.MAX_STATES} states")
-        kind = ObjectHandle if declaration.type.is_object else ValueHandle
-        handle = kind(self._table, len(self._handles), name, declaration)
-        if isinstance(handle, ObjectHandle):
-            self._objects.append(handle)
-        self._handles[name] = handle
-        self._declarations[name] = declaration
-        return handle
+        return self._states.register(name, declaration)
 
     @property
-    def states(self) -> Mapping[str, ValueHandle]:
+    def states(self) -> Mapping[str, Any]:
         """The handles by name."""
-        return MappingProxyType(self._handles)
+        return self._states.handles
 
     @property
-    def declarations(self) -> Mapping[str, ValueState]:
+    def declarations(self) -> Mapping[str, State]:
         """The declarations by name, in the order of the table's columns."""
-        return MappingProxyType(self._declarations)
+        return self._states.declarations
 
     @property
     def is_open(self) -> bool:
         """Whether the table exists in this process."""
         return self._table.is_open
 
-    def __getitem__(self, name: str) -> ValueHandle:
-        return self._handles[name]
+    def __getitem__(self, name: str) -> Any:
+        return self._states.handles[name]
 
     def open(self) -> None:
         """Create the table, or attach a shared one; any other use does it too.
@@ -250,10 +264,7 @@ class KeyedStateBackend:
             identity = table_identity(hashlib.sha256(os.fsencode(name)).digest())
         first, last = self.key_group_range
         self.created = self._table.open(
-            _core.Schema(
-                [type_.column(name) for name, type_ in self.key],
-                [d.type.column(name, d.default) for name, d in self._declarations.items()],
-            ),
+            core_schema(self.key, self.namespace, self._states.columns),
             self.max_parallelism,
             first,
             last,
@@ -263,6 +274,13 @@ class KeyedStateBackend:
             self._lock_timeout_ms,
             self._create,
         )
+        self._states.set_ttl()
+
+    def _key_columns(self) -> KeyColumns:
+        """The key's columns, and its namespace's."""
+        if self.namespace is None:
+            return self.key
+        return (*self.key, (NAMESPACE, self.namespace))
 
     def close(self) -> None:
         """Free the table, and with it batches and readers; an open epoch is lost.
@@ -317,7 +335,7 @@ class KeyedStateBackend:
 
     # -- keys
 
-    def keys(self, columns: Any) -> KeyBatch:
+    def keys(self, columns: Any, namespaces: Any = None) -> KeyBatch:
         """Hash and look up many keys at once.
 
         Parameters
@@ -326,6 +344,8 @@ class KeyedStateBackend:
             The key column, or a column for each of several; of a record batch or table the columns
             that have the key's names. Arrow arrays, numpy arrays, pandas series and sequences of
             Python values are columns.
+        namespaces : array-like, optional
+            A namespace per key, null for the default one; by default all have that.
 
         Raises
         ------
@@ -337,11 +357,22 @@ class KeyedStateBackend:
         arrays = []
         for (name, type_), column in zip(self.key, key_columns(self.key, columns), strict=True):
             arrays.append(as_array(column, type_, f"key column {name!r}"))
+        if self.namespace is not None:
+            rows = len(arrays[0]) if arrays else 0
+            spaces = pa.nulls(rows, self.namespace.arrow) if namespaces is None else namespaces
+            arrays.append(as_array(spaces, self.namespace, "the namespaces"))
+        elif namespaces is not None:
+            raise InvalidArgumentError("the backend was made without a namespace type")
         self.open()
-        return KeyBatch(self._table, arrays, [type_ for _, type_ in self.key])
+        return KeyBatch(self._table, arrays, self._key_types())
+
+    def _key_types(self) -> list[StateType]:
+        return [type_ for _, type_ in self._key_columns()]
 
     def delete(self, keys: Any) -> None:
         """Delete keys with all their states; absent ones are ignored.
+
+        Of keys with namespaces those of the batch alone. Timers stay.
 
         Parameters
         ----------
@@ -351,7 +382,7 @@ class KeyedStateBackend:
         if batch.table is not self._table:
             raise InvalidArgumentError("the key batch belongs to another backend or store")
         batch.clear(-1)
-        for handle in self._objects:
+        for handle in self._states.objects:
             handle.forget(batch)
 
     def changed(self, max_rows: int = 65536) -> Iterator[KeyBatch]:
@@ -368,12 +399,15 @@ class KeyedStateBackend:
             Each key once, in no particular order. A key that is first written while iterating may
             or may not be seen.
         """
+        return self._rows(max_rows, changed=True)
+
+    def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
         self.open()
         self._flush()
         cursor = 0
         while True:
-            batch = KeyBatch(self._table, None, [type_ for _, type_ in self.key])
-            following = batch.take_changed(cursor, max_rows)
+            batch = KeyBatch(self._table, None, self._key_types())
+            following = batch.take_rows(cursor, max_rows, changed)
             if following is None:
                 return
             cursor = following
@@ -388,12 +422,106 @@ class KeyedStateBackend:
         """The current key; `NoCurrentKeyError` without one."""
         return self._table.current_key()
 
+    def set_current_namespace(self, value: Any) -> None:
+        """Make a namespace current, None the default one; the current key stays.
+
+        It stays until the next call, also where another key is made current.
+        """
+        self._table.set_namespace(value)
+
+    @property
+    def current_namespace(self) -> Any:
+        """The current namespace, None for the default one."""
+        return self._table.current_namespace()
+
+    # -- time
+
+    def set_clock(
+        self,
+        *,
+        processing_time: int | None = None,
+        watermark: int | None = None,
+        event_time: int | None = None,
+    ) -> None:
+        """Tell what time it is: the only source of it for times to live.
+
+        Parameters
+        ----------
+        processing_time, watermark : int, optional
+            The epoch's, in milliseconds since 1970; None: not known.
+        event_time : int, optional
+            Of the row at hand, at which event-time states count as written.
+        """
+        self.open()
+        self._table.set_clock(processing_time, watermark, event_time)
+
+    def expire(self) -> int:
+        """Remove what has expired from some of the keys, once an epoch; `seal` does it too.
+
+        Returns
+        -------
+        int
+            How many values and elements went.
+
+        Notes
+        -----
+        Looks at 4096 keys at least, and at a 64th of them, in turn with later epochs.
+        """
+        if self._swept or not self._states.expires:
+            return 0
+        self.open()
+        self._flush()
+        self._swept = True
+        return self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Register a timer of the current key and namespace, in milliseconds since 1970."""
+        self._timers.register(domain, timestamp)
+
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace, if there is one."""
+        self._timers.delete(domain, timestamp)
+
+    def register_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Register a timer per key; a null registers none."""
+        self._timers.register_all(keys, domain, timestamps)
+
+    def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._timers.delete_all(keys, domain, timestamps)
+
+    def next_timer(self, domain: TimeDomain) -> int | None:
+        """The time of the earliest timer, None without any."""
+        self.open()
+        return self._timers.next(domain) if self._states.has_timers else None
+
+    def due_timers(self, domain: TimeDomain, until: int, most: int = 4096) -> DueTimers | None:
+        """Look for timers that are due.
+
+        Parameters
+        ----------
+        domain : {"event", "processing"}
+            Which clock.
+        until : int
+            Its time, in milliseconds since 1970.
+        most : int
+            How many at once.
+
+        Returns
+        -------
+        DueTimers or None
+            ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
+            of a key come in order. None where none is due.
+        """
+        self.open()
+        return self._timers.due(domain, until, most, self._key_types())
+
     # -- epochs
 
     @property
     def dirty(self) -> bool:
         """Whether the open epoch has touched anything."""
-        return self._table.dirty() or any(handle.dirty for handle in self._objects)
+        return self._table.dirty() or any(handle.dirty for handle in self._states.objects)
 
     @overload
     def seal(
@@ -429,10 +557,12 @@ class KeyedStateBackend:
 
         Notes
         -----
-        O(rows changed), without the GIL. Key batches become stale and no key stays current.
+        O(rows changed), without the GIL. Where states have a time to live, some keys are looked
+        through for what has expired before. Key batches become stale and no key stays current.
         """
         self.open()
         self._flush()
+        self.expire()
         name = self._last_lineage().next() if lineage is None else lineage
         sealed = self._table.seal(*name, snapshot)
         self._discard()
@@ -469,19 +599,25 @@ class KeyedStateBackend:
         return self.lineage() or EMPTY_LINEAGE
 
     def _flush(self) -> None:
-        for handle in self._objects:
+        for handle in self._states.objects:
             handle.flush(self._batch_of)
 
-    def _batch_of(self, keys: list[Any]) -> KeyBatch:
-        columns = [keys] if len(self.key) == 1 else list(zip(*keys, strict=True))
+    def _batch_of(self, names: list[Any]) -> KeyBatch:
+        spaces: list[Any] = []
+        if self.namespace is not None:
+            names, spaces = [name for name, _ in names], [space for _, space in names]
+        columns = [names] if len(self.key) == 1 else list(zip(*names, strict=True))
+        if self.namespace is not None:
+            columns.append(spaces)
         arrays = [
             pa.array(column, type_.arrow)
-            for column, (_, type_) in zip(columns, self.key, strict=True)
+            for column, (_, type_) in zip(columns, self._key_columns(), strict=True)
         ]
-        return KeyBatch(self._table, arrays, [type_ for _, type_ in self.key])
+        return KeyBatch(self._table, arrays, self._key_types())
 
     def _discard(self) -> None:
-        for handle in self._objects:
+        self._swept = False
+        for handle in self._states.objects:
             handle.discard()
 
     # -- files
@@ -527,7 +663,12 @@ class KeyedStateBackend:
         with open_file(source, expected) as opened:
             reader = opened.reader
             columns = claim(
-                reader, self.key, self._types(), self.max_parallelism, allow_unclaimed_state
+                reader,
+                self.key,
+                self.namespace,
+                self._states.columns,
+                self.max_parallelism,
+                allow_unclaimed_state,
             )
             info = FileInfo(*reader.info())
             # Of a part only its own blocks are read, each with a checksum of its own.
@@ -592,23 +733,32 @@ class KeyedStateBackend:
     # -- all rows
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows as of now: key columns, then state columns, null where absent.
+        """All rows as of now: key columns, the namespace if there are any, then the states.
 
-        Objects are in their pickled form. Defaults are not filled in. A row that is written while
-        the batches are consumed may or may not be seen.
+        A value is null where it is absent, a list or map empty; of aggregates the result; objects
+        are in their pickled form. Defaults are not filled in. A row that is written while the
+        batches are consumed may or may not be seen.
         """
-        self.open()
-        self._flush()
-        return scan_batches(self._table.scan, *self._fields())
+        for keys in self._rows(_SCAN_ROWS, changed=False):
+            arrays = keys.key_arrays()
+            if self.namespace is not None:
+                arrays = [*arrays, keys.namespaces()]
+            arrays += [_stored(handle, keys) for handle in self.states.values()]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema())
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""
-        return pa.Table.from_batches(self.to_batches(), arrow_schema(*self._fields()))
+        return pa.Table.from_batches(self.to_batches(), self._arrow_schema())
+
+    def _arrow_schema(self) -> pa.Schema:
+        keys = [pa.field(name, type_.arrow) for name, type_ in self._key_columns()]
+        states = [pa.field(name, _arrow_type(d)) for name, d in self.declarations.items()]
+        return pa.schema([*keys, *states])
 
     def __iter__(self) -> Iterator[Any]:
         """All keys, in no particular order."""
-        for batch in self.to_batches():
-            yield from python_keys(batch, len(self.key))
+        for keys in self._rows(_SCAN_ROWS, changed=False):
+            yield from keys.to_pylist()
 
     def __len__(self) -> int:
         """Number of keys."""
@@ -616,14 +766,6 @@ class KeyedStateBackend:
 
     def __bool__(self) -> bool:
         return True
-
-    def _fields(self) -> tuple[list[str], list[StateType]]:
-        names = [name for name, _ in self.key] + list(self._declarations)
-        types = [t for _, t in self.key] + list(self._types().values())
-        return names, types
-
-    def _types(self) -> dict[str, StateType]:
-        return {name: d.type for name, d in self._declarations.items()}
 
     def stats(self) -> TableStats:
         """The table's size; objects that wait to be pickled are written first."""
@@ -634,4 +776,38 @@ class KeyedStateBackend:
     def reader(self) -> SealedReader:
         """Read the last sealed epoch, beside the writer, from this or another thread."""
         self.open()
-        return SealedReader(self._table, self.key, self._declarations, where=self._table.where)
+        return SealedReader(
+            self._table,
+            self.key,
+            self.declarations,
+            where=self._table.where,
+            namespace=self.namespace,
+            timers=self._states.has_timers,
+        )
+
+
+def _namespace_type(type: TypeLike) -> StateType:
+    return refuse_nested_key(parse_type(type, "the namespace"), "the namespace")
+
+
+def _stored(handle: Any, keys: KeyBatch) -> Any:
+    """A state of many keys as a column, without defaults; objects as they are pickled."""
+    handle = getattr(handle, "_kept", handle)
+    if isinstance(handle, ListHandle):
+        return handle.lists(keys, raw=True)
+    if isinstance(handle, MapHandle):
+        return handle.maps(keys, raw=True)
+    if isinstance(handle, ValueHandle):
+        return decoded(handle._stored(keys), handle.type, handle.codec)
+    return handle.results(keys)
+
+
+def _arrow_type(declaration: State) -> pa.DataType:
+    type_ = declaration.type.arrow
+    if isinstance(declaration, ListState):
+        return pa.list_(type_)
+    if isinstance(declaration, MapState):
+        return pa.map_(declaration.key_type.arrow, type_)
+    if isinstance(declaration, AggregatingState) and declaration.bound is not None:
+        return declaration.bound.result_type
+    return type_

@@ -5,21 +5,26 @@ Pure functions and immutable values, safe from any thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pystate import _core
 from pystate.types import StateType, from_code, parse_type
 
 if TYPE_CHECKING:
-    from pystate import _core
+    from pystate.accumulators import BoundAggregator
 
 __all__ = [
     "ELEMENT",
     "LIST",
     "MAP",
+    "NAMESPACE",
     "TIME",
     "TIMERS",
     "VALUE",
     "Column",
+    "accumulator_column",
+    "core_schema",
     "key_column",
     "list_column",
     "map_column",
@@ -31,13 +36,16 @@ __all__ = [
 #: Kinds of columns, the core's numbers and part of the file format.
 VALUE, LIST, MAP, TIME, TIMERS = range(5)
 
+#: The column of namespaces, after the key's.
+NAMESPACE = "namespace"
+
 #: The key column by which files tell a row from its elements.
 ELEMENT = "#element"
 
 _TIMERS_NAME = "#timers"
 _TIME_SUFFIX = "#time"
 _LONG, _INT, _BINARY = StateType("long"), StateType("int"), StateType("binary")
-_NESTED_CODES = (14, 15)
+_FIXED_CODE, _NESTED_CODE = _core.FIXED, _core.NESTED
 
 
 class Column(NamedTuple):
@@ -82,8 +90,15 @@ class Column(NamedTuple):
         """Whether no user declared it."""
         return "#" in self.name
 
+    @property
+    def is_accumulator(self) -> bool:
+        """Whether an aggregator keeps it."""
+        return self.ddl.startswith("#")
+
     def describe(self) -> str:
         """The column as a user would declare it."""
+        if self.is_accumulator:
+            return self.ddl[1:]
         if self.kind == LIST:
             return f"a list of {self.value_type.ddl}"
         if self.kind == MAP:
@@ -104,6 +119,10 @@ class Column(NamedTuple):
 
     def same_as(self, other: Column) -> bool:
         """Whether both keep the same, in a file or a table."""
+        if self.is_accumulator or other.is_accumulator:
+            return self.ddl == other.ddl
+        if self.kind in (TIME, TIMERS):
+            return self.kind == other.kind
         return (
             self.kind == other.kind
             and _plain(self.value_type) == _plain(other.value_type)
@@ -112,7 +131,9 @@ class Column(NamedTuple):
 
 
 def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
-    return parse_type(ddl) if code in _NESTED_CODES else from_code(code, precision, scale)
+    if code in (_FIXED_CODE, _NESTED_CODE):
+        return parse_type(ddl)
+    return from_code(code, precision, scale)
 
 
 def _plain(type: StateType) -> StateType:
@@ -143,6 +164,15 @@ def value_column(name: str, type: StateType, default: Any = None) -> Column:
     return _of(name, type, default=None if type.is_nested else default)
 
 
+def accumulator_column(name: str, bound: BoundAggregator) -> Column:
+    """What an aggregator keeps: a struct of fixed width, or bytes."""
+    shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
+    if bound.width is None:
+        return _of(name, _BINARY)._replace(ddl=shown)
+    codec = _core.Codec(name, _FIXED_CODE, 0, 0, shown)
+    return Column(name, _FIXED_CODE, ddl=shown, width=bound.width, codec=codec)
+
+
 def list_column(name: str, type: StateType) -> Column:
     """A list of `type` per key."""
     return _of(name, type, kind=LIST)
@@ -169,3 +199,23 @@ def time_column(name: str) -> Column:
 def timers_column() -> Column:
     """How many timers a key has."""
     return _of(_TIMERS_NAME, _INT, kind=TIMERS)
+
+
+def core_schema(
+    key: Sequence[tuple[str, StateType]], namespace: StateType | None, columns: Sequence[Column]
+) -> _core.Schema:
+    """A table's schema.
+
+    Parameters
+    ----------
+    key : sequence of (name, StateType)
+        The key's columns.
+    namespace : StateType or None
+        The type of its namespaces.
+    columns : sequence of Column
+        The states'.
+    """
+    keys = [key_column(name, type_) for name, type_ in key]
+    if namespace is not None:
+        keys.append(key_column(NAMESPACE, namespace))
+    return _core.Schema(keys, columns, len(key))

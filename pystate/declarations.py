@@ -7,24 +7,162 @@ on an instance it gives that instance's handle while the function runs.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
+from pystate import aggregators
+from pystate.aggregators import AggregateFunction, Aggregator, BoundAggregator
+from pystate.columns import (
+    VALUE,
+    Column,
+    accumulator_column,
+    list_column,
+    map_column,
+    time_column,
+    value_column,
+)
 from pystate.errors import DeclarationError, NoCurrentKeyError, PystateError
-from pystate.types import StateType, TypeLike, parse_type, storable
+from pystate.ttl import StateTtl
+from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pystate.elements import ListHandle, MapHandle
+    from pystate.folds import AggregatingHandle, ReducingHandle
     from pystate.handles import ValueHandle
 
-__all__ = ["ValueState"]
+__all__ = [
+    "AggregatingState",
+    "ListState",
+    "MapState",
+    "ReducingState",
+    "State",
+    "ValueState",
+    "declared_as",
+]
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
+_OBJECT = StateType("object")
 
 
-class ValueState:
+class State:
+    """Base of the declarations."""
+
+    __slots__ = ("_ttl", "_type")
+
+    _type: StateType
+    _ttl: StateTtl | None
+
+    def _declare(self, type: TypeLike, ttl: StateTtl | None) -> None:
+        if ttl is not None and not isinstance(ttl, StateTtl):
+            raise DeclarationError(
+                f"{builtins.type(self).__name__}: ttl is a StateTtl, e.g. "
+                f"StateTtl(hours=48), got {ttl!r:.60}"
+            )
+        object.__setattr__(self, "_type", parse_type(type, builtins.type(self).__name__))
+        object.__setattr__(self, "_ttl", ttl)
+
+    @property
+    def type(self) -> StateType:
+        """The type of the values or elements."""
+        return self._type
+
+    @property
+    def ttl(self) -> StateTtl | None:
+        """When values or elements expire."""
+        return self._ttl
+
+    def columns(self, name: str) -> list[Column]:
+        """The core's columns of the state under that name; the first one is the state itself."""
+        first = self._column(name)
+        return [first] if self._ttl is None else [first, time_column(name)]
+
+    def _column(self, name: str) -> Column:
+        raise NotImplementedError
+
+    def stored_as(self) -> str:
+        """What a checkpoint's metadata says of the state: what its files hold, and no more.
+
+        See Also
+        --------
+        declared_as : the inverse.
+        """
+        column = self._column("state")
+        if column.is_accumulator:
+            return column.ddl
+        if column.kind == VALUE:
+            return "object" if column.ddl == "object" else column.ddl
+        shown = ", ".join("object" if a is object else repr(a) for a in self._arguments())
+        return f"{builtins.type(self).__name__}({shown})"
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """What makes an equal declaration; its `ttl` comes after."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise DeclarationError(f"a declaration cannot be changed ({name})")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise DeclarationError(f"a declaration cannot be changed ({name})")
+
+    def __get__(self, instance: object | None, owner: Any = None) -> Any:
+        # Only reached on an instance that has no handle: handles are in its __dict__, which comes
+        # before a descriptor without __set__.
+        if instance is None:
+            return self
+        owner = builtins.type(instance)
+        name = next((n for n in dir(owner) if getattr(owner, n, None) is self), "?")
+        raise NoCurrentKeyError(
+            f"state {name!r} of {owner.__name__} exists only while the function runs, between "
+            "open and close"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if builtins.type(self) is not builtins.type(other) or not isinstance(other, State):
+            return NotImplemented
+        return self._ttl == other._ttl and self._arguments() == other._arguments()
+
+    def __hash__(self) -> int:
+        return hash((builtins.type(self), self._type))
+
+    def __repr__(self) -> str:
+        shown = [_written(argument) for argument in self._arguments() if argument is not None]
+        if self._ttl is not None:
+            shown.append(f"ttl={self._ttl!r}")
+        return f"{builtins.type(self).__name__}({', '.join(shown)})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _declared, (builtins.type(self), self._arguments(), self._ttl)
+
+
+def _declared(kind: Callable[..., State], arguments: tuple[Any, ...], ttl: Any) -> State:
+    return kind(*arguments, ttl=ttl)
+
+
+def _written(argument: Any) -> str:
+    if argument is object:
+        return "object"
+    if callable(argument) and hasattr(argument, "__name__"):
+        return str(argument.__name__)
+    return repr(argument)
+
+
+def _spelled(type: StateType) -> Any:
+    return object if type.is_object else type.ddl
+
+
+class ValueState(State):
     """Declares one value per key.
 
     Parameters
@@ -35,6 +173,8 @@ class ValueState:
     default : optional
         What `value()` returns where nothing is stored, and what `add` starts from. Each key gets
         its own copy of a mutable default.
+    ttl : StateTtl, optional
+        When values expire; never by default.
 
     Raises
     ------
@@ -65,28 +205,22 @@ class ValueState:
     ValueState('long', default=0)
     """
 
-    __slots__ = ("_default", "_shared", "_type")
+    __slots__ = ("_default", "_shared")
 
-    _type: StateType
     _default: Any
     _shared: bool
 
-    def __init__(self, type: TypeLike, default: Any = None) -> None:
-        parsed = storable(parse_type(type, "ValueState"), "ValueState")
+    def __init__(self, type: TypeLike, default: Any = None, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+        parsed = self._type
         if default is not None and not parsed.is_object:
             try:
                 default = parsed.codec("default").normalize(default)
             except PystateError as error:
                 raise DeclarationError(f"ValueState({parsed.ddl!r}): {error}") from error
-        object.__setattr__(self, "_type", parsed)
+        shared = not (parsed.is_object or parsed.is_nested) or isinstance(default, _IMMUTABLE)
         object.__setattr__(self, "_default", copy.deepcopy(default))
-        changes = parsed.is_object or parsed.is_nested
-        object.__setattr__(self, "_shared", not changes or isinstance(default, _IMMUTABLE))
-
-    @property
-    def type(self) -> StateType:
-        """The values' type."""
-        return self._type
+        object.__setattr__(self, "_shared", shared)
 
     @property
     def default(self) -> Any:
@@ -98,11 +232,11 @@ class ValueState:
         """Whether the default is immutable, so that all keys may see one object."""
         return self._shared
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise DeclarationError(f"a declaration cannot be changed ({name})")
+    def _column(self, name: str) -> Column:
+        return value_column(name, self._type, self._default)
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise DeclarationError(f"a declaration cannot be changed ({name})")
+    def _arguments(self) -> tuple[Any, ...]:
+        return _spelled(self._type), self._default
 
     @overload
     def __get__(self, instance: None, owner: builtins.type[object]) -> Self: ...
@@ -113,36 +247,304 @@ class ValueState:
     ) -> ValueHandle: ...
 
     def __get__(self, instance: object | None, owner: Any = None) -> Any:
-        # Only reached on an instance that has no handle: handles are in its __dict__, which comes
-        # before a descriptor without __set__.
-        if instance is None:
-            return self
-        owner = type(instance)
-        name = next((n for n in dir(owner) if getattr(owner, n, None) is self), "?")
-        raise NoCurrentKeyError(
-            f"state {name!r} of {owner.__name__} exists only while the function runs, between "
-            "open and close"
-        )
+        return super().__get__(instance, owner)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ValueState):
             return NotImplemented
         mine, theirs = self._default, other._default
-        return self._type == other._type and (mine == theirs or (mine != mine and theirs != theirs))
+        same = mine == theirs or (mine != mine and theirs != theirs)
+        return self._type == other._type and self._ttl == other._ttl and same
 
-    def __hash__(self) -> int:
-        return hash((ValueState, self._type))
+    __hash__ = State.__hash__
 
     def __repr__(self) -> str:
-        default = "" if self._default is None else f", default={self._default!r}"
-        written = "object" if self._type.is_object else repr(self._type.ddl)
-        return f"ValueState({written}{default})"
+        shown = [_written(_spelled(self._type))]
+        if self._default is not None:
+            shown.append(f"default={self._default!r}")
+        if self._ttl is not None:
+            shown.append(f"ttl={self._ttl!r}")
+        return f"ValueState({', '.join(shown)})"
 
-    def __copy__(self) -> ValueState:
-        return self
 
-    def __deepcopy__(self, memo: object) -> ValueState:
-        return self
+class ListState(State):
+    """Declares a list per key.
 
-    def __reduce__(self) -> tuple[builtins.type[ValueState], tuple[object, Any]]:
-        return ValueState, (object if self._type.is_object else self._type.ddl, self._default)
+    Parameters
+    ----------
+    type : str, pyarrow.DataType or object
+        Of the items.
+    ttl : StateTtl, optional
+        When items expire, each for itself.
+
+    See Also
+    --------
+    pystate.ListHandle : what the declaration becomes while a function or a store runs.
+
+    Notes
+    -----
+    Appending costs the item, in memory and in the snapshot, however long the list is.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.ListState("double", ttl=ps.StateTtl(hours=1))
+    ListState('double', ttl=StateTtl(hours=1))
+    """
+
+    __slots__ = ()
+
+    def __init__(self, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+
+    def _column(self, name: str) -> Column:
+        return list_column(name, self._type)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return (_spelled(self._type),)
+
+    @overload
+    def __get__(self, instance: None, owner: builtins.type[object]) -> Self: ...
+
+    @overload
+    def __get__(
+        self, instance: object, owner: builtins.type[object] | None = None
+    ) -> ListHandle: ...
+
+    def __get__(self, instance: object | None, owner: Any = None) -> Any:
+        return super().__get__(instance, owner)
+
+
+class MapState(State):
+    """Declares a map per key.
+
+    Parameters
+    ----------
+    key : str or pyarrow.DataType
+        Of the map's keys: anything that a key column may be.
+    type : str, pyarrow.DataType or object
+        Of its values.
+    ttl : StateTtl, optional
+        When entries expire, each for itself.
+
+    See Also
+    --------
+    pystate.MapHandle : what the declaration becomes while a function or a store runs.
+
+    Notes
+    -----
+    A put costs the entry, in memory and in the snapshot, however large the map is. Entries come in
+    the order of their keys as the core keeps them, which for strings is that of their bytes; for
+    numbers do not rely on it.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.MapState("string", "long")
+    MapState('string', 'long')
+    """
+
+    __slots__ = ("_key",)
+
+    _key: StateType
+
+    def __init__(self, key: TypeLike, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+        parsed = refuse_nested_key(parse_type(key, "MapState's key"), "MapState's key")
+        if parsed.is_object:
+            raise DeclarationError("MapState: its keys cannot be objects; their bytes decide")
+        object.__setattr__(self, "_key", parsed)
+
+    @property
+    def key_type(self) -> StateType:
+        """The type of the map's keys."""
+        return self._key
+
+    def _column(self, name: str) -> Column:
+        return map_column(name, self._key, self._type)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return _spelled(self._key), _spelled(self._type)
+
+    @overload
+    def __get__(self, instance: None, owner: builtins.type[object]) -> Self: ...
+
+    @overload
+    def __get__(
+        self, instance: object, owner: builtins.type[object] | None = None
+    ) -> MapHandle: ...
+
+    def __get__(self, instance: object | None, owner: Any = None) -> Any:
+        return super().__get__(instance, owner)
+
+
+class ReducingState(State):
+    """Declares one value per key, into which others are reduced.
+
+    Parameters
+    ----------
+    type : str, pyarrow.DataType or object
+        Of the values and the result.
+    function : callable
+        ``function(a, b)`` of two values gives one; associative. The builtins ``max`` and ``min``,
+        ``operator.add`` and the builtin ``sum`` run in the core for numbers, dates and timestamps.
+    ttl : StateTtl, optional
+        When the value expires.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.ReducingState("double", max)
+    ReducingState('double', max)
+    """
+
+    __slots__ = ("_function",)
+
+    _function: Callable[[Any, Any], Any]
+
+    def __init__(
+        self,
+        type: TypeLike,
+        function: Callable[[Any, Any], Any],
+        *,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        self._declare(type, ttl)
+        if not callable(function):
+            raise DeclarationError(f"ReducingState: {function!r:.60} is no function of two values")
+        object.__setattr__(self, "_function", function)
+
+    @property
+    def function(self) -> Callable[[Any, Any], Any]:
+        """What makes one value of two."""
+        return self._function
+
+    def _column(self, name: str) -> Column:
+        return value_column(name, self._type)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return _spelled(self._type), self._function
+
+    @overload
+    def __get__(self, instance: None, owner: builtins.type[object]) -> Self: ...
+
+    @overload
+    def __get__(
+        self, instance: object, owner: builtins.type[object] | None = None
+    ) -> ReducingHandle: ...
+
+    def __get__(self, instance: object | None, owner: Any = None) -> Any:
+        return super().__get__(instance, owner)
+
+
+class AggregatingState(State):
+    """Declares an aggregate per key.
+
+    Parameters
+    ----------
+    aggregate : Aggregator or AggregateFunction
+        `Count()`, `Sum()`, `Min()`, `Max()`, `Mean()`, `Variance()`, `First()`, `Last()`,
+        `TopK(k)`, `ApproxDistinct()`, which run in the core; or an object of a class of your own
+        with ``create``, ``add``, ``merge`` and ``result``.
+    type : str or pyarrow.DataType
+        Of the values that are added; without a meaning for an `AggregateFunction`.
+    ttl : StateTtl, optional
+        When the aggregate expires.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.AggregatingState(ps.Mean())
+    AggregatingState(Mean(), 'double')
+    >>> ps.AggregatingState(ps.TopK(3), "long")
+    AggregatingState(TopK(k=3), 'long')
+    """
+
+    __slots__ = ("_aggregate", "_bound")
+
+    _aggregate: Aggregator | AggregateFunction[Any, Any, Any]
+    _bound: BoundAggregator | None
+
+    def __init__(
+        self,
+        aggregate: Aggregator | AggregateFunction[Any, Any, Any],
+        type: TypeLike = "double",
+        *,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        own = isinstance(aggregate, AggregateFunction)
+        if not own and not isinstance(aggregate, Aggregator):
+            hint = "; pass an object of it" if isinstance(aggregate, builtins.type) else ""
+            raise DeclarationError(
+                f"AggregatingState: {aggregate!r:.60} is no Aggregator or AggregateFunction{hint}"
+            )
+        self._declare(_OBJECT if own else type, ttl)
+        bound = aggregate.bind(self._type) if isinstance(aggregate, Aggregator) else None
+        object.__setattr__(self, "_aggregate", aggregate)
+        object.__setattr__(self, "_bound", bound)
+
+    @property
+    def aggregate(self) -> Aggregator | AggregateFunction[Any, Any, Any]:
+        """What is computed."""
+        return self._aggregate
+
+    @property
+    def bound(self) -> BoundAggregator | None:
+        """What the core keeps; None for an `AggregateFunction`."""
+        return self._bound
+
+    def _column(self, name: str) -> Column:
+        bound = self._bound
+        if bound is None:
+            return value_column(name, _OBJECT)
+        if bound.column is not None:
+            return value_column(name, bound.column)
+        return accumulator_column(name, bound)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        if self._bound is None:
+            return (self._aggregate,)
+        return self._aggregate, _spelled(self._type)
+
+    @overload
+    def __get__(self, instance: None, owner: builtins.type[object]) -> Self: ...
+
+    @overload
+    def __get__(
+        self, instance: object, owner: builtins.type[object] | None = None
+    ) -> AggregatingHandle: ...
+
+    def __get__(self, instance: object | None, owner: Any = None) -> Any:
+        return super().__get__(instance, owner)
+
+
+_STORED = re.compile(r"(ListState|MapState)\((.*)\)")
+_ACCUMULATOR = re.compile(r"#(\w+)\((?:\w+=(\w+))?\) of (.*)")
+
+
+def declared_as(stored: str) -> State:
+    """A declaration whose files are what `State.stored_as` says.
+
+    Raises
+    ------
+    DeclarationError
+        A later version wrote it.
+    """
+    listed = _STORED.fullmatch(stored)
+    if listed:
+        kind: Any = ListState if listed[1] == "ListState" else MapState
+        *keys, type_ = (ast.literal_eval(p) if p != "object" else object for p in _parts(listed[2]))
+        return kind(*keys, type_)  # type: ignore[no-any-return]
+    kept = _ACCUMULATOR.fullmatch(stored)
+    if kept:
+        aggregator = getattr(aggregators, kept[1], None)
+        if aggregator is None:
+            raise DeclarationError(f"{stored!r}: this version knows no aggregate {kept[1]}")
+        arguments = () if kept[2] is None else (ast.literal_eval(kept[2]),)
+        return AggregatingState(aggregator(*arguments), kept[3])
+    return ValueState(object if stored == "object" else stored)
+
+
+def _parts(text: str) -> list[str]:
+    """Literals between commas that are outside quotes."""
+    return re.findall(r"object|'[^']*'|\"[^\"]*\"", text)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
-from pystate.declarations import ValueState
+from pystate.declarations import State
 from pystate.errors import (
     CheckpointError,
     ClosedError,
@@ -33,7 +33,7 @@ from pystate.errors import (
     PystateError,
     TableBusyError,
 )
-from pystate.handles import KeyBatch, ValueHandle
+from pystate.handles import KeyBatch
 from pystate.history import History
 from pystate.jobfile import check_schemas, library, open_job
 from pystate.maintenance import MergePolicy, merge_range
@@ -147,7 +147,7 @@ class Store:
         path: str | os.PathLike[str],
         *,
         key: KeyLike,
-        states: Mapping[str, ValueState],
+        states: Mapping[str, State],
         max_parallelism: int | None = None,
         limit_bytes: int = 0,
         retained: int = 3,
@@ -184,11 +184,11 @@ class Store:
 
     # -- access
 
-    def __getitem__(self, name: str) -> ValueHandle:
+    def __getitem__(self, name: str) -> Any:
         return self._backend[name]
 
     @property
-    def states(self) -> Mapping[str, ValueHandle]:
+    def states(self) -> Mapping[str, Any]:
         """The handles by name."""
         return self._backend.states
 
@@ -355,7 +355,7 @@ class Store:
 
     def _schemas(self) -> tuple[Schema, Schema]:
         keys = tuple((name, type_.ddl) for name, type_ in self._backend.key)
-        return keys, tuple((n, d.type.ddl) for n, d in self._backend.declarations.items())
+        return keys, tuple((n, d.stored_as()) for n, d in self._backend.declarations.items())
 
     # -- opening and closing
 
@@ -434,7 +434,7 @@ def open(
     path: str | os.PathLike[str],
     *,
     key: KeyLike,
-    states: Mapping[str, ValueState],
+    states: Mapping[str, State],
     max_parallelism: int | None = None,
     limit_bytes: int = 0,
     retained: int = 3,
@@ -449,7 +449,7 @@ def open(
         The store's folder, on a local file system.
     key : type, or mapping or list of (name, type)
         The key's type, or its columns.
-    states : mapping of str to ValueState
+    states : mapping of str to declaration
         What is kept per key. States can be added from one opening to the next.
     max_parallelism : int, optional
         Number of key groups, fixed when the store is made; 128 by default.

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from pystate import _core
+from pystate.columns import ELEMENT, TIMERS, Column
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -21,7 +22,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.keys import KeyColumns, describe
-from pystate.types import StateType, from_code
+from pystate.types import StateType
 
 __all__ = [
     "EMPTY_LINEAGE",
@@ -109,10 +110,22 @@ class FileIdentity(Protocol):
 
 
 class FileSchema(NamedTuple):
-    """A file's columns by name."""
+    """A file's columns: the key's with its namespace's, and the states', hidden ones too."""
 
-    keys: tuple[tuple[str, StateType], ...]
-    states: tuple[tuple[str, StateType], ...]
+    keys: tuple[Column, ...]
+    states: tuple[Column, ...]
+    hashed: int
+
+    @property
+    def key(self) -> tuple[tuple[str, StateType], ...]:
+        """The key columns by name."""
+        return tuple((c.name, c.value_type) for c in self.keys[: self.hashed])
+
+    @property
+    def namespace(self) -> StateType | None:
+        """The type of namespaces."""
+        rest = [c for c in self.keys[self.hashed :] if c.name != ELEMENT]
+        return rest[0].value_type if rest else None
 
 
 class OpenFile:
@@ -193,10 +206,8 @@ def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
 
 def file_schema(reader: _core.FileReader) -> FileSchema:
     """The columns of an open file."""
-    keys, states = (
-        tuple((name, from_code(*rest)) for name, *rest in columns) for columns in reader.schema()
-    )
-    return FileSchema(keys, states)
+    keys, states, hashed = reader.schema()
+    return FileSchema(tuple(Column(*c) for c in keys), tuple(Column(*c) for c in states), hashed)
 
 
 def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInfo:
@@ -295,10 +306,7 @@ def merge_files(
         result = _core.merge(
             readers,
             mappings,
-            _core.Schema(
-                [type.column(name) for name, type in target.keys],
-                [type.column(name) for name, type in target.states],
-            ),
+            _core.Schema(target.keys, target.states, target.hashed),
             kind,
             *chosen,
             newest.max_parallelism,
@@ -311,25 +319,47 @@ def merge_files(
 
 
 def _mapping(name: str, schema: FileSchema, other: str, target: FileSchema) -> list[int]:
-    if [t for _, t in schema.keys] != [t for _, t in target.keys]:
-        raise SchemaError(
-            f"{name} and {other} have different keys: {describe(schema.keys)} and "
-            f"{describe(target.keys)}"
-        )
-    positions = {state: i for i, (state, _) in enumerate(target.states)}
-    types = dict(target.states)
-    for state, type_ in schema.states:
-        if state in types and types[state] != type_:
+    _same_key(name, schema, target.key, target.namespace, f"that of {other}")
+    positions = {column.name: i for i, column in enumerate(target.states)}
+    for column in schema.states:
+        at = positions.get(column.name)
+        if at is not None and not column.same_as(target.states[at]):
             raise SchemaError(
-                f"state {state!r} is {type_.ddl} in {name} and {types[state].ddl} in {other}"
+                f"state {column.name!r} is {column.describe()} in {name} and "
+                f"{target.states[at].describe()} in {other}"
             )
-    return [positions.get(state, -1) for state, _ in schema.states]
+    return [positions.get(column.name, -1) for column in schema.states]
+
+
+def _same_key(
+    name: str, schema: FileSchema, key: KeyColumns, namespace: StateType | None, whose: str
+) -> None:
+    ours = [_stored(t) for _, t in key]
+    theirs = [t for _, t in schema.key]
+    names, others = [n for n, _ in schema.key], [n for n, _ in key]
+    reordered = names != others and sorted(names) == sorted(others)
+    if theirs != ours or reordered:
+        raise SchemaError(
+            f"{name}: its key is ({describe(schema.key)}), {whose} ({describe(key)}); a key "
+            "changes only by an offline rewrite"
+        )
+    space = None if namespace is None else _stored(namespace)
+    if schema.namespace != space:
+        raise SchemaError(
+            f"{name}: its namespaces are {_shown(schema.namespace)}, {whose} {_shown(space)}; they "
+            "are a part of the key, which changes only by an offline rewrite"
+        )
+
+
+def _shown(namespace: StateType | None) -> str:
+    return "none" if namespace is None else namespace.ddl
 
 
 def claim(
     reader: _core.FileReader,
     key: KeyColumns,
-    states: Mapping[str, StateType],
+    namespace: StateType | None,
+    columns: Sequence[Column],
     max_parallelism: int,
     allow_unclaimed_state: bool,
 ) -> list[int]:
@@ -341,8 +371,10 @@ def claim(
         The file.
     key : tuple of (name, StateType)
         The table's key.
-    states : mapping of str to StateType
-        The table's states, in the order of its columns.
+    namespace : StateType or None
+        The type of its namespaces.
+    columns : sequence of Column
+        The table's columns.
     max_parallelism : int
         The table's.
     allow_unclaimed_state : bool
@@ -351,7 +383,7 @@ def claim(
     Returns
     -------
     list of int
-        The table's column of each of the file's states, -1 for those to drop.
+        The table's column of each of the file's, -1 for those to drop.
 
     Raises
     ------
@@ -360,32 +392,30 @@ def claim(
         states that the table does not have.
     """
     schema, info = file_schema(reader), FileInfo(*reader.info())
-    theirs, ours = [name for name, _ in schema.keys], [name for name, _ in key]
-    reordered = theirs != ours and sorted(theirs) == sorted(ours)
-    if [t for _, t in schema.keys] != [_stored(t) for _, t in key] or reordered:
-        raise SchemaError(
-            f"{reader.name}: its key is ({describe(schema.keys)}), the declared one "
-            f"({describe(key)}); a key changes only by an offline rewrite"
-        )
+    _same_key(reader.name, schema, key, namespace, "the declared one")
     if info.max_parallelism != max_parallelism:
         raise SchemaError(
             f"{reader.name}: it has {info.max_parallelism} key groups, the backend "
             f"{max_parallelism}: pass max_parallelism={info.max_parallelism}"
         )
-    unclaimed = [name for name, _ in schema.states if name not in states]
+    positions = {column.name: i for i, column in enumerate(columns)}
+    unclaimed = [c.name for c in schema.states if c.name not in positions and not c.is_hidden]
+    kinds = {column.kind for column in columns}
+    if any(c.kind == TIMERS for c in schema.states) and TIMERS not in kinds:
+        unclaimed.append("timers")
     if unclaimed and not allow_unclaimed_state:
         raise UnclaimedStateError(
             f"{reader.name}: nothing declares the state {', '.join(map(repr, unclaimed))} that "
             "it holds; declare it, or pass allow_unclaimed_state=True to drop it"
         )
-    positions = {name: i for i, name in enumerate(states)}
-    for name, type_ in schema.states:
-        if name in states and _stored(states[name]) != type_:
+    for column in schema.states:
+        at = positions.get(column.name)
+        if at is not None and not column.same_as(columns[at]):
             raise SchemaError(
-                f"{reader.name}: state {name!r} is {type_.ddl} there and declared as "
-                f"{states[name].ddl}"
+                f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "
+                f"as {columns[at].describe()}"
             )
-    return [positions.get(name, -1) for name, _ in schema.states]
+    return [positions.get(column.name, -1) for column in schema.states]
 
 
 def _stored(type_: StateType) -> StateType:

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.context import RuntimeContext
-from pystate.declarations import ValueState
+from pystate.declarations import State
 from pystate.errors import DeclarationError
-from pystate.handles import KeyBatch, ValueHandle
+from pystate.handles import KeyBatch
 from pystate.types import StateType, TypeLike, parse_type
 
 __all__ = [
@@ -98,7 +98,7 @@ class _FunctionType(ABCMeta):
 
 
 def _is_state(value: object) -> bool:
-    return isinstance(value, ValueState)
+    return isinstance(value, State)
 
 
 def _kind(value: object) -> str:
@@ -303,11 +303,11 @@ class VectorizedFunction(StatefulFunction):
 class Registry(Protocol):
     """What states are registered with: a backend."""
 
-    def register(self, name: str, declaration: ValueState) -> ValueHandle:
+    def register(self, name: str, declaration: State) -> Any:
         """Return the state's handle."""
 
 
-def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, ValueState]:
+def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State]:
     """The states of a function or its class by name, those of base classes first.
 
     Examples
@@ -323,7 +323,7 @@ def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[st
         name: value
         for base in reversed(cls.__mro__)
         for name, value in base.__dict__.items()
-        if isinstance(value, ValueState)
+        if isinstance(value, State)
     }
 
 

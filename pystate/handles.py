@@ -16,12 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arrays import as_array, from_parts, is_column, reference
+from pystate.arrays import decoded, encoded, from_parts, is_column, reference
 from pystate.declarations import ValueState
 from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
 from pystate.types import StateType
 
-__all__ = ["KeyBatch", "ObjectHandle", "ValueHandle"]
+__all__ = [
+    "KeyBatch",
+    "NestedHandle",
+    "ObjectHandle",
+    "ValueHandle",
+    "checked_batch",
+    "copied",
+    "pickled",
+    "unpickled",
+]
 
 _ADD, _MIN, _MAX = 1, 2, 3
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
@@ -54,13 +63,28 @@ class KeyBatch(_core.Batch):
             super().__init__(table, [reference(a, t) for a, t in zip(arrays, types, strict=True)])
         self._arrays = None if arrays is None else list(arrays)
         self._types = types
+        self._spaces = int(table.has_namespaces)
         self._normal: list[Any] | None = None
 
     def key_arrays(self) -> list[pa.Array[Any]]:
         """The key columns, cast to the key's types."""
+        arrays = self._columns()
+        return arrays[:-1] if self._spaces else arrays
+
+    def namespaces(self) -> pa.Array[Any]:
+        """The namespace of each row, null for the default one."""
+        if not self._spaces:
+            raise InvalidArgumentError("the table has no namespaces")
+        return self._columns()[-1]
+
+    def namespace_at(self, i: int) -> Any:
+        """The namespace of row `i`."""
+        return self.namespaces()[i].as_py() if self._spaces else None
+
+    def _columns(self) -> list[pa.Array[Any]]:
         if self._arrays is None:
             self._arrays = [
-                _copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
+                copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
                 for i, type_ in enumerate(self._types)
             ]
         return self._arrays
@@ -78,9 +102,12 @@ class KeyBatch(_core.Batch):
         return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
     def _normal_keys(self) -> list[Any]:
-        """The keys so that equal ones are equal and hash alike."""
+        """The keys, with their namespaces, so that equal ones are equal and hash alike."""
         if self._normal is None:
-            self._normal = [self.table.normal_key(key) for key in self.to_pylist()]
+            normal = [self.table.normal_key(key) for key in self.to_pylist()]
+            if self._spaces:
+                normal = list(zip(normal, self.namespaces().to_pylist(), strict=True))
+            self._normal = normal
         return self._normal
 
     def __repr__(self) -> str:
@@ -91,16 +118,52 @@ class KeyBatch(_core.Batch):
             return f"<KeyBatch, {type(error).__name__}>"
 
 
-def _copied(
+def checked_batch(keys: KeyBatch, table: _core.Table, name: str) -> KeyBatch:
+    """The batch, if it is one of the table's."""
+    if not isinstance(keys, KeyBatch):
+        raise InvalidArgumentError(
+            f"state {name!r}: expected a KeyBatch, got {type(keys).__name__}; "
+            "make one with keys(...)"
+        )
+    if keys.table is not table:
+        raise InvalidArgumentError(
+            f"state {name!r}: the key batch belongs to another backend or store"
+        )
+    return keys
+
+
+def pickled(name: str, value: Any, key: str = "") -> bytes:
+    """The bytes of an object that state `name` keeps."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise WrongTypeError(
+            f"state {name!r}{key}: {type(value).__name__} cannot be pickled: {error}; "
+            "nothing was written"
+        ) from error
+
+
+def unpickled(name: str, data: bytes) -> Any:
+    """The object whose bytes these are."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise SchemaError(
+            f"state {name!r}: a stored object cannot be unpickled: {error}; is its class "
+            "still importable under the same name?"
+        ) from error
+
+
+def copied(
     type_: StateType,
     rows: int,
     get: Callable[[int, int], None],
     get_bytes: Callable[[int, int, int], None],
 ) -> pa.Array[Any]:
-    """An array of what the core copies, null where it says so."""
+    """An array of what the core copies, in its form, null where it says so."""
     valid = np.empty(rows, np.uint8)
     if not type_.is_bytes:
-        values = np.empty(rows * _WIDTHS.get(type_.name, 8), np.uint8)
+        values = np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)
         get(values.ctypes.data, valid.ctypes.data)
         return from_parts(type_, rows, valid, values)
     offsets = np.zeros(rows + 1, np.int32)
@@ -128,6 +191,7 @@ class ValueHandle(_core.ScalarHandle):
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
         self.name = name
         self.type = declaration.type
+        self._declaration = declaration
         super().__init__(table, column, declaration.type.codec(name), declaration.default)
 
     def values(self, keys: KeyBatch) -> Any:
@@ -139,13 +203,13 @@ class ValueHandle(_core.ScalarHandle):
             In the keys' order; the default (null without one) for an absent value. Of an
             ``object`` state a list.
         """
-        array = self._stored(keys)
-        if self.default is not None and array.null_count:
-            filled: pa.Array[Any] = pc.call_function(
-                "coalesce", [array, pa.scalar(self.default, self.type.arrow)]
-            )
-            return filled
-        return array
+        array = decoded(self._stored(keys), self.type, self.codec)
+        if self.default is None or not array.null_count:
+            return array
+        if self.type.is_nested:
+            filled = [self.default if v is None else v for v in array.to_pylist()]
+            return pa.array(filled, self.type.arrow)
+        return pc.call_function("coalesce", [array, pa.scalar(self.default, self.type.arrow)])
 
     def update_all(self, keys: KeyBatch, values: Any) -> None:
         """Store a value per key; of a repeated key the last one wins, a null clears.
@@ -193,7 +257,7 @@ class ValueHandle(_core.ScalarHandle):
         self._checked(keys).clear(self.column)
 
     def _apply(self, keys: KeyBatch, op: int, name: str, values: Any) -> None:
-        if self.type.name in _NO_ARITHMETIC:
+        if self.type.name in _NO_ARITHMETIC or self.type.is_nested:
             raise WrongTypeError(f"state {self.name!r}: there is no {name} for {self.type.ddl}")
         array = self._as_values(self._checked(keys), values)
         keys.apply(self.column, op, array)
@@ -201,33 +265,37 @@ class ValueHandle(_core.ScalarHandle):
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values as they are stored, null where there are none."""
         get, get_bytes = self._checked(keys).get, keys.get_bytes
-        return _copied(
+        return copied(
             self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
         )
 
     def _checked(self, keys: KeyBatch) -> KeyBatch:
-        if not isinstance(keys, KeyBatch):
-            raise InvalidArgumentError(
-                f"state {self.name!r}: expected a KeyBatch, got {type(keys).__name__}; "
-                "make one with keys(...)"
-            )
-        if keys.table is not self.table:
-            raise InvalidArgumentError(
-                f"state {self.name!r}: the key batch belongs to another backend or store"
-            )
-        return keys
+        return checked_batch(keys, self.table, self.name)
 
     def _as_values(self, keys: KeyBatch, values: Any) -> _core.ArrayRef:
         what = f"state {self.name!r}"
-        if not (is_column(values) or isinstance(values, (list, tuple))):
-            return reference(as_array([values], self.type, what), self.type)
-        array = as_array(values, self.type, what)
+        alone = not (is_column(values) or isinstance(values, (list, tuple)))
+        if self.type.is_nested:
+            # A dict is one value; a list or tuple of a struct's fields would be ambiguous.
+            alone = isinstance(values, dict)
+        if alone:
+            return reference(encoded([values], self.type, self.codec, what), self.type)
+        array = encoded(values, self.type, self.codec, what)
         if len(array) != len(keys):
             raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
         return reference(array, self.type)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.type.ddl}>"
+
+
+class NestedHandle(ValueHandle):
+    """A struct, array or map per key. Each key has a copy of its own of the default."""
+
+    def value(self) -> Any:
+        """The current key's value, or a copy of the default."""
+        value = super().value()
+        return self._declaration.default if value is self.default else value
 
 
 class ObjectHandle(ValueHandle):
@@ -239,7 +307,6 @@ class ObjectHandle(ValueHandle):
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
         super().__init__(table, column, name, declaration)
-        self._declaration = declaration
         self._cache: dict[Any, Any] = {}
         self._dirty: dict[Any, None] = {}
 
@@ -250,23 +317,23 @@ class ObjectHandle(ValueHandle):
 
     def value(self) -> Any:
         """The current key's value, or a copy of the default."""
-        key = self.table.current_key()
+        key = self.table.current_name()
         try:
             value = self._cache[key]
         except KeyError:
             data = self.table.get_bytes(self.column)
             if data is None:
                 return self._declaration.default
-            value = self._cache[key] = self._loads(data)
+            value = self._cache[key] = unpickled(self.name, data)
         return self._declaration.default if value is _ABSENT else value
 
     def update(self, value: Any, /) -> None:
         """Store a value under the current key; None clears."""
-        self._set(self.table.current_key(), value)
+        self._set(self.table.current_name(), value)
 
     def clear(self) -> None:
         """Clear the current key's value."""
-        self._set(self.table.current_key(), None)
+        self._set(self.table.current_name(), None)
 
     def values(self, keys: KeyBatch) -> list[Any]:
         """The keys' values, the default for an absent one."""
@@ -277,7 +344,7 @@ class ObjectHandle(ValueHandle):
             stored = self._stored(keys)
             for i, name in enumerate(names):
                 if name not in cache and stored[i].is_valid:
-                    cache[name] = self._loads(stored[i].as_py())
+                    cache[name] = unpickled(self.name, stored[i].as_py())
         found = (cache.get(name, _ABSENT) for name in names)
         return [self._declaration.default if v is _ABSENT else v for v in found]
 
@@ -327,7 +394,9 @@ class ObjectHandle(ValueHandle):
         size = 0
         for name in self._dirty:
             value = self._cache[name]
-            packed = None if value is _ABSENT else self._dumps(name, value)
+            packed = None
+            if value is not _ABSENT:
+                packed = pickled(self.name, value, f", key {name!r:.60}")
             names.append(name)
             data.append(packed)
             size += len(packed or b"")
@@ -340,21 +409,3 @@ class ObjectHandle(ValueHandle):
     def _set(self, key: Any, value: Any) -> None:
         self._cache[key] = _ABSENT if value is None else value
         self._dirty[key] = None
-
-    def _dumps(self, key: Any, value: Any) -> bytes:
-        try:
-            return pickle.dumps(value, protocol=5)
-        except Exception as error:
-            raise WrongTypeError(
-                f"state {self.name!r}, key {key!r:.60}: {type(value).__name__} cannot be pickled: "
-                f"{error}; nothing was sealed"
-            ) from error
-
-    def _loads(self, data: bytes) -> Any:
-        try:
-            return pickle.loads(data)
-        except Exception as error:
-            raise SchemaError(
-                f"state {self.name!r}: a stored object cannot be unpickled: {error}; is its class "
-                "still importable under the same name?"
-            ) from error

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pystate.arrays import as_array, hash_keys, key_groups
 from pystate.backend import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
-from pystate.functions import StatefulFunction, declarations, namespace_type
+from pystate.functions import StatefulFunction, declarations, has_timers, namespace_type
 from pystate.keys import KeyColumns, key_columns
 
 __all__ = ["Range", "Ranges"]
@@ -59,7 +59,6 @@ class Ranges:
         self.key = key
         self._max_parallelism = max_parallelism
         namespace = namespace_type(function)
-        options: dict[str, Any] = {} if namespace is None else {"namespace": namespace}
         self._ranges = []
         for index in range(parallelism):
             first, last = range_bounds(index, max_parallelism, parallelism)
@@ -69,7 +68,8 @@ class Ranges:
                 max_parallelism=max_parallelism,
                 key_group_range=(first, last),
                 uid=uid,
-                **options,
+                namespace=namespace,
+                timers=has_timers(function),
             )
             backend.open()
             self._ranges.append(Range(first, last, backend))
@@ -139,6 +139,7 @@ class Ranges:
         try:
             yield
             for share in self._ranges:
+                share.backend.expire()
                 if share.backend.dirty:
                     out = io.BytesIO()
                     with share.backend.seal() as snapshot:

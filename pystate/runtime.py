@@ -324,4 +324,4 @@ class _NoTimers:
 
 
 def _ttl(declaration: object) -> Any:
-    return getattr(declaration, "ttl", None)
+    return declaration.ttl

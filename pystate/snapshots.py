@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
 from pystate import _core
-from pystate.arrays import from_parts
-from pystate.declarations import ValueState
+from pystate.arrays import decoded, from_parts
+from pystate.columns import core_schema, timers_column
+from pystate.declarations import State, ValueState
 from pystate.files import FileInfo, Lineage
 from pystate.types import StateType
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["SealedReader", "Snapshot"]
 
 _SCAN_ROWS = 1 << 16
-Scan = Callable[[int, int], "tuple[int | None, int, list[_core._Parts]]"]
 
 
 class Snapshot:
@@ -95,23 +95,6 @@ class Snapshot:
         return f"<Snapshot of epoch {self.lineage.epoch}, {self.rows} rows>"
 
 
-def scan_batches(
-    scan: Scan, names: Sequence[str], types: Sequence[StateType], rows: int = _SCAN_ROWS
-) -> Iterator[pa.RecordBatch]:
-    """Record batches of all rows, in slot order."""
-    cursor: int | None = 0
-    while cursor is not None:
-        cursor, n, parts = scan(cursor, rows)
-        if n:
-            arrays = [from_parts(t, n, *p) for t, p in zip(types, parts, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(names, types))
-
-
-def arrow_schema(names: Sequence[str], types: Sequence[StateType]) -> pa.Schema:
-    """The schema of key and state columns."""
-    return pa.schema([pa.field(n, t.arrow) for n, t in zip(names, types, strict=True)])
-
-
 def python_keys(batch: pa.RecordBatch, columns: int) -> Iterator[Any]:
     """The keys of a batch that begins with `columns` key columns, as Python values."""
     lists = [batch.column(i).to_pylist() for i in range(columns)]
@@ -123,26 +106,32 @@ class SealedReader:
 
     Made by `KeyedStateBackend.reader`. What it sees never changes; once a third further epoch was
     sealed, or a sealed one undone, reading raises `SnapshotTooOldError`. It never makes the writer
-    wait.
+    wait. It sees value states; those of other kinds are left out.
     """
 
     def __init__(
         self,
         table: _core.Table | None,
         key: Sequence[tuple[str, StateType]],
-        states: Mapping[str, ValueState],
+        states: Mapping[str, State],
         path: str | os.PathLike[str] | None = None,
         where: str = "reader",
+        *,
+        namespace: StateType | None = None,
+        timers: bool = False,
     ) -> None:
         self._keys = tuple(key)
-        self._states = dict(states)
-        schema = _core.Schema(
-            [type.column(name) for name, type in self._keys],
-            [d.type.column(name, d.default) for name, d in self._states.items()],
-        )
+        columns = [column for name, d in states.items() for column in d.columns(name)]
+        if timers:
+            columns.append(timers_column())
+        schema = core_schema(self._keys, namespace, columns)
         self._reader = _core.Reader(table, schema, path, where)
-        self._names = [name for name, _ in self._keys] + list(self._states)
-        self._types = [t for _, t in self._keys] + [d.type for d in self._states.values()]
+        self._states: dict[str, tuple[int, ValueState]] = {}
+        column = 0
+        for name, declaration in states.items():
+            if isinstance(declaration, ValueState):
+                self._states[name] = column, declaration
+            column += len(declaration.columns(name))
 
     @property
     def lineage(self) -> Lineage:
@@ -161,7 +150,8 @@ class SealedReader:
         if found is None:
             return None
         result = {}
-        for (name, declaration), value in zip(self._states.items(), found, strict=True):
+        for name, (column, declaration) in self._states.items():
+            value = found[column]
             if value is None:
                 result[name] = declaration.default
             else:
@@ -169,12 +159,29 @@ class SealedReader:
         return result
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows: key columns, then state columns, null where absent; objects are pickled."""
-        return scan_batches(self._reader.scan, self._names, self._types)
+        """All rows: key columns, then value states, null where absent; objects are pickled."""
+        cursor: int | None = 0
+        schema, n_keys = self._arrow_schema(), self._reader.key_columns
+        while cursor is not None:
+            cursor, n, parts = self._reader.scan(cursor, _SCAN_ROWS)
+            if not n:
+                continue
+            arrays = [
+                from_parts(type_, n, *part)
+                for (_, type_), part in zip(self._keys, parts, strict=False)
+            ]
+            for name, (column, declaration) in self._states.items():
+                stored = from_parts(declaration.type, n, *parts[n_keys + column])
+                arrays.append(decoded(stored, declaration.type, declaration.type.codec(name)))
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _arrow_schema(self) -> pa.Schema:
+        values = [(name, declaration.type) for name, (_, declaration) in self._states.items()]
+        return pa.schema([pa.field(name, t.arrow) for name, t in [*self._keys, *values]])
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""
-        return pa.Table.from_batches(self.to_batches(), arrow_schema(self._names, self._types))
+        return pa.Table.from_batches(self.to_batches(), self._arrow_schema())
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.to_batches():

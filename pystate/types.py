@@ -27,7 +27,6 @@ __all__ = [
     "inline_layout",
     "parse_type",
     "refuse_nested_key",
-    "storable",
 ]
 
 TypeLike: TypeAlias = "str | pa.DataType | type[object] | StateType"
@@ -204,10 +203,6 @@ class StateType:
     def width_bytes(self) -> int:
         """The width of a scalar inside a nested value; 0 where it varies."""
         return _WIDTHS.get(self.name, 0)
-
-    def column(self, name: str, default: Any = None) -> _core._ColumnSpec:
-        """The column as `_core.Schema` takes it."""
-        return name, self.code, self.precision, self.scale, self.ddl, default
 
     def codec(self, name: str) -> _core.Codec:
         """What turns this type's Python values into the core's and back."""
@@ -414,21 +409,6 @@ def _unsupported(type: object, what: str) -> DeclarationError:
     later = re.match(r"\s*(variant|interval|void|null)\b", text)
     known = "is not supported yet" if later else "is not supported"
     return DeclarationError(f"{what}: type {text!r} {known}. Supported: {SUPPORTED}")
-
-
-def storable(type: StateType, what: str) -> StateType:
-    """Return a state's type if the core has columns of it.
-
-    Raises
-    ------
-    DeclarationError
-        The type is nested.
-    """
-    if type.is_nested:
-        raise DeclarationError(
-            f"{what}: a state of type {type.ddl} is not supported yet; declare it as object"
-        )
-    return type
 
 
 def refuse_nested_key(type: StateType, what: str) -> StateType:

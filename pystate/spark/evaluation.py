@@ -31,12 +31,12 @@ from pystate.spark.side import Outputs
 from pystate.spark.sink import Transaction
 from pystate.spark.worker import OperatorPlan
 from pystate.storage import CheckpointStorage
-from pystate.types import parse_type, refuse_nested_key
+from pystate.types import StateType, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.declarations import ValueState
+    from pystate.declarations import State
 
 __all__ = ["Evaluation", "TableOptions"]
 
@@ -103,11 +103,12 @@ class Evaluation:
         self,
         uid: str,
         keys: KeySchema,
-        states: Mapping[str, ValueState],
+        states: Mapping[str, State],
         *,
         allowed_delay_ms: int | None = None,
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
         timers: bool = False,
+        namespace: StateType | None = None,
     ) -> OperatorPlan:
         """Announce an operator to the epoch; returns what its tasks must know.
 
@@ -119,9 +120,11 @@ class Evaluation:
             Its side outputs.
         timers : bool
             Whether its function handles timers.
+        namespace : StateType, optional
+            The type of its namespaces.
         """
         epoch = self.epoch
-        schema = tuple((name, state.type.ddl) for name, state in states.items())
+        schema = tuple((name, state.stored_as()) for name, state in states.items())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         ranges = epoch.declare(
             uid, key_schema=keys, state_schema=schema, allowed_delay_ms=allowed_delay_ms
@@ -141,6 +144,7 @@ class Evaluation:
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
             timers=timers,
+            namespace=namespace,
             side_folders=folders,
             shared_tables=self._tables.shared,
             allow_unclaimed_state=self._tables.allow_unclaimed_state,

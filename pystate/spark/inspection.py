@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend
-from pystate.declarations import ValueState
+from pystate.declarations import declared_as
 from pystate.errors import CheckpointError
 from pystate.history import read_head
 from pystate.manifest import Manifest
@@ -47,10 +47,7 @@ def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
         )
     tables = []
     for state in operator.ranges:
-        declared = {
-            name: ValueState(object if ddl == "object" else ddl)
-            for name, ddl in operator.state_schema
-        }
+        declared = {name: declared_as(stored) for name, stored in operator.state_schema}
         with KeyedStateBackend(
             list(operator.key_schema),
             states=declared,

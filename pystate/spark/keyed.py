@@ -13,10 +13,10 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from pystate.aggregates import Aggregate
-from pystate.declarations import ValueState
+from pystate.declarations import State, ValueState
 from pystate.durations import Duration
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.functions import StatefulFunction, declarations, has_timers
+from pystate.functions import StatefulFunction, declarations, has_timers, namespace_type
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
 from pystate.spark.arguments import allowed_delay_ms, side_columns
@@ -159,6 +159,7 @@ class KeyedFrame:
             allowed_delay_ms=self._delay_ms,
             sides=written,
             timers=has_timers(function),
+            namespace=namespace_type(function),
         )
         return self._operator(self._frame, plan, partial(FunctionBody, spec), declared)
 
@@ -251,7 +252,7 @@ class _AggregatePlan:
     def __init__(self, owner: str, schema: st.StructType) -> None:
         self._owner = owner
         self._schema = schema
-        self.states: dict[str, ValueState] = {}
+        self.states: dict[str, State] = {}
         self.updates: list[StateUpdate] = []
         self.inputs: dict[str, Column] = {}
         self.results: list[tuple[str, str | None]] = []

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pystate.errors import DeclarationError
-from pystate.functions import KeyedProcessFunction, declarations, has_timers, shape
+from pystate.functions import KeyedProcessFunction, declarations, has_timers, namespace_type, shape
 from pystate.output import RowsAsYielded
 from pystate.runtime import FunctionSpec
 from pystate.spark.bodies import RoutedBody
@@ -57,7 +57,13 @@ def rdd_operator(
             "the batch shapes need a DataFrame and key_by"
         )
     keys = evaluation.noted_keys(uid)
-    plan = evaluation.declare(uid, keys, declarations(function), timers=has_timers(function))
+    plan = evaluation.declare(
+        uid,
+        keys,
+        declarations(function),
+        timers=has_timers(function),
+        namespace=namespace_type(function),
+    )
     owner = f"operator {uid!r}"
     check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
     spec = FunctionSpec(

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from pystate.backend import KeyedStateBackend, Snapshot
-    from pystate.declarations import ValueState
+    from pystate.declarations import State
+    from pystate.types import StateType
 
 __all__ = ["ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
 
@@ -60,7 +61,7 @@ class OperatorPlan:
 
     uid: str
     key_schema: KeySchema
-    states: Mapping[str, ValueState]
+    states: Mapping[str, State]
     ranges: tuple[RangeState, ...]
     storage: CheckpointStorage
     application: bytes
@@ -72,6 +73,7 @@ class OperatorPlan:
     watermark_ms: int | None
     event_time: bool
     timers: bool
+    namespace: StateType | None
     side_folders: Mapping[str, str]
     shared_tables: bool
     allow_unclaimed_state: bool
@@ -87,7 +89,7 @@ class OperatorPlan:
     @property
     def expires(self) -> bool:
         """Whether a state has a time to live."""
-        return any(getattr(state, "ttl", None) is not None for state in self.states.values())
+        return any(state.ttl is not None for state in self.states.values())
 
     @property
     def router(self) -> KeyRouter:
@@ -185,6 +187,8 @@ class RangeTask:
                 limit_bytes=plan.limit_bytes,
                 lock_timeout_ms=plan.lock_timeout_ms,
                 allow_unclaimed_state=plan.allow_unclaimed_state,
+                namespace=plan.namespace,
+                timers=plan.timers,
                 query=plan.query,
             )
             self._attachment = tables.attach(spec, self.state)
@@ -238,7 +242,11 @@ class RangeTask:
 
     def seal(self) -> _DeltaWriter | None:
         """Seal the table; returns the thread that writes its delta, or None without a change."""
-        if self._attachment is None or not self.backend.dirty:
+        if self._attachment is None:
+            return None
+        if self.plan.expires:
+            self.backend.expire()
+        if not self.backend.dirty:
             return None
         plan, state = self.plan, self.state
         attempt = uuid.uuid4()
@@ -267,7 +275,7 @@ class RangeTask:
         timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
             if plan.timers:
-                table: Any = self.backend
+                table = self.backend
                 timers = table.next_timer("event"), table.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys

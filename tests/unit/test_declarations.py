@@ -41,8 +41,8 @@ def test_a_default_of_another_type_is_refused(type_: str, default: Any) -> None:
 
 
 def test_an_unsupported_type_is_named() -> None:
-    with pytest.raises(DeclarationError, match="array<int>"):
-        ps.ValueState("array<int>")
+    with pytest.raises(DeclarationError, match="array<interval>"):
+        ps.ValueState("array<interval>")
 
 
 def test_equal_declarations_are_equal() -> None:

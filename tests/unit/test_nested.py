@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pystate as ps
 from pystate.arrays import hash_keys
 from pystate.errors import (
     CorruptFileError,
@@ -149,9 +148,7 @@ def test_fields_of_an_inline_struct_do_not_overlap() -> None:
     assert max(used) == 1
 
 
-def test_where_the_core_needs_a_code_nested_types_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="struct<a:int> is not supported yet"):
-        ps.ValueState("struct<a:int>")
+def test_nested_types_are_refused_as_keys() -> None:
     with pytest.raises(DeclarationError, match=r"key column 'k'.*no type of a key"):
         parse_key({"k": "array<int>"})
     with pytest.raises(DeclarationError, match=r"key column 0.*no type of a key"):

@@ -1,0 +1,429 @@
+"""Handles of lists and maps: of the current key, or of a batch of keys.
+
+Thread safety: a handle belongs to its table, and a table to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate import _core
+from pystate.arrays import decoded, encoded, from_parts, is_column, reference
+from pystate.declarations import ListState, MapState
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.handles import KeyBatch, checked_batch, copied, pickled, unpickled
+from pystate.types import StateType
+
+__all__ = ["ListHandle", "MapHandle"]
+
+_LENGTHS = "they have different lengths"
+
+
+class _Elements(_core.CollectionHandle):
+    """What lists and maps share."""
+
+    def __init__(
+        self,
+        table: _core.Table,
+        column: int,
+        name: str,
+        type: StateType,
+        codec: _core.Codec,
+        map_codec: _core.Codec | None,
+    ) -> None:
+        self.name = name
+        self.type = type
+        self._pickles = type.is_object
+        super().__init__(table, column, codec, map_codec)
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Remove all elements of the keys. A key whose last state is cleared ceases to exist."""
+        self._checked(keys).clear(self.column)
+
+    def _checked(self, keys: KeyBatch) -> KeyBatch:
+        return checked_batch(keys, self.table, self.name)
+
+    def _packed(self, value: Any) -> Any:
+        return pickled(self.name, value) if self._pickles else value
+
+    def _unpacked(self, values: list[Any]) -> list[Any]:
+        return [unpickled(self.name, v) for v in values] if self._pickles else values
+
+    def _column_of(self, values: Any, type: StateType, codec: _core.Codec, what: str) -> Any:
+        if type.is_object:
+            if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+                raise WrongTypeError(f"{what}: objects come as a sequence, got {values!r:.80}")
+            values = pa.array([pickled(self.name, value) for value in values], pa.binary())
+        return encoded(values, type, codec, what)
+
+    def _reference(
+        self, keys: KeyBatch, values: Any, type: StateType, codec: _core.Codec, what: str
+    ) -> _core.ArrayRef:
+        array = self._column_of(values, type, codec, what)
+        if len(array) != len(keys):
+            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        return reference(array, type)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class ListHandle(_Elements):
+    """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
+
+    ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
+    `NoCurrentKeyError` without one; ``len(handle)`` counts its items. The other methods work on a
+    `KeyBatch`.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    type : StateType
+        The items' type.
+    """
+
+    def __init__(self, table: _core.Table, column: int, name: str, declaration: ListState) -> None:
+        type_ = declaration.type
+        super().__init__(table, column, name, type_, type_.codec(name), None)
+
+    def get(self) -> list[Any]:
+        """The current key's items, in order; empty where there are none."""
+        return self._unpacked(self.items_list())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def add(self, value: Any, /) -> None:
+        """Append an item.
+
+        Raises
+        ------
+        WrongTypeError
+            The item is None or of another type; nothing was written.
+        """
+        super().add(self._packed(value) if self._pickles and value is not None else value)
+
+    def add_all(self, values: Iterable[Any], /) -> None:
+        """Append items; all or, if one of them is refused, none."""
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise WrongTypeError(f"state {self.name!r}: add_all takes items, got {values!r:.80}")
+        items = list(values)
+        for item in items:
+            if item is None:
+                raise WrongTypeError(f"state {self.name!r}: None is no item")
+            if not self._pickles:
+                self.codec.normalize(item)
+        for item in items:
+            self.add(item)
+
+    def update(self, values: Iterable[Any] | None, /) -> None:
+        """Put items in place of those there are; None or no items clear."""
+        items = [] if values is None else list(values)
+        for item in items:
+            if item is None:
+                raise WrongTypeError(f"state {self.name!r}: None is no item")
+            if not self._pickles:
+                self.codec.normalize(item)
+        self.clear()
+        for item in items:
+            self.add(item)
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Append the current key's items of the source namespaces to the target's, in order.
+
+        The sources vanish. The current namespace stays.
+        """
+        table, current = self.table, self.table.current_namespace()
+        try:
+            for source in sources:
+                if source == target:
+                    continue
+                table.set_namespace(source)
+                items = self.items_list()
+                self.clear()
+                table.set_namespace(target)
+                for item in items:
+                    super().add(item)
+        finally:
+            table.set_namespace(current)
+
+    # -- many keys
+
+    def append(self, keys: KeyBatch, items: Any) -> None:
+        """Append an item to the list of each key, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        items : array-like
+            As many as there are keys.
+
+        Raises
+        ------
+        WrongTypeError
+            An item is null or of another type; nothing was written.
+        """
+        what = f"state {self.name!r}"
+        array = self._reference(self._checked(keys), items, self.type, self.codec, what)
+        self.append_all(keys, array)
+
+    def extend(self, keys: KeyBatch, lists: Any) -> None:
+        """Append a list of items to the list of each key.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        lists : pyarrow.ListArray, or sequence of sequences
+            As many as there are keys; a null appends nothing.
+        """
+        what = f"state {self.name!r}"
+        self._checked(keys)
+        offsets, items = _lists(lists, what)
+        if len(offsets) != len(keys) + 1:
+            raise InvalidArgumentError(f"{what}: {len(offsets) - 1} lists for {len(keys)} keys")
+        array = self._column_of(items, self.type, self.codec, what)
+        self.append_lists(keys, offsets.ctypes.data, reference(array, self.type))
+
+    def lists(self, keys: KeyBatch, *, raw: bool = False) -> Any:
+        """Copy the keys' lists.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose lists.
+        raw : bool
+            Objects in their pickled form.
+
+        Returns
+        -------
+        pyarrow.ListArray
+            In the keys' order, empty for a key without items. Of objects a list of lists.
+        """
+        self._checked(keys)
+        if self.type.is_bytes or self.type.name == "boolean":
+            return self._collected(keys, raw)
+        offsets = np.empty(len(keys) + 1, np.int64)
+        self.offsets(keys, offsets.ctypes.data)
+        width = self.type.inline_bytes or self.type.arrow.bit_width // 8
+        values = np.empty(int(offsets[-1]) * width, np.uint8)
+        self.copy_items(keys, offsets.ctypes.data, values.ctypes.data)
+        rows = int(offsets[-1])
+        items = from_parts(self.type, rows, np.ones(rows, np.uint8), values)
+        return _list_array(offsets, decoded(items, self.type, self.codec))
+
+    def _collected(self, keys: KeyBatch, raw: bool) -> Any:
+        offsets = np.empty(len(keys) + 1, np.int64)
+        self.offsets(keys, offsets.ctypes.data)
+        rows, _, parts = self.collect(keys)
+        items = from_parts(self.type, rows, *parts)
+        if self._pickles and not raw:
+            flat = self._unpacked(items.to_pylist())
+            return [flat[a:b] for a, b in pairwise(offsets)]
+        return _list_array(offsets, decoded(items, self.type, self.codec))
+
+
+class MapHandle(_Elements):
+    """A map per key. `MapState` declares it, a backend's `register` or a store gives it.
+
+    The methods that a map has work on the current key's and raise `NoCurrentKeyError` without one;
+    ``len(handle)`` counts its entries. Those that take a `KeyBatch` work on many.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    key_type, type : StateType
+        The types of the maps' keys and values.
+
+    Notes
+    -----
+    `keys`, `values` and `items` give copies: the map may be changed while one goes through them.
+    """
+
+    def __init__(self, table: _core.Table, column: int, name: str, declaration: MapState) -> None:
+        type_ = declaration.type
+        self.key_type = declaration.key_type
+        super().__init__(
+            table, column, name, type_, type_.codec(name), self.key_type.codec(f"{name}'s key")
+        )
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        """The value under `key`, or the default."""
+        if not self._pickles:
+            return self.get_entry(key, default)
+        found = self.get_entry(key, None)
+        return default if found is None else unpickled(self.name, found)
+
+    def put(self, key: Any, value: Any, /) -> None:
+        """Store a value under `key`.
+
+        Raises
+        ------
+        WrongTypeError
+            The key or the value is None, or of another type; nothing was written.
+        """
+        if value is None:
+            raise WrongTypeError(
+                f"state {self.name!r}: None is no value of a map; remove({key!r:.40}) takes it away"
+            )
+        self.put_entry(key, self._packed(value))
+
+    def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
+        """Store several entries."""
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        for key, value in list(pairs):
+            self.put(key, value)
+
+    def remove(self, key: Any, /) -> None:
+        """Remove the entry under `key`, if there is one."""
+        self.remove_entry(key)
+
+    def contains(self, key: Any, /) -> bool:
+        """Whether there is an entry under `key`."""
+        return self.has_entry(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.has_entry(key)
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return not self.count()
+
+    def keys(self) -> list[Any]:
+        """All keys of the map."""
+        return [key for key, _ in self.entries_list()]
+
+    def values(self) -> list[Any]:
+        """All values of the map."""
+        return self._unpacked([value for _, value in self.entries_list()])
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All entries of the map."""
+        entries = self.entries_list()
+        if not self._pickles:
+            return entries
+        return [(key, unpickled(self.name, value)) for key, value in entries]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    # -- many keys
+
+    def put_entries(self, keys: KeyBatch, map_keys: Any, values: Any) -> None:
+        """Put an entry into the map of each key; of a repeated one the last wins.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        map_keys, values : array-like
+            As many as there are keys; `values` may be one value for all.
+
+        Raises
+        ------
+        WrongTypeError
+            A map key or value is null or of another type; nothing was written.
+        """
+        what = f"state {self.name!r}"
+        at = self._map_keys(keys, map_keys)
+        if not self.type.is_object and not (is_column(values) or isinstance(values, (list, tuple))):
+            array = reference(self._column_of([values], self.type, self.codec, what), self.type)
+        else:
+            array = self._reference(keys, values, self.type, self.codec, what)
+        self.put_all_entries(keys, at, array)
+
+    def get_entries(self, keys: KeyBatch, map_keys: Any) -> Any:
+        """Copy an entry of the map of each key.
+
+        Returns
+        -------
+        pyarrow.Array
+            In the keys' order, null where there is no such entry. Of objects a list.
+        """
+        at = self._map_keys(keys, map_keys)
+        array = copied(
+            self.type,
+            len(keys),
+            lambda values, valid: self.get_all(keys, at, values, valid),
+            lambda offsets, valid, data: self.get_all_bytes(keys, at, offsets, valid, data),
+        )
+        if self._pickles:
+            found = array.to_pylist()
+            return [None if value is None else unpickled(self.name, value) for value in found]
+        return decoded(array, self.type, self.codec)
+
+    def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
+        """Remove an entry of the map of each key; those that are not there are ignored."""
+        self.remove_all(keys, self._map_keys(keys, map_keys))
+
+    def maps(self, keys: KeyBatch, *, raw: bool = False) -> Any:
+        """Copy the keys' maps.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        raw : bool
+            Objects in their pickled form.
+
+        Returns
+        -------
+        pyarrow.MapArray
+            In the keys' order, empty for a key without entries. Of objects a list of dicts.
+        """
+        self._checked(keys)
+        offsets = np.empty(len(keys) + 1, np.int64)
+        self.offsets(keys, offsets.ctypes.data)
+        rows, key_parts, parts = self.collect(keys)
+        assert key_parts is not None
+        names = from_parts(self.key_type, rows, *key_parts)
+        items = from_parts(self.type, rows, *parts)
+        if self._pickles and not raw:
+            pairs = list(zip(names.to_pylist(), self._unpacked(items.to_pylist()), strict=True))
+            return [dict(pairs[a:b]) for a, b in pairwise(offsets)]
+        values = decoded(items, self.type, self.codec)
+        return pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), names, values)
+
+    def _map_keys(self, keys: KeyBatch, map_keys: Any) -> _core.ArrayRef:
+        what = f"state {self.name!r}'s map keys"
+        return self._reference(self._checked(keys), map_keys, self.key_type, self.map_codec, what)
+
+
+def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Any]:
+    """Offsets from 0, and the items of all lists."""
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.combine_chunks()
+    if isinstance(lists, (pa.ListArray, pa.LargeListArray)):
+        sizes = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+        items = lists.flatten()
+    else:
+        if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
+            raise WrongTypeError(f"{what}: expected lists of items, got {lists!r:.80}")
+        rows = [[] if row is None else list(row) for row in lists]
+        sizes = np.array([len(row) for row in rows], np.int64)
+        items = [item for row in rows for item in row]
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise InvalidArgumentError(f"{what}: more than 2**31 items at once: pass them in parts")
+    return offsets.astype(np.int32), items
+
+
+def _list_array(offsets: Any, items: pa.Array[Any]) -> pa.Array[Any]:
+    if offsets[-1] > np.iinfo(np.int32).max:
+        return pa.LargeListArray.from_arrays(pa.array(offsets), items)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), items)

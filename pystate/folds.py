@@ -1,0 +1,457 @@
+"""Handles of reducing and aggregating states.
+
+Thread safety: a handle belongs to its table, and a table to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate import _core
+from pystate.aggregators import AggregateFunction, Operation
+from pystate.arrays import encoded, is_column, reference
+from pystate.declarations import AggregatingState, ReducingState, ValueState
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.handles import KeyBatch, ObjectHandle, ValueHandle, checked_batch, copied
+from pystate.types import StateType
+
+__all__ = ["AggregatingHandle", "ReducingHandle"]
+
+#: Reduce functions that the core runs over columns.
+_CORE: dict[Any, Operation] = {
+    builtins.max: "max",
+    builtins.min: "min",
+    builtins.sum: "add",
+    operator.add: "add",
+}
+_NO_ARITHMETIC = ("boolean", "string", "binary", "object")
+
+
+def _value_handle(table: _core.Table, column: int, name: str, type: StateType) -> ValueHandle:
+    kind = ObjectHandle if type.is_object else ValueHandle
+    return kind(table, column, name, ValueState(type))
+
+
+class _Fold:
+    """What reducing and aggregating handles share: a value that others go into."""
+
+    def __init__(self, table: _core.Table, column: int, name: str) -> None:
+        self.table = table
+        self.column = column
+        self.name = name
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        raise NotImplementedError
+
+    def get(self) -> Any:
+        """The current key's result; None where nothing was added."""
+        raise NotImplementedError
+
+    def _merge_from(self, source: Any, target: Any) -> None:
+        raise NotImplementedError
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Merge the current key's state of the source namespaces into the target's, in order.
+
+        The sources vanish. The current namespace stays.
+        """
+        current = self.table.current_namespace()
+        try:
+            for source in sources:
+                if source != target:
+                    self._merge_from(source, target)
+        finally:
+            self.table.set_namespace(current)
+
+    def _checked(self, keys: KeyBatch) -> KeyBatch:
+        return checked_batch(keys, self.table, self.name)
+
+    def _refuse_none(self, value: Any) -> None:
+        if value is None:
+            raise WrongTypeError(f"state {self.name!r}: None cannot be added")
+
+    def __reduce__(self) -> Any:
+        raise WrongTypeError(f"state {self.name!r}: a handle cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+def _fold_in_order(
+    keys: KeyBatch, values: list[Any], kept: list[Any], step: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """What each row's key holds after all rows; a repeated key sees its earlier rows."""
+    latest: dict[Any, Any] = {}
+    names = keys._normal_keys()
+    for name, old in zip(names, kept, strict=True):
+        latest.setdefault(name, old)
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            latest[name] = step(latest[name], value)
+    return [latest[name] for name in names]
+
+
+class ReducingHandle(_Fold):
+    """A reduced value per key. `ReducingState` declares it.
+
+    ``add``, ``get`` and ``clear`` work on the current key; the other methods on a `KeyBatch`.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    type : StateType
+        The values' type.
+    """
+
+    def __init__(
+        self, table: _core.Table, column: int, name: str, declaration: ReducingState
+    ) -> None:
+        super().__init__(table, column, name)
+        self.type = declaration.type
+        self._kept = _value_handle(table, column, name, declaration.type)
+        self._function = declaration.function
+        core = _CORE.get(declaration.function)
+        arithmetic = self.type.name not in _NO_ARITHMETIC and not self.type.is_nested
+        self._operation = core if arithmetic else None
+        self._step: Callable[[Any, Any], Any] = declaration.function
+        if declaration.function is builtins.sum:
+            self._step = operator.add
+        self.get = self._kept.value  # type: ignore[method-assign]
+        self.clear = self._kept.clear
+
+    def add(self, value: Any, /) -> None:
+        """Reduce a value into the current key's.
+
+        Raises
+        ------
+        WrongTypeError
+            The value is None or of another type; nothing was written.
+        """
+        if value is None:
+            self._refuse_none(value)
+        kept = self._kept
+        old = kept.value()
+        kept.update(value if old is None else self._step(old, value))
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Reduce a value into each key's, in order, also where a key repeats; nulls are skipped."""
+        if self._operation is not None:
+            getattr(self._kept, self._operation)(keys, values)
+            return
+        self._checked(keys)
+        given = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+        if len(given) != len(keys):
+            raise InvalidArgumentError(
+                f"state {self.name!r}: {len(given)} values for {len(keys)} keys"
+            )
+        kept = self._kept.values(keys)
+        listed = kept if isinstance(kept, list) else kept.to_pylist()
+
+        def step(old: Any, value: Any) -> Any:
+            return value if old is None else self._step(old, value)
+
+        self._kept.update_all(keys, _fold_in_order(keys, given, listed, step))
+
+    def values(self, keys: KeyBatch) -> Any:
+        """Copy the keys' values, null where nothing was added; objects as a list."""
+        return self._kept.values(keys)
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' values."""
+        self._kept.clear_all(keys)
+
+    def _merge_from(self, source: Any, target: Any) -> None:
+        self.table.set_namespace(source)
+        value = self._kept.value()
+        if value is None:
+            return
+        self._kept.clear()
+        self.table.set_namespace(target)
+        self.add(value)
+
+
+class AggregatingHandle(_Fold):
+    """An aggregate per key. `AggregatingState` declares it.
+
+    ``add``, ``get`` and ``clear`` work on the current key; the other methods on a `KeyBatch`.
+    Nulls are skipped in columns; adding None alone is an error.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    """
+
+    def __new__(
+        cls, table: _core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> AggregatingHandle:
+        """Choose what runs the aggregate."""
+        kind: type[AggregatingHandle]
+        if declaration.bound is None:
+            kind = _PythonAggregate
+        elif declaration.bound.column is not None:
+            kind = _ColumnAggregate
+        else:
+            kind = _CoreAggregate
+        return super().__new__(kind)
+
+    def __init__(
+        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name)
+        self.declaration = declaration
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one for all.
+        """
+        raise NotImplementedError
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results: an Arrow array of the aggregate's result type.
+
+        Of an `AggregateFunction` a list, None where nothing was added.
+        """
+        raise NotImplementedError
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' aggregates."""
+        self._checked(keys).clear(self.column)
+
+
+class _ColumnAggregate(AggregatingHandle):
+    """Count, sum, minimum or maximum: a value that the core updates."""
+
+    def __init__(
+        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        bound = declaration.bound
+        assert bound is not None and bound.column is not None
+        self._kept = _value_handle(table, column, name, bound.column)
+        self._operation = bound.aggregator.operation
+        self._counts = (
+            self._operation == "add"
+            and bound.column.name == "long"
+            and (type(bound.aggregator).__name__ == "Count")
+        )
+        self._codec = declaration.type.codec(name) if not declaration.type.is_object else None
+        self.clear = self._kept.clear
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        kept = self._kept
+        old = kept.value()
+        if self._counts:
+            kept.update(1 if old is None else old + 1)
+            return
+        if self._codec is not None:
+            value = self._codec.normalize(value)
+        if old is None:
+            kept.update(value)
+        elif self._operation == "add":
+            kept.update(old + value)
+        else:
+            better = _less(value, old) if self._operation == "min" else _less(old, value)
+            if better:
+                kept.update(value)
+
+    def get(self) -> Any:
+        """The current key's result."""
+        value = self._kept.value()
+        return 0 if value is None and self._counts else value
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        if self._counts:
+            values = _ones(values, len(self._checked(keys)))
+        elif is_column(values) or isinstance(values, (list, tuple)):
+            # Refused where it is not of the declared type, then widened to the sum's.
+            values = encoded(values, self.declaration.type, self._codec, f"state {self.name!r}")
+        getattr(self._kept, self._operation or "add")(keys, values)
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results."""
+        array = self._kept.values(keys)
+        return array.fill_null(0) if self._counts else array
+
+    def _merge_from(self, source: Any, target: Any) -> None:
+        self.table.set_namespace(source)
+        value = self._kept.value()
+        if value is None:
+            return
+        self._kept.clear()
+        self.table.set_namespace(target)
+        if not self._counts:
+            self.add(value)
+            return
+        self._kept.update((self._kept.value() or 0) + value)
+
+
+def _less(a: Any, b: Any) -> bool:
+    # NaN is larger than any number, as in Spark.
+    if a != a:
+        return False
+    return bool(b != b or a < b)
+
+
+def _ones(values: Any, rows: int) -> Any:
+    """A one for each value that is not null."""
+    if not (is_column(values) or isinstance(values, (list, tuple))):
+        return 1
+    if len(values) != rows:
+        raise InvalidArgumentError(f"{len(values)} values for {rows} keys")
+    if isinstance(values, (list, tuple)):
+        valid = np.array([value is not None for value in values], np.bool_)
+    else:
+        array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        valid = np.asarray(array.is_valid())
+    return pa.array(np.ones(rows, np.int64), mask=~valid)
+
+
+class _CoreAggregate(AggregatingHandle):
+    """An accumulator that the core changes."""
+
+    def __init__(
+        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        bound = declaration.bound
+        assert bound is not None
+        self._bound = bound
+        self._codec = declaration.type.codec(name)
+        self._accumulator = _core.Accumulator(
+            table, column, self._codec, bound.aggregator.kind, bound.aggregator.parameter
+        )
+        raw = declaration.columns(name)[0]
+        codec = raw.codec
+        assert codec is not None
+        self._raw = _core.ScalarHandle(table, column, codec, None)
+        self.clear = self._raw.clear
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        self._accumulator.add(value)
+
+    def get(self) -> Any:
+        """The current key's result."""
+        return self._bound.result_of(self._raw.value())
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        what, type_ = f"state {self.name!r}", self.declaration.type
+        self._checked(keys)
+        if not (is_column(values) or isinstance(values, (list, tuple))):
+            values = [values]
+        array = encoded(values, type_, self._codec, what)
+        if len(array) not in (1, len(keys)):
+            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        self._accumulator.add_all(keys, reference(array, type_))
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results."""
+        self._checked(keys)
+        width = self._bound.width
+        if width is not None:
+            states = np.zeros((len(keys), width), np.uint8)
+            valid = np.empty(len(keys), np.uint8)
+            keys.get(self.column, states.ctypes.data, valid.ctypes.data)
+            return self._bound.results(states)
+        array = copied(
+            StateType("binary"),
+            len(keys),
+            lambda values, valid: None,
+            lambda offsets, valid, data: keys.get_bytes(self.column, offsets, valid, data),
+        )
+        return self._bound.results(array)
+
+    def _merge_from(self, source: Any, target: Any) -> None:
+        self.table.set_namespace(source)
+        state = self._raw.value()
+        if state is None:
+            return
+        self._raw.clear()
+        self.table.set_namespace(target)
+        self._accumulator.merge(state)
+
+
+class _PythonAggregate(AggregatingHandle):
+    """An `AggregateFunction`: its accumulators are objects."""
+
+    def __init__(
+        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        aggregate = declaration.aggregate
+        assert isinstance(aggregate, AggregateFunction)
+        self._aggregate: AggregateFunction[Any, Any, Any] = aggregate
+        self._kept = ObjectHandle(table, column, name, ValueState(object))
+        self.clear = self._kept.clear
+
+    def _plus(self, accumulator: Any, value: Any) -> Any:
+        if accumulator is None:
+            accumulator = self._aggregate.create()
+        return self._aggregate.add(accumulator, value)
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        self._kept.update(self._plus(self._kept.value(), value))
+
+    def get(self) -> Any:
+        """The current key's result."""
+        accumulator = self._kept.value()
+        return None if accumulator is None else self._aggregate.result(accumulator)
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        rows = len(self._checked(keys))
+        if is_column(values):
+            values = pa.array(values) if isinstance(values, np.ndarray) else values
+            given = values.to_pylist()
+        else:
+            given = list(values) if isinstance(values, (list, tuple)) else [values] * rows
+        if len(given) != rows:
+            raise InvalidArgumentError(f"state {self.name!r}: {len(given)} values for {rows} keys")
+        kept = self._kept.values(keys)
+        self._kept.update_all(keys, _fold_in_order(keys, given, kept, self._plus))
+
+    def results(self, keys: KeyBatch) -> list[Any]:
+        """Compute the keys' results."""
+        return [
+            None if accumulator is None else self._aggregate.result(accumulator)
+            for accumulator in self._kept.values(keys)
+        ]
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' aggregates."""
+        self._kept.clear_all(keys)
+
+    def _merge_from(self, source: Any, target: Any) -> None:
+        self.table.set_namespace(source)
+        mine = self._kept.value()
+        if mine is None:
+            return
+        self._kept.clear()
+        self.table.set_namespace(target)
+        theirs = self._kept.value()
+        self._kept.update(mine if theirs is None else self._aggregate.merge(theirs, mine))

@@ -1,0 +1,98 @@
+"""Timers of a backend's keys.
+
+Thread safety: as the backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from pystate import _core
+from pystate.arrays import as_array, is_column, reference
+from pystate.errors import InvalidArgumentError, StateOverflowError, WrongTypeError
+from pystate.handles import KeyBatch, checked_batch
+from pystate.types import StateType
+
+__all__ = ["DueTimers", "TimeDomain", "Timers"]
+
+TimeDomain: TypeAlias = Literal["event", "processing"]
+DueTimers = _core.DueTimers
+
+_DOMAINS = {"event": 0, "processing": 1}
+_LONG = StateType("long")
+
+
+def _domain(name: str) -> int:
+    try:
+        return _DOMAINS[name]
+    except KeyError:
+        raise InvalidArgumentError(
+            f"a timer's domain is 'event' or 'processing', got {name!r}"
+        ) from None
+
+
+def _time(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise WrongTypeError(
+            f"a timer's time is a whole number of milliseconds since 1970, got {value!r:.60}"
+        )
+    time = int(value.__index__())
+    if not -(2**63) <= time < 2**63:
+        raise StateOverflowError(f"a timer's time has 64 bits: {time} does not fit")
+    return time
+
+
+class Timers:
+    """Registers, deletes and hands out the timers of a table's keys.
+
+    A timer is a key, a namespace, a domain and a time; registered twice it is one.
+    """
+
+    def __init__(self, table: _core.Table) -> None:
+        self._table = table
+        self._core = _core.TimerService(table)
+
+    def register(self, domain: TimeDomain, timestamp: int) -> None:
+        """Register a timer of the current key."""
+        self._core.register(_domain(domain), _time(timestamp))
+
+    def delete(self, domain: TimeDomain, timestamp: int) -> None:
+        """Delete a timer of the current key, if there is one."""
+        self._core.delete(_domain(domain), _time(timestamp))
+
+    def register_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Register a timer per key; a null registers none."""
+        self._core.register_all(*self._batch(keys, domain, timestamps))
+
+    def delete_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._core.delete_all(*self._batch(keys, domain, timestamps))
+
+    def _batch(
+        self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
+    ) -> tuple[KeyBatch, int, _core.ArrayRef]:
+        checked_batch(keys, self._table, "timers")
+        if not (is_column(timestamps) or isinstance(timestamps, (list, tuple))):
+            timestamps = [_time(timestamps)]
+        array = as_array(timestamps, _LONG, "timers: timestamps")
+        if len(array) not in (1, len(keys)):
+            raise InvalidArgumentError(f"{len(array)} timestamps for {len(keys)} keys")
+        return keys, _domain(domain), reference(array, _LONG)
+
+    def next(self, domain: TimeDomain) -> int | None:
+        """The time of the earliest timer, None where there is none."""
+        return self._core.next(_domain(domain))
+
+    def due(
+        self, domain: TimeDomain, until_ms: int, most: int, types: list[StateType]
+    ) -> DueTimers | None:
+        """Up to `most` timers that are due; see `KeyedStateBackend.due_timers`."""
+        number = _domain(domain)
+        times = np.empty(most, np.int64)
+        batch = KeyBatch(self._table, None, types)
+        if not self._core.take_due(batch, number, _time(until_ms), most, times.ctypes.data):
+            return None
+        times = times[: len(batch)].copy()
+        return DueTimers(batch, times, times.ctypes.data, number)
