@@ -144,8 +144,7 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
         if (count != pst_list_count(t->heap, pst_heap_bytes(t), l))
             return PST_STALE;
         if (!s->timed)
-            return pst_list_copy(t->heap, pst_heap_bytes(t), s, l, out,
-                                 (size_t)count * s->width);
+            return pst_list_copy(t->heap, pst_heap_bytes(t), s, l, out, (size_t)count * s->width);
     }
     pst_list_cursor c;
     pst_list_run run;

@@ -6,11 +6,11 @@
  * Thread safety: as the table.
  *
  * Invariants
- *  E1. An empty list or map is an absent state: its presence bit is cleared with its last element.
- *  E2. A row is touched before its root is stored, and only if the root changes: a put of what is
+ *  CE1. An empty list or map is an absent state: its presence bit is cleared with its last element.
+ *  CE2. A row is touched before its root is stored, and only if the root changes: a put of what is
  *      there already, or a remove of what is not, leaves the row untouched.
- *  E3. What the root names is complete before the root is stored (release fence in between).
- *  E4. Elements that have expired are not seen, and go when their list or map is written to or
+ *  CE3. What the root names is complete before the root is stored (release fence in between).
+ *  CE4. Elements that have expired are not seen, and go when their list or map is written to or
  *      swept; their time is their own (ttl.h).
  */
 #ifndef PST_COLLECTIONS_H

@@ -97,18 +97,18 @@ static pst_list list_before(const pst_table *t, const uint64_t *image, uint64_t 
     return pst_list_load(image + (t->lay.fields[i].offset - t->lay.image_offset) / 8);
 }
 
-static int is_continued(const pst_table *t, const pst_list *before, const pst_list *after) {
-    return before->first && after->first && after->born != (uint32_t)t->h->active;
+static pst_list_change compare_lists(const pst_table *t, const pst_list *before,
+                                     const pst_list *after) {
+    return pst_list_compare(t->heap, pst_heap_bytes(t), before, after);
 }
 
 static marker mark_list(const pst_table *t, const pst_list *before, const pst_list *after) {
-    if (!before->first)
+    pst_list_change c = compare_lists(t, before, after);
+    if (!before->first || !c.changed)
         return (marker){0, 0, 0};
-    if (!is_continued(t, before, after))
+    if (!after->first || c.replaced)
         return (marker){1, 0, 0};
-    if (before->first == after->first)
-        return (marker){0, 0, 0};
-    return (marker){1, 1, pst_list_start(t->heap, pst_heap_bytes(t), after)};
+    return (marker){before->first != after->first, 1, c.start};
 }
 
 static pst_status emit_row(pst_sealed *s, const pst_table *t, const uint64_t *row, uint64_t changed,
@@ -283,8 +283,8 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
                                   uint64_t presence, const uint64_t *image) {
     if (t->lay.fields[i].kind == PST_LIST) {
         pst_list before = list_before(t, image, presence, i), after = pst_row_list(t, row, i);
-        uint64_t from = is_continued(t, &before, &after) ? before.end : 0;
-        return after.first && from < after.end ? emit_items(s, t, row, i, &after, from) : PST_OK;
+        pst_list_change c = compare_lists(t, &before, &after);
+        return c.changed && c.from < after.end ? emit_items(s, t, row, i, &after, c.from) : PST_OK;
     }
     pst_tree_root after = pst_row_map(t, row, i);
     if (!after.node)

@@ -7,11 +7,11 @@
  * Thread safety: as the table.
  *
  * Invariants
- *  W1. A root of the open epoch's meta names exactly the timers of the open epoch: an epoch is
+ *  TM1. A root of the open epoch's meta names exactly the timers of the open epoch: an epoch is
  *      undone by its meta, and what its trees held is immutable while it can be returned to.
- *  W2. A row's count, present where it is not zero, is the number of trees' entries that name it.
+ *  TM2. A row's count, present where it is not zero, is the number of trees' entries that name it.
  *      So its slot is not reused while a timer refers to it.
- *  W3. Registering what is there and deleting what is not change nothing.
+ *  TM3. Registering what is there and deleting what is not change nothing.
  */
 #ifndef PST_TIMERS_H
 #define PST_TIMERS_H
