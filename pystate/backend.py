@@ -427,6 +427,7 @@ class KeyedStateBackend:
 
         It stays until the next call, also where another key is made current.
         """
+        self.open()
         self._table.set_namespace(value)
 
     @property
