@@ -35,8 +35,8 @@ static void write_sealed(pst_sealed *sealed, memory_file *f) {
     REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
 }
 
-/* Puts one file in the place of all that were written. */
-static void merge_files(const pst_schema *schema, pst_file_kind kind) {
+/* Puts one file in the place of those from `first` on; a base in the place of all. */
+static void merge_files(const pst_schema *schema, pst_file_kind kind, int first) {
     pst_sst_reader *readers[FILES];
     pst_schema *own = NULL;
     pst_sst_writer *w = NULL;
@@ -45,18 +45,18 @@ static void merge_files(const pst_schema *schema, pst_file_kind kind) {
     pst_io io = file_io(&out, 1);
     REQUIRE(pst_file_schema_create(schema, &own) == PST_OK);
     REQUIRE(pst_sst_writer_create(own, &info, &io, &w) == PST_OK);
-    for (int i = 0; i < n_written; i++)
-        readers[i] = open_file(&written[i]);
-    CHECK_EQ(pst_merge(readers, NULL, n_written, w), PST_OK);
+    for (int i = first; i < n_written; i++)
+        readers[i - first] = open_file(&written[i]);
+    CHECK_EQ(pst_merge(readers, NULL, n_written - first, w), PST_OK);
     CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
     pst_sst_writer_destroy(w);
-    for (int i = 0; i < n_written; i++) {
-        pst_sst_reader_close(readers[i]);
+    for (int i = first; i < n_written; i++) {
+        pst_sst_reader_close(readers[i - first]);
         file_free(&written[i]);
     }
     pst_file_schema_destroy(own);
-    written[0] = out;
-    n_written = 1;
+    written[first] = out;
+    n_written = first + 1;
 }
 
 /* The files from the first one on, in tables of their own: whole, and cut in two. */
@@ -112,8 +112,10 @@ static void test_random(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
         pst_sealed *sealed = NULL;
         em_seal(m, t, &sealed);
         em_clock(m, replica);
+        uint64_t how = check_random(&seed);
         if (n_written == FILES)
-            merge_files(&m->schema, check_random(&seed) % 2 ? PST_BASE : PST_DELTA);
+            merge_files(&m->schema, how % 3 ? PST_DELTA : PST_BASE,
+                        how % 3 ? (int)(how / 3 % (FILES - 1)) : 0);
         write_sealed(sealed, &written[n_written++]);
         pst_sealed_destroy(sealed);
         CHECK(em_compare(m, &m->now, t));
