@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pystate.context import TimeDomain
 from pystate.rows import RowFactory, python_values
+from pystate.timers import DueTimers
 
 if TYPE_CHECKING:
     from pystate.runtime import FunctionRuntime
@@ -38,7 +39,7 @@ class Calls:
         self.run = run
         self.function: Any = run.spec.function
         self.context = run.context
-        self.backend: Any = run.backend
+        self.backend = run.backend
         self.output = run.spec.output
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
@@ -65,7 +66,7 @@ class Calls:
         self.context.time_domain = None
         return fired
 
-    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the function for some timers."""
         raise NotImplementedError
 
@@ -93,7 +94,7 @@ class _KeyedCalls(Calls):
         self.context.timestamp = None
         return fired
 
-    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         run, context, on_timer = self.run, self.context, self.function.on_timer
         clock = run.row_clock
         fired = 0
@@ -232,7 +233,7 @@ class _VectorCalls(Calls):
             self.run.row_clock(None if times is None else pc.max(times).as_py())
         return self._emit(self.function.process(keys, rows, self.context))
 
-    def on_due(self, due: Any, domain: TimeDomain) -> Firing:
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         timestamps = due.timestamps
         if self.run.row_clock is not None:
             self.run.row_clock(int(timestamps.max()) if domain == "event" else None)

@@ -54,13 +54,19 @@ class _Elements(_core.CollectionHandle):
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         return checked_batch(keys, self.table, self.name)
 
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        """The keys' elements as a column; objects as they are pickled."""
+        raise NotImplementedError
+
     def _packed(self, value: Any) -> Any:
         return pickled(self.name, value) if self._pickles else value
 
     def _unpacked(self, values: list[Any]) -> list[Any]:
         return [unpickled(self.name, v) for v in values] if self._pickles else values
 
-    def _column_of(self, values: Any, type: StateType, codec: _core.Codec, what: str) -> Any:
+    def _column_of(
+        self, values: Any, type: StateType, codec: _core.Codec, what: str
+    ) -> pa.Array[Any]:
         if type.is_object:
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
                 raise WrongTypeError(f"{what}: objects come as a sequence, got {values!r:.80}")
@@ -225,6 +231,10 @@ class ListHandle(_Elements):
         items = from_parts(self.type, rows, np.ones(rows, np.uint8), values)
         return _list_array(offsets, decoded(items, self.type, self.codec))
 
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        lists: pa.Array[Any] = self.lists(keys, raw=True)
+        return lists
+
     def _collected(self, keys: KeyBatch, raw: bool) -> Any:
         offsets = np.empty(len(keys) + 1, np.int64)
         self.offsets(keys, offsets.ctypes.data)
@@ -253,6 +263,8 @@ class MapHandle(_Elements):
     -----
     `keys`, `values` and `items` give copies: the map may be changed while one goes through them.
     """
+
+    map_codec: _core.Codec
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: MapState) -> None:
         type_ = declaration.type
@@ -396,7 +408,12 @@ class MapHandle(_Elements):
             pairs = list(zip(names.to_pylist(), self._unpacked(items.to_pylist()), strict=True))
             return [dict(pairs[a:b]) for a, b in pairwise(offsets)]
         values = decoded(items, self.type, self.codec)
-        return pa.MapArray.from_arrays(pa.array(offsets.astype(np.int32)), names, values)
+        ends: Any = pa.array(offsets.astype(np.int32))
+        return pa.MapArray.from_arrays(ends, names, values)
+
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        maps: pa.Array[Any] = self.maps(keys, raw=True)
+        return maps
 
     def _map_keys(self, keys: KeyBatch, map_keys: Any) -> _core.ArrayRef:
         what = f"state {self.name!r}'s map keys"
@@ -405,6 +422,7 @@ class MapHandle(_Elements):
 
 def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Any]:
     """Offsets from 0, and the items of all lists."""
+    items: Any
     if isinstance(lists, pa.ChunkedArray):
         lists = lists.combine_chunks()
     if isinstance(lists, (pa.ListArray, pa.LargeListArray)):

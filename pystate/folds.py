@@ -39,7 +39,12 @@ def _value_handle(table: _core.Table, column: int, name: str, type: StateType) -
 
 
 class _Fold:
-    """What reducing and aggregating handles share: a value that others go into."""
+    """What reducing and aggregating handles share: a value that others go into.
+
+    `_kept` is that value's own handle; None where the core keeps an accumulator.
+    """
+
+    _kept: ValueHandle | None = None
 
     def __init__(self, table: _core.Table, column: int, name: str) -> None:
         self.table = table
@@ -69,6 +74,11 @@ class _Fold:
                     self._merge_from(source, target)
         finally:
             self.table.set_namespace(current)
+
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        """The keys' values, or their results where they have none; objects as they are pickled."""
+        assert self._kept is not None
+        return self._kept._exported(keys)
 
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         return checked_batch(keys, self.table, self.name)
@@ -116,7 +126,7 @@ class ReducingHandle(_Fold):
     ) -> None:
         super().__init__(table, column, name)
         self.type = declaration.type
-        self._kept = _value_handle(table, column, name, declaration.type)
+        self._kept: ValueHandle = _value_handle(table, column, name, declaration.type)
         self._function = declaration.function
         core = _CORE.get(declaration.function)
         arithmetic = self.type.name not in _NO_ARITHMETIC and not self.type.is_nested
@@ -242,7 +252,7 @@ class _ColumnAggregate(AggregatingHandle):
         super().__init__(table, column, name, declaration)
         bound = declaration.bound
         assert bound is not None and bound.column is not None
-        self._kept = _value_handle(table, column, name, bound.column)
+        self._kept: ValueHandle = _value_handle(table, column, name, bound.column)
         self._operation = bound.aggregator.operation
         self._counts = (
             self._operation == "add"
@@ -383,6 +393,10 @@ class _CoreAggregate(AggregatingHandle):
         )
         return self._bound.results(array)
 
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        results: pa.Array[Any] = self.results(keys)
+        return results
+
     def _merge_from(self, source: Any, target: Any) -> None:
         self.table.set_namespace(source)
         state = self._raw.value()
@@ -403,7 +417,7 @@ class _PythonAggregate(AggregatingHandle):
         aggregate = declaration.aggregate
         assert isinstance(aggregate, AggregateFunction)
         self._aggregate: AggregateFunction[Any, Any, Any] = aggregate
-        self._kept = ObjectHandle(table, column, name, ValueState(object))
+        self._kept: ObjectHandle = ObjectHandle(table, column, name, ValueState(object))
         self.clear = self._kept.clear
 
     def _plus(self, accumulator: Any, value: Any) -> Any:

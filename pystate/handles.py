@@ -269,6 +269,10 @@ class ValueHandle(_core.ScalarHandle):
             self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
         )
 
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        """The keys' values without defaults; objects as they are pickled."""
+        return decoded(self._stored(keys), self.type, self.codec)
+
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         return checked_batch(keys, self.table, self.name)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pystate import _core
 from pystate.columns import Column, timers_column
@@ -36,7 +36,7 @@ class StateRegistry:
     ----------
     table : Table
         Unopened; its handles are made before it is.
-    reserved : iterable of str
+    reserved : frozenset of str
         Names that no state may have: the key columns.
     timers : bool
         Whether keys have timers.
@@ -47,11 +47,11 @@ class StateRegistry:
         self._reserved = reserved
         self._timers = timers
         self._columns: list[Column] = []
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, Handle] = {}
         self._declarations: dict[str, State] = {}
 
     @property
-    def handles(self) -> Mapping[str, Any]:
+    def handles(self) -> Mapping[str, Handle]:
         """The handles by name."""
         return MappingProxyType(self._handles)
 
@@ -69,11 +69,13 @@ class StateRegistry:
     def objects(self) -> Iterator[ObjectHandle]:
         """The handles that keep Python objects until they are flushed."""
         for handle in self._handles.values():
-            kept = getattr(handle, "_kept", handle)
+            kept: object = handle
+            if isinstance(handle, (ReducingHandle, AggregatingHandle)):
+                kept = handle._kept
             if isinstance(kept, ObjectHandle):
                 yield kept
 
-    def register(self, name: str, declaration: State) -> Any:
+    def register(self, name: str, declaration: State) -> Handle:
         """Declare a state and get its handle; the same declaration again gives the same handle."""
         if name in self._handles:
             if self._declarations[name] == declaration:
@@ -132,7 +134,7 @@ class StateRegistry:
         return any(declaration.ttl is not None for declaration in self._declarations.values())
 
 
-def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Any:
+def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Handle:
     if isinstance(declaration, ListState):
         return ListHandle(table, column, name, declaration)
     if isinstance(declaration, MapState):

@@ -138,9 +138,7 @@ class FunctionRuntime:
         self._has_timers = has_timers(spec.function)
         self.named = namespace_type(spec.function) is not None
         self._in_namespace = False
-        # The backend's own, where it has what the function needs.
-        self._extra: Any = backend
-        domains = {ttl.time for ttl in map(_ttl, declarations(spec.function).values()) if ttl}
+        domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
         self._has_ttl = bool(domains)
         #: Tells the backend the event time of what is handled next, where a state needs it.
         self.row_clock = self._set_clock if "event" in domains else None
@@ -151,7 +149,7 @@ class FunctionRuntime:
         function = self.spec.function
         bind(function, self.backend)
         self.context._task = self
-        self.context._timers = self._extra if self._has_timers else _NoTimers(function)
+        self.context._timers = self.backend if self._has_timers else _NoTimers(function)
         if self._has_ttl:
             self._set_clock(None)
         function.open(self.context)
@@ -209,13 +207,13 @@ class FunctionRuntime:
                 f"{name} declares no namespace: give the class their type, for example "
                 "namespace = 'long'"
             )
-        self._extra.set_current_namespace(value)
+        self.backend.set_current_namespace(value)
         self._in_namespace = value is not None
 
     def leave_namespace(self) -> None:
         """Go back to the default namespace, after a call that may have left it."""
         if self._in_namespace:
-            self._extra.set_current_namespace(None)
+            self.backend.set_current_namespace(None)
             self._in_namespace = False
 
     # -- time
@@ -229,7 +227,7 @@ class FunctionRuntime:
                 return
 
     def _set_clock(self, event_time: int | None) -> None:
-        self._extra.set_clock(
+        self.backend.set_clock(
             processing_time=self.context.processing_time,
             watermark=self.context.watermark,
             event_time=event_time,
@@ -321,7 +319,3 @@ class _NoTimers:
         if name.startswith("__"):
             raise AttributeError(name)
         raise DeclarationError(f"{self._name} uses timers and has no {self._wanted}: write it")
-
-
-def _ttl(declaration: object) -> Any:
-    return declaration.ttl

@@ -18,7 +18,6 @@ from pystate.types import StateType
 __all__ = ["DueTimers", "TimeDomain", "Timers"]
 
 TimeDomain: TypeAlias = Literal["event", "processing"]
-DueTimers = _core.DueTimers
 
 _DOMAINS = {"event": 0, "processing": 1}
 _LONG = StateType("long")
@@ -42,6 +41,23 @@ def _time(value: Any) -> int:
     if not -(2**63) <= time < 2**63:
         raise StateOverflowError(f"a timer's time has 64 bits: {time} does not fit")
     return time
+
+
+class DueTimers(_core.DueTimers):
+    """Timers that are due, of each key in order; they stay registered until they are fired.
+
+    Attributes
+    ----------
+    keys : KeyBatch
+        Their keys and namespaces.
+    timestamps : numpy.ndarray of int64
+        Their times, in milliseconds since 1970.
+    stale : bool
+        Whether one that is due too was registered since, so that the order no longer holds: stop,
+        and ask again.
+    """
+
+    keys: KeyBatch
 
 
 class Timers:

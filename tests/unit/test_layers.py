@@ -53,7 +53,16 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"errors"},
     ),
     "backend": (
-        {"backend", "registry", "snapshots", "timers"},
+        {
+            "backend",
+            "backend_files",
+            "backend_rows",
+            "backend_table",
+            "backend_time",
+            "registry",
+            "snapshots",
+            "timers",
+        },
         {"core", "declarations", "errors", "files", "storage"},
     ),
     "rows": ({"event_time", "output", "rows"}, {"declarations", "errors"}),
