@@ -68,6 +68,7 @@ def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
         watermark_ms=None,
         event_time=False,
         timers=False,
+        namespace=None,
         side_folders={},
         shared_tables=False,
         allow_unclaimed_state=False,
