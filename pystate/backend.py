@@ -427,6 +427,7 @@ class KeyedStateBackend:
 
         It stays until the next call, also where another key is made current.
         """
+        self.open()
         self._table.set_namespace(value)
 
     @property
@@ -562,7 +563,9 @@ class KeyedStateBackend:
         """
         self.open()
         self._flush()
-        self.expire()
+        if snapshot:
+            # Never while files are applied: what went then would be in no delta.
+            self.expire()
         name = self._last_lineage().next() if lineage is None else lineage
         sealed = self._table.seal(*name, snapshot)
         self._discard()

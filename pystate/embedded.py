@@ -153,9 +153,11 @@ class Store:
         retained: int = 3,
         lock_timeout_ms: int = 0,
         allow_unclaimed_state: bool = False,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
         self._closed = False
+        self._clock = _wall_clock_ms if clock is None else clock
         self._retained = max(1, retained)
         self._pending: list[_Delta] = []
         self._rebase = False
@@ -173,6 +175,7 @@ class Store:
             self.set_current_key = self._backend.set_current_key
             self._range = empty_range(0, job.max_parallelism, 1)
             try:
+                self._tick()
                 self._restore(allow_unclaimed_state)
             except BaseException:
                 self._backend.close()
@@ -181,6 +184,11 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+
+    def _tick(self) -> None:
+        """Begin an epoch: one processing time for all of it."""
+        self._now_ms = self._clock()
+        self._backend.set_clock(processing_time=self._now_ms)
 
     # -- access
 
@@ -259,17 +267,20 @@ class Store:
             raise ClosedError(f"{self.path}: the store is closed")
         head = self._history.head
         epoch = self.epoch + 1
+        self._backend.expire()
         if self._backend.dirty or (head is None and not self._pending):
             base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
             name = Lineage(uuid.uuid4().bytes, base.id, epoch)
             self._pending.append(_Delta(self._backend.seal(name)))
         if not self._pending and not self._unsynced:
+            self._tick()
             return self.epoch
         deltas = tuple(self._written(delta, epoch) for delta in self._pending)
         newest = deltas[-1].id if deltas else self._range.id
         state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
         manifest = self._manifest(epoch, self._merged(state, epoch))
         self._publish(manifest)
+        self._tick()
         return epoch
 
     def _written(self, delta: _Delta, epoch: int) -> FileRef:
@@ -303,7 +314,6 @@ class Store:
         return replace(state, base=base, deltas=())
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
-        now_ms = time.time_ns() // 1_000_000
         keys, states = self._schemas()
         return Manifest(
             epoch=epoch,
@@ -313,8 +323,8 @@ class Store:
             term=0,
             host=socket.gethostname(),
             max_parallelism=self._backend.max_parallelism,
-            processing_time_ms=now_ms,
-            created_ms=now_ms,
+            processing_time_ms=self._now_ms,
+            created_ms=_wall_clock_ms(),
             library=library(),
             operators=(OperatorState(_UID, 1, keys, states, (state,)),),
             query_id=_UID,
@@ -440,6 +450,7 @@ def open(
     retained: int = 3,
     lock_timeout_ms: int = 0,
     allow_unclaimed_state: bool = False,
+    clock: Callable[[], int] | None = None,
 ) -> Store:
     """Open a durable keyed store, making it where there is none.
 
@@ -462,6 +473,10 @@ def open(
     allow_unclaimed_state : bool
         Whether stored states that `states` does not name are dropped, for good with the next
         checkpoint.
+    clock : callable, optional
+        Gives milliseconds since 1970, by which states with a time to live expire; by default the
+        system's time. It is asked when the store is opened and at each checkpoint, and stands
+        still in between.
 
     Returns
     -------
@@ -499,4 +514,9 @@ def open(
         retained=retained,
         lock_timeout_ms=lock_timeout_ms,
         allow_unclaimed_state=allow_unclaimed_state,
+        clock=clock,
     )
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

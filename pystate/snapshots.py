@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from pystate import _core
 from pystate.arrays import decoded, from_parts
-from pystate.columns import core_schema, timers_column
+from pystate.columns import NAMESPACE, core_schema, timers_column
 from pystate.declarations import State, ValueState
+from pystate.errors import InvalidArgumentError
 from pystate.files import FileInfo, Lineage
 from pystate.types import StateType
 
@@ -121,6 +122,7 @@ class SealedReader:
         timers: bool = False,
     ) -> None:
         self._keys = tuple(key)
+        self._namespace = namespace
         columns = [column for name, d in states.items() for column in d.columns(name)]
         if timers:
             columns.append(timers_column())
@@ -138,14 +140,25 @@ class SealedReader:
         """The epoch that is read."""
         return Lineage(*self._reader.lineage())
 
-    def get(self, key: Any) -> dict[str, Any] | None:
+    def get(self, key: Any, namespace: Any = None) -> dict[str, Any] | None:
         """One key's states by name, with defaults; None where there is no such key.
+
+        Parameters
+        ----------
+        key : object
+            A tuple where it has several columns.
+        namespace : optional
+            Of the states; the default one without.
 
         Raises
         ------
         SnapshotTooOldError
             The epoch has left the undo window.
         """
+        if self._namespace is not None:
+            key = (*(key if len(self._keys) > 1 else (key,)), namespace)
+        elif namespace is not None:
+            raise InvalidArgumentError("the table has no namespaces")
         found = self._reader.get(key)
         if found is None:
             return None
@@ -162,13 +175,14 @@ class SealedReader:
         """All rows: key columns, then value states, null where absent; objects are pickled."""
         cursor: int | None = 0
         schema, n_keys = self._arrow_schema(), self._reader.key_columns
+        key_types = [type_ for _, type_ in self._key_columns()]
         while cursor is not None:
             cursor, n, parts = self._reader.scan(cursor, _SCAN_ROWS)
             if not n:
                 continue
             arrays = [
                 from_parts(type_, n, *part)
-                for (_, type_), part in zip(self._keys, parts, strict=False)
+                for type_, part in zip(key_types, parts, strict=False)
             ]
             for name, (column, declaration) in self._states.items():
                 stored = from_parts(declaration.type, n, *parts[n_keys + column])
@@ -177,7 +191,12 @@ class SealedReader:
 
     def _arrow_schema(self) -> pa.Schema:
         values = [(name, declaration.type) for name, (_, declaration) in self._states.items()]
-        return pa.schema([pa.field(name, t.arrow) for name, t in [*self._keys, *values]])
+        return pa.schema([pa.field(name, t.arrow) for name, t in [*self._key_columns(), *values]])
+
+    def _key_columns(self) -> list[tuple[str, StateType]]:
+        if self._namespace is None:
+            return list(self._keys)
+        return [*self._keys, (NAMESPACE, self._namespace)]
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-JOB, TIME, TEST, STORE = BLOCKS
+JOB, KINDS, TIME, TEST, STORE = BLOCKS
 
 
 def run(program: str, folder: Path) -> str:
@@ -45,6 +45,17 @@ def test_the_store(tmp_path: Path) -> None:
 
 def test_the_unit_test(tmp_path: Path) -> None:
     assert run(TEST + "test_orders()\nprint('passed')\n", tmp_path) == "passed\n"
+
+
+def test_the_kinds_of_state(tmp_path: Path) -> None:
+    program = KINDS + (
+        "with ps.testing.Harness(Aircraft(), key='tail', event_time='at') as harness:\n"
+        "    row = {'tail': 'N1', 'dest': 'EWR', 'gate': 3, 'delay': 2.0, 'at': 1_000}\n"
+        "    harness.process([row, {**row, 'delay': 4.0, 'at': 2_000}])\n"
+        "    harness.advance_watermark(6 * 3_600_000 + 1_000)\n"
+        "    print(*harness.take_output())\n"
+    )
+    assert run(program, tmp_path) == "('N1', 2, 4.0, 3.0, [('EWR', 2)])\n"
 
 
 def reading(value: float, minute: int) -> str:

@@ -462,3 +462,28 @@ def test_damage_is_not_read(tmp_path: Path) -> None:
     (tmp_path / delta).write_bytes(data)
     with pytest.raises(CorruptFileError, match=Path(delta).name):
         opened(tmp_path)
+
+
+def test_what_expired_is_gone_for_good_with_the_next_checkpoint(tmp_path: Path) -> None:
+    now = [1_000]
+    ttl = ps.StateTtl(milliseconds=100)
+    timed = {"v": ps.ValueState("long", ttl=ttl), "m": ps.MapState("string", "long", ttl=ttl)}
+    with ps.open(tmp_path / "s", key="string", states=timed, clock=lambda: now[0]) as store:
+        store.set_current_key("x")
+        store["v"].update(1)
+        store["m"].put("old", 1)
+        store.checkpoint()
+        now[0] = 1_050
+        store.checkpoint()
+        store.set_current_key("x")
+        store["m"].put("young", 2)
+        store.checkpoint()
+    now[0] = 1_120
+    with ps.open(tmp_path / "s", key="string", states=timed, clock=lambda: now[0]) as store:
+        store.set_current_key("x")
+        assert (store["v"].value(), store["m"].items()) == (None, [("young", 2)])
+        assert store.checkpoint() == 3
+    plain = {"v": ps.ValueState("long"), "m": ps.MapState("string", "long")}
+    with ps.open(tmp_path / "s", key="string", states=plain, clock=lambda: now[0]) as store:
+        store.set_current_key("x")
+        assert (store["v"].value(), store["m"].items()) == (None, [("young", 2)])
