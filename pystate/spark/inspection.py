@@ -10,9 +10,11 @@ import pyarrow as pa
 from pystate.backend import KeyedStateBackend
 from pystate.declarations import declared_as
 from pystate.errors import CheckpointError
+from pystate.files import file_schema, open_file
 from pystate.history import read_head
-from pystate.manifest import Manifest
+from pystate.manifest import Manifest, OperatorState
 from pystate.storage import CheckpointStorage
+from pystate.types import StateType
 
 __all__ = ["read_state"]
 
@@ -23,8 +25,8 @@ def read_state(storage: CheckpointStorage, uid: str) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        A row per key: the key columns, then a column per state, null where absent. Objects are in
-        their pickled form.
+        A row per key: the key columns, the namespace if there are any, then a column per state,
+        null where absent. Objects are in their pickled form. Timers are left out.
 
     Raises
     ------
@@ -46,6 +48,7 @@ def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
             f"{known}"
         )
     tables = []
+    space = _namespace(storage, operator)
     for state in operator.ranges:
         declared = {name: declared_as(stored) for name, stored in operator.state_schema}
         with KeyedStateBackend(
@@ -54,9 +57,25 @@ def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
             max_parallelism=manifest.max_parallelism,
             key_group_range=(state.first_key_group, state.last_key_group),
             uid=uid,
+            namespace=space,
         ) as backend:
             for ref in state.files:
                 with storage.open_read(ref.path) as file:
-                    backend.load(file, expected=ref)
+                    backend.load(
+                        file,
+                        # After a change of parallelism a file counts for a part of what it holds.
+                        first_key_group=max(ref.first_key_group, state.first_key_group),
+                        last_key_group=min(ref.last_key_group, state.last_key_group),
+                        expected=ref,
+                        allow_unclaimed_state=True,  # timers; all else is declared
+                    )
             tables.append(backend.to_arrow())
     return pa.concat_tables(tables)
+
+
+def _namespace(storage: CheckpointStorage, operator: OperatorState) -> StateType | None:
+    """The type of an operator's namespaces, which its files tell."""
+    for ref in operator.files:
+        with storage.open_read(ref.path) as source, open_file(source) as opened:
+            return file_schema(opened.reader).namespace
+    return None

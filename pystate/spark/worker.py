@@ -275,8 +275,7 @@ class RangeTask:
         timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
             if plan.timers:
-                table = self.backend
-                timers = table.next_timer("event"), table.next_timer("processing")
+                timers = self.backend.next_timer("event"), self.backend.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes

@@ -68,6 +68,7 @@ def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
         watermark_ms=None,
         event_time=False,
         timers=False,
+        namespace=None,
         side_folders={},
         shared_tables=False,
         allow_unclaimed_state=False,
@@ -336,3 +337,35 @@ def test_without_a_watermark_no_event_timer_is_due(
     operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())))
     assert list(operator(iter([MARKER([0])]))) == []
     assert "attached" not in reports.reports[0].metrics
+
+
+class Fading(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(seconds=10))
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(1)
+
+
+def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Reports) -> None:
+    plan = dataclasses.replace(plan, states={"n": Fading.n})
+    keys = keys_of(1, 20)
+    found = []
+    for epoch, now, batches in (
+        (1, 0, [MARKER([1])]),  # nothing to expire in an empty range
+        (2, 1_000, [rows(keys), MARKER([1])]),
+        (3, 9_000, [rows(keys[:5]), MARKER([1])]),
+        (4, 10_999, [MARKER([1])]),
+        (5, 11_000, [MARKER([1])]),
+        (6, 19_000, [MARKER([1])]),
+    ):
+        plan = dataclasses.replace(plan, epoch=epoch, processing_time_ms=now)
+        operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Fading())))
+        assert list(operator(iter(batches))) == []
+        report = reports.reports[-1]
+        file = report.file
+        found.append((report.metrics.get("keys"), file.tombstones if file else None))
+        state = plan.ranges[1]
+        deltas = (*state.deltas, file) if file else state.deltas
+        state = dataclasses.replace(state, id=report.id, deltas=deltas)
+        plan = dataclasses.replace(plan, ranges=(plan.ranges[0], state))
+    assert found == [(None, None), (20, 0), (20, 0), (20, None), (5, 15), (0, 5)]
