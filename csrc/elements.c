@@ -77,8 +77,8 @@ static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, 
     if (s || slot == PST_NONE)
         return s;
     if (put)
-        return pst_timer_add(t, slot, rest.data[0], time_ms);
-    s = pst_timer_remove(t, slot, rest.data[0], time_ms);
+        return pst_timer_add(t, slot, (pst_domain)rest.data[0], time_ms);
+    s = pst_timer_remove(t, slot, (pst_domain)rest.data[0], time_ms);
     return s == PST_NOT_FOUND ? PST_OK : s;
 }
 

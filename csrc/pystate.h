@@ -212,9 +212,8 @@ typedef struct pst_table_options {
 /* Creates a heap table, or creates or attaches a shared one under its exclusive lock. An attached
  * table that its last owner left in the middle of an epoch or of a roll back is recovered to its
  * last sealed epoch first. `created` (may be NULL) tells whether the table is new and empty.
- * Statuses: PST_BUSY, PST_MISMATCH (the file is left as it is), PST_NOT_FOUND (create == 0),
- * PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID. `detail` may be
- * NULL. */
+ * `detail` may be NULL. PST_BUSY, PST_MISMATCH (the file is left as it is), PST_NOT_FOUND (create
+ * == 0), PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID. */
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail);
 
@@ -337,7 +336,7 @@ pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_b
 /* The same over all live rows, in slot order. */
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
 /* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
- * batches of pst_batch_changed (others: PST_INVALID). */
+ * batches that were not made of keys (pst_batch_create: PST_INVALID). */
 pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid);
 pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, int32_t *offsets,
                                    uint8_t *valid, uint8_t *data);
@@ -411,13 +410,6 @@ typedef enum pst_agg_kind {
     PST_AGG_TOP_K = 5,
     PST_AGG_DISTINCT = 6,
 } pst_agg_kind;
-
-enum {
-    PST_AGG_MAX_WIDTH = 256, /* bytes of a fixed accumulator */
-    PST_AGG_MAX_K = 4096,
-    PST_AGG_LEAST_PRECISION = 4,
-    PST_AGG_MOST_PRECISION = 14
-};
 
 typedef struct pst_agg_shape {
     uint8_t kind;       /* pst_agg_kind */
@@ -500,8 +492,9 @@ pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record);
 pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file);
 void pst_file_schema_destroy(pst_schema *file);
 
-/* Applies a record to the open epoch, with the element column where the table's files have one. `columns[i]` is the table's column for the record's column
- * i, or -1 to drop it; NULL: the identity. The record's hash is trusted. */
+/* Applies a record to the open epoch, with the element column where the table's files have one.
+ * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
+ * identity. The record's hash is trusted. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
                            int32_t n_columns);
 
@@ -549,8 +542,7 @@ typedef struct pst_sst_writer pst_sst_writer;
 typedef struct pst_sst_reader pst_sst_reader;
 
 /* Writes a file record by record; records must come sorted by (key group, hash, key bytes).
- * `info` gives kind, lineage, max_parallelism and key-group range. Nothing is buffered beyond one
- * block. */
+ * `info` gives kind, lineage, max_parallelism and key-group range. One block is buffered. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
@@ -558,8 +550,7 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
 pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
 void pst_sst_writer_destroy(pst_sst_writer *w);
 
-/* XXH64 (seed 0) of the whole file, what pst_file_info.checksum holds after writing. PST_CALLBACK,
- * PST_NO_MEMORY. */
+/* XXH64 (seed 0) of the whole file, as pst_file_info has it. PST_CALLBACK, PST_NO_MEMORY. */
 pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum);
 
 /* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT,

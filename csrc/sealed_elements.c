@@ -353,8 +353,8 @@ pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t) {
     pst_status st = PST_OK;
     for (int32_t g = t->first_key_group; !st && g <= t->last_key_group; g++)
         for (int domain = 0; !st && domain < 2; domain++) {
-            pst_tree_root from = *pst_timer_root(t, before, g, domain);
-            pst_tree_root to = *pst_timer_root(t, t->m, g, domain);
+            pst_tree_root from = *pst_timer_root(t, before, g, (pst_domain)domain);
+            pst_tree_root to = *pst_timer_root(t, t->m, g, (pst_domain)domain);
             pst_tree_diff d;
             pst_tree_entry e;
             pst_record_op op;

@@ -10,7 +10,7 @@ static int32_t group_of_row(const pst_table *t, const uint64_t *row) {
     return pst_group_of(t, pst_row_hash(t, row));
 }
 
-static pst_status check_timers(const pst_table *t, int domain) {
+static pst_status check_timers(const pst_table *t, pst_domain domain) {
     if (t->poisoned)
         return PST_POISONED;
     return t->attached && t->lay.timers >= 0 && (domain == PST_EVENT || domain == PST_PROCESSING)
@@ -40,7 +40,7 @@ static void count(pst_table *t, uint32_t slot, int32_t by) {
         pst_row_set_presence(t, row, pst_presence(&t->lay, row) & ~(UINT64_C(1) << i));
 }
 
-pst_status pst_timer_add(pst_table *t, uint32_t slot, int domain, int64_t time_ms) {
+pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
     pst_tree_root *at = pst_timer_root(t, t->m, group_of_row(t, pst_row(t, slot)), domain);
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
@@ -54,7 +54,7 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, int domain, int64_t time_m
     return PST_OK;
 }
 
-pst_status pst_timer_remove(pst_table *t, uint32_t slot, int domain, int64_t time_ms) {
+pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
     pst_tree_root *at = pst_timer_root(t, t->m, group_of_row(t, pst_row(t, slot)), domain);
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
@@ -76,7 +76,7 @@ pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms) 
     return s ? s : pst_poison(t, pst_timer_add(t, slot, domain, time_ms));
 }
 
-static pst_status remove_if_there(pst_table *t, uint32_t slot, int domain, int64_t time_ms) {
+static pst_status remove_if_there(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
     if (slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), t->lay.timers))
         return PST_OK;
     pst_status s = pst_undo_reserve(t, 1);
@@ -166,7 +166,7 @@ pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_m
     return found;
 }
 
-static pst_status collect(pst_batch *b, int domain, int64_t until_ms, int64_t most,
+static pst_status collect(pst_batch *b, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms) {
     pst_table *t = b->t;
     for (int32_t g = t->first_key_group; g <= t->last_key_group && b->length < most; g++) {

@@ -26,7 +26,7 @@ static inline uint64_t pst_timer_roots_bytes(const pst_row_layout *lay, uint32_t
 }
 
 static inline pst_tree_root *pst_timer_root(const pst_table *t, pst_meta *m, int32_t key_group,
-                                            int domain) {
+                                            pst_domain domain) {
     pst_tree_root *roots = (pst_tree_root *)(void *)(m->shards + t->h->shards);
     return roots + 2 * (key_group - t->first_key_group) + domain;
 }
@@ -41,8 +41,8 @@ static inline int64_t pst_timer_time(uint64_t word) {
 }
 
 /* REQUIRES: room for a touch was reserved. */
-pst_status pst_timer_add(pst_table *t, uint32_t slot, int domain, int64_t time_ms);
+pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);
 /* PST_NOT_FOUND. */
-pst_status pst_timer_remove(pst_table *t, uint32_t slot, int domain, int64_t time_ms);
+pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);
 
 #endif

@@ -181,8 +181,7 @@ class SealedReader:
             if not n:
                 continue
             arrays = [
-                from_parts(type_, n, *part)
-                for type_, part in zip(key_types, parts, strict=False)
+                from_parts(type_, n, *part) for type_, part in zip(key_types, parts, strict=False)
             ]
             for name, (column, declaration) in self._states.items():
                 stored = from_parts(declaration.type, n, *parts[n_keys + column])

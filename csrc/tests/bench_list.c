@@ -75,7 +75,7 @@ static void bench_many(pst_list_shape s, int ahead) {
             }
             bad |= pst_list_append(t, &s, &lists[which], &item);
         }
-        put[r] = (now() - start) / ((double)MANY * EACH);
+        put[r] = (now() - start) / ((double)MANY * (double)EACH);
         uint64_t bytes = t->h->committed[PST_SPACE_HEAP], read = 0;
         start = now();
         for (int i = 0; i < MANY; i++) {

@@ -137,7 +137,7 @@ static void run(const workload *w) {
     double mb = (double)raw / 1e6, wt = median(writing), rt = median(reading), mt = median(merging);
     printf("%-28s write %6.0f MB/s %5.1f ns/row   read %6.0f MB/s %5.1f ns/row   "
            "merge of 2 %6.0f MB/s in   raw/changed %.3f   file/changed %.3f\n",
-           w->name, mb / wt, wt / ROWS * 1e9, mb / rt, rt / ROWS * 1e9, 2 * mb / mt,
+           w->name, mb / wt, wt / (double)ROWS * 1e9, mb / rt, rt / (double)ROWS * 1e9, 2 * mb / mt,
            (double)info.raw_bytes / (double)raw, (double)f.size / (double)raw);
     file_free(&f);
     file_free(&g);
@@ -160,7 +160,7 @@ static void bench_hash(const char *name, pst_type type, const uint8_t *validity)
             pst_hash(&a, NULL, 1, hash);
         seconds[round] = now() - t;
     }
-    printf("hash of %-20s %.2f ns/row\n", name, median(seconds) / 50 / N * 1e9);
+    printf("hash of %-20s %.2f ns/row\n", name, median(seconds) / 50 / (double)N * 1e9);
     free(values);
     free(hash);
 }

@@ -6,12 +6,8 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "check.h"
-#include "epoch.h"
+#include "crash.h"
 #include "list.h"
-#include "table.h"
-
-extern void (*pst_crash_hook)(void);
 
 enum { LISTS = 8, MOST = 3000, EPOCHS = 4, LONGEST = 9000 };
 

@@ -4,6 +4,7 @@
  *
  *   test_tree [steps] [seed]
  */
+#include "crash.h"
 #include "tree_model.h"
 
 static const pst_tree_shape SHAPES[] = {
