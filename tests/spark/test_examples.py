@@ -1,4 +1,4 @@
-"""The examples as a user runs them; the flights job is in test_kills.py."""
+"""The examples as a user runs them; flights is also in test_kills.py, sessions in its own file."""
 
 from __future__ import annotations
 
@@ -63,22 +63,100 @@ def test_access_log(tmp_path: Path) -> None:
     assert len(printed.splitlines()) == 1, printed
 
 
-@pytest.mark.parametrize("example", ["flights", "access_log"])
+def test_word_count(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes("The cat, the CAT's hat:\nÉté 2015, été_été!\n\nthe\n".encode() + b"\xff")
+    options = ["--epochs", "2", "--top", "1", "--checkpoint", str(tmp_path / "counts")]
+    status, printed = run("pystate.examples.word_count", str(text), *options)
+    assert status == 0, printed
+    assert re.search(r"\n +3 +the", printed) and " cat" not in printed
+    assert "verified: 10 words, 5 different ones" in printed
+    status, printed = run("pystate.examples.word_count", str(text), *options)
+    assert status == 0 and "nothing new to read" in printed and "verified: 10" in printed
+    text.write_text("another text")
+    status, printed = run("pystate.examples.word_count", str(text), *options)
+    assert status == 1 and "holds another input" in printed and "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "printed"),
+    [
+        (
+            "consumer_lag",
+            ["--minutes", "20"],
+            r"verified: the lag of 3 consumer groups on 16 partitions, [\d,]+ messages in all",
+        ),
+        (
+            "orders",
+            ["--orders", "200"],
+            r"verified: [1-9]\d* orders that ended, [1-9]\d* that go on, and [1-9]\d* illegal",
+        ),
+        (
+            "conversions",
+            ["--users", "100"],
+            r"verified: [1-9]\d* conversions .* [1-9]\d* purchases wait .*, [1-9]\d* events came",
+        ),
+    ],
+    ids=["consumer_lag", "orders", "conversions"],
+)
+def test_examples_that_make_their_input_up(example: str, options: list[str], printed: str) -> None:
+    status, found = run(f"pystate.examples.{example}", "--epochs", "3", *options)
+    assert status == 0, found
+    assert re.search(printed, found), found
+
+
+def test_sessions(tmp_path: Path) -> None:
+    def line(visitor: str, minute: float) -> str:
+        time = f"17/May/2015:{int(minute) // 60:02d}:{int(minute) % 60:02d}:{minute % 1 * 60:02.0f}"
+        return f'{visitor} - - [{time} +0000] "GET / HTTP/1.1" 200 100'
+
+    lines = [
+        line("a", 0),
+        line("a", 29.5),  # the same session
+        line("b", 30),
+        "rubbish",
+        line("a", 59.5),  # another: half an hour is a gap
+        line("c", 90),
+        line("c", 144),
+        line("c", 120),  # too late once an epoch has seen the line before
+        line("c", 118),
+        line("d", 200),
+        line("d", 199),
+    ]
+    path = tmp_path / "access.log.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    status, printed = run("pystate.examples.sessions", str(path), "--epochs", "1")
+    assert status == 0, printed
+    assert "11 lines, 10 of them requests, in 1 epochs" in printed
+    # 90 and 118, 118 and 120, 120 and 144 are near: one session of c.
+    assert "verified: 5 sessions of 4 visitors, 5 of them open" in printed
+    status, printed = run("pystate.examples.sessions", str(path), "--epochs", "11")
+    assert status == 0, printed
+    assert "2 requests came too late" in printed
+
+
+EXAMPLES = ["flights", "access_log", "word_count", "consumer_lag", "orders", "conversions"]
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, "sessions"])
 def test_without_java_one_line_says_so(tmp_path: Path, example: str) -> None:
     (tmp_path / "log").write_bytes(b"\n".join(log(20)))
-    arguments = [str(tmp_path / "log")] if example == "access_log" else ["--rows", "10"]
-    status, printed = run(f"pystate.examples.{example}", *arguments, JAVA_HOME=str(tmp_path))
+    arguments = {"access_log": [str(tmp_path / "log")], "sessions": [str(tmp_path / "log")]}
+    status, printed = run(
+        f"pystate.examples.{example}", *arguments.get(example, []), JAVA_HOME=str(tmp_path)
+    )
     assert status == 1
     last = printed.splitlines()[-1]
     assert "install Java 17" in last and "Traceback" not in printed
 
 
-@pytest.mark.parametrize("example", ["flights", "access_log"])
+@pytest.mark.parametrize("example", [*EXAMPLES, "sessions"])
 def test_help(example: str) -> None:
     status, printed = run(f"pystate.examples.{example}", "--help")
     assert status == 0 and "--checkpoint DIR" in printed
 
 
-def test_no_such_log(tmp_path: Path) -> None:
-    status, printed = run("pystate.examples.access_log", str(tmp_path / "none"))
+@pytest.mark.parametrize("example", ["access_log", "sessions", "word_count"])
+def test_no_such_file(tmp_path: Path, example: str) -> None:
+    status, printed = run(f"pystate.examples.{example}", str(tmp_path / "none"))
     assert status == 1 and "No such file" in printed and len(printed.splitlines()) == 1
