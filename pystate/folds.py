@@ -279,8 +279,8 @@ class _ColumnAggregate(AggregatingHandle):
             kept.update(old + value)
         else:
             better = _less(value, old) if self._operation == "min" else _less(old, value)
-            if better:
-                kept.update(value)
+            if better or self.declaration.ttl is not None:
+                kept.update(value if better else old)
 
     def get(self) -> Any:
         """The current key's result."""
