@@ -25,13 +25,13 @@ static pst_status check_column(const pst_table *t, int32_t column, const pst_agg
     return fits ? PST_OK : PST_WRONG_TYPE;
 }
 
-/* What the row has: nothing where it is absent or has expired. */
+/* What the row has, as a reader sees it. */
 static pst_bytes accumulator(const pst_table *t, uint32_t slot, int32_t column) {
     const uint64_t *row = pst_row(t, slot);
     pst_cell cell = {{0, 0}, {NULL, 0}};
     if (pst_row_has(&t->lay, row, column) &&
         !(t->lay.fields[column].time >= 0 &&
-          pst_ttl_expired(t, column, pst_row_time(t, row, column))))
+          pst_ttl_hides(t, column, pst_row_time(t, row, column))))
         pst_field_cell(&t->lay.fields[column], row, t->heap, &cell);
     return cell.bytes;
 }

@@ -260,7 +260,7 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
         return PST_NOT_FOUND;
     pst_array_cell(keys, i, &key);
     pst_entry_key(b->t, column, &key, e);
-    return pst_row_map_get(b->t, slot, column, e);
+    return pst_row_map_use(b->t, slot, column, e);
 }
 
 /* The low bytes of words come first. */

@@ -6,6 +6,9 @@
 #include "ttl.h"
 #include "xxh64.h"
 
+/* A sweep looks at so many elements of one list or map at a time. */
+enum { SOME = 64 };
+
 static uint8_t value_words(const pst_column *c) {
     if (c->type == PST_FIXED)
         return (uint8_t)(c->width / 8);
@@ -191,27 +194,53 @@ pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst
     return st;
 }
 
-/* Frees what has expired at the head chunk by chunk; and once half of the rest has expired, or all
- * of it, writes the living ones as a list of their own. */
+/* Writes the list anew, with a time for the items from before the clock was known. */
+static pst_status stamp_list(pst_table *t, int32_t i, pst_list *l) {
+    const pst_list_shape *s = &t->collections[i].list;
+    pst_list fresh = {0};
+    pst_list_cursor c;
+    pst_item item;
+    pst_status st;
+    pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, l, 0);
+    while ((st = pst_list_next(&c, &item, NULL)) == PST_OK) {
+        if (item.time == PST_NO_TIME)
+            item.time = pst_ttl_stamp(t, i);
+        st = pst_list_append(t, s, &fresh, &item);
+        if (st)
+            return st;
+    }
+    if (st == PST_NOT_FOUND)
+        st = pst_list_clear(t, l);
+    *l = fresh;
+    return st;
+}
+
+/* Frees what has expired at the head chunk by chunk, and a short list once all of it has. A list
+ * that is long is taken for timeless by its first item. */
 static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
                               uint64_t *removed) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list l = pst_row_list(t, pst_row(t, slot), i), before = l;
     uint64_t dropped = 0;
     pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
-    uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0;
-    *looked_at += 1 + (dropped + left) / 64;
-    if (!st && l.first && left <= 64) {
-        /* Few: whole chunks are too coarse for them. */
+    uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
+    *looked_at += 1 + (dropped + left) / SOME;
+    if (!st && l.first) {
+        /* Of few all: whole chunks are too coarse for them. */
+        uint64_t most = left <= SOME ? left : 1;
         pst_list_cursor c;
         pst_item item;
         pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, &l, 0);
-        while ((st = pst_list_next(&c, &item, NULL)) == PST_OK)
+        for (uint64_t k = 0; k < most && (st = pst_list_next(&c, &item, NULL)) == PST_OK; k++) {
             dead += (uint64_t)pst_ttl_expired(t, i, item.time);
-        st = st == PST_NOT_FOUND ? PST_OK : st;
+            timeless += item.time == PST_NO_TIME;
+        }
         if (!st && dead == left) {
             st = pst_list_clear(t, &l);
             dropped += dead;
+        } else if (!st && timeless) {
+            *looked_at += left;
+            st = stamp_list(t, i, &l);
         }
     }
     *removed += dropped;
@@ -271,11 +300,30 @@ pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_
     return hidden ? PST_NOT_FOUND : PST_OK;
 }
 
+/* Makes the entry's value the caller's own: what goes into a tree must not point into it. */
+static void own_value(const pst_tree_shape *s, pst_tree_entry *e,
+                      uint64_t value[PST_TREE_MAX_VALUE_WORDS], uint8_t inlined[PST_INLINE_BYTES]) {
+    if (s->value_is_ref && e->value_bytes.size && e->value_bytes.size <= PST_INLINE_BYTES)
+        e->value_bytes.data = memcpy(inlined, e->value_bytes.data, e->value_bytes.size);
+    else if (!s->value_is_ref && s->value_words)
+        e->value = memcpy(value, e->value, s->value_words * sizeof *value);
+}
+
+/* Gives an entry from before the clock was known its time. */
+static pst_status stamp_entry(pst_table *t, int32_t i, pst_tree_root *root, pst_tree_entry *e) {
+    const pst_tree_shape *s = &t->collections[i].map;
+    uint64_t value[PST_TREE_MAX_VALUE_WORDS];
+    uint8_t inlined[PST_INLINE_BYTES];
+    pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), s, *root, e);
+    own_value(s, e, value, inlined);
+    e->time = pst_ttl_stamp(t, i);
+    return st ? st : pst_tree_put(t, s, root, e);
+}
+
 /* Expired entries are found first and removed then, some at a time: a cursor does not outlive a
  * write. */
 static pst_status expire_map(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
                              uint64_t *removed) {
-    enum { SOME = 64 };
     const pst_tree_shape *s = &t->collections[i].map;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_tree_entry dead[SOME];
@@ -287,7 +335,7 @@ static pst_status expire_map(pst_table *t, uint32_t slot, int32_t i, uint64_t *l
         pst_tree_seek(&c, t->heap, pst_heap_bytes(t), s, root, n ? &dead[SOME - 1] : NULL);
         for (n = 0; n < SOME && (st = pst_tree_next(&c, &dead[n])) == PST_OK; ++*looked_at) {
             pst_bytes *key = &dead[n].key_bytes;
-            if (!pst_ttl_expired(t, i, dead[n].time))
+            if (dead[n].time != PST_NO_TIME && !pst_ttl_expired(t, i, dead[n].time))
                 continue;
             /* Short keys lie in the node; the blocks of long ones stay as they are (B1). */
             if (s->key_is_ref && key->size && key->size <= PST_INLINE_BYTES)
@@ -295,27 +343,36 @@ static pst_status expire_map(pst_table *t, uint32_t slot, int32_t i, uint64_t *l
             n++;
         }
         st = st == PST_NOT_FOUND ? PST_OK : st;
-        for (int k = 0; k < n && !st; k++)
-            st = pst_tree_remove(t, s, &root, &dead[k]);
-        *removed += (uint64_t)n;
+        for (int k = 0; k < n && !st; k++) {
+            int timeless = dead[k].time == PST_NO_TIME;
+            st = timeless ? stamp_entry(t, i, &root, &dead[k])
+                          : pst_tree_remove(t, s, &root, &dead[k]);
+            *removed += !timeless;
+        }
     } while (n == SOME && !st);
     if (!st)
         store_map(t, slot, i, before, root);
     return st;
 }
 
-pst_status pst_row_map_refresh(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
+/* Gives the entry just found its new time, and makes e->value point at where it lies now. */
+static pst_status map_refresh(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
     const pst_tree_shape *s = &t->collections[i].map;
     uint64_t value[PST_TREE_MAX_VALUE_WORDS];
     uint8_t inlined[PST_INLINE_BYTES];
-    /* What goes into a tree must not point into it. */
     pst_tree_entry own = *e;
-    if (s->value_is_ref && e->value_bytes.size && e->value_bytes.size <= PST_INLINE_BYTES)
-        own.value_bytes.data = memcpy(inlined, e->value_bytes.data, e->value_bytes.size);
-    else if (!s->value_is_ref && s->value_words)
-        own.value = memcpy(value, e->value, s->value_words * sizeof *value);
+    own_value(s, &own, value, inlined);
     pst_status st = pst_row_map_store(t, slot, i, &own);
     return st ? st : pst_row_map_get(t, slot, i, e);
+}
+
+pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
+    pst_status st = pst_row_map_get(t, slot, i, e);
+    if (st || !t->ttl[i].on_read || !pst_ttl_is_stale(t, i, e->time))
+        return st;
+    st = pst_undo_reserve(t, 1);
+    e->time = pst_ttl_stamp(t, i);
+    return pst_poison(t, st ? st : map_refresh(t, slot, i, e));
 }
 
 /* The elements of a timed list or map that are not hidden. */

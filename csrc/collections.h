@@ -74,8 +74,8 @@ pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_t
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* PST_NOT_FOUND, also for an entry that is hidden by its age. */
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
-/* Gives the entry just found its new time, and makes e->value point at where it lies now. */
-pst_status pst_row_map_refresh(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
+/* The same as a reader's: where reading counts as use, that is noted. Reserves room by itself. */
+pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Elements that a reader sees. */
 pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count);
 /* Takes expired elements away. `removed` and `looked_at` are added to. */

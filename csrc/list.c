@@ -206,8 +206,11 @@ pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int
         uint64_t end, i;
         chunk c = first_chunk(t, l, &end);
         /* The newest first: times mostly rise, so this ends at once in a chunk that stays. */
-        for (i = end - c.start; i && *time_at(&c, i - 1) < before; i--)
-            ;
+        for (i = end - c.start; i; i--) {
+            int64_t time = *time_at(&c, i - 1);
+            if (time >= before || time == PST_NO_TIME)
+                break;
+        }
         if (i)
             break;
         n += end - c.start;

@@ -85,7 +85,8 @@ pst_status pst_list_extend(pst_table *t, const pst_list_shape *s, pst_list *l,
 /* Frees the chain; *l becomes all zero. */
 pst_status pst_list_clear(pst_table *t, pst_list *l);
 /* Frees head chunks all of whose items have a time below `before`, up to the first that has not;
- * items of a list that is not timed never go. `dropped` (may be NULL) counts them. */
+ * items of a list that is not timed, and those of PST_NO_TIME, never go. `dropped` (may be NULL)
+ * counts them. */
 pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int64_t before,
                          uint64_t *dropped);
 /* Frees head chunks that hold nothing from number `seq` on. */

@@ -190,7 +190,7 @@ static pst_status check_operand(const pst_batch *b, int32_t column, const pst_ar
     return values->length == b->length || values->length == 1 ? PST_OK : PST_INVALID;
 }
 
-/* What has expired counts as absent: cleared before the group's rows are read. */
+/* What is hidden by its age counts as absent: cleared before the group's rows are read. */
 static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
     pst_status s = PST_OK;
@@ -198,7 +198,7 @@ static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64
         uint32_t slot = b->slots[i];
         uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
         if (!row || !pst_row_has(&t->lay, row, column) ||
-            !pst_ttl_expired(t, column, pst_row_time(t, row, column)))
+            !pst_ttl_hides(t, column, pst_row_time(t, row, column)))
             continue;
         pst_touch(t, slot, row);
         s = pst_row_clear(t, row, column);

@@ -43,14 +43,7 @@ pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_ce
     if (slot == PST_NONE)
         return PST_NOT_FOUND;
     pst_entry_key(t, column, key, &e);
-    s = pst_row_map_get(t, slot, column, &e);
-    if (!s && t->ttl[column].on_read && pst_ttl_is_stale(t, column, e.time)) {
-        s = pst_undo_reserve(t, 1);
-        e.time = pst_ttl_stamp(t, column);
-        if (!s)
-            s = pst_row_map_refresh(t, slot, column, &e);
-        s = pst_poison(t, s);
-    }
+    s = pst_row_map_use(t, slot, column, &e);
     if (!s)
         pst_entry_value_cell(t, column, &e, value);
     return s;

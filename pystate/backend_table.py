@@ -93,6 +93,7 @@ class BackendTable:
         self._states = StateRegistry(self._table, frozenset(name for name, _ in self.key), timers)
         self._timers = Timers(self._table)
         self._swept = False  # in the open epoch
+        self._clock: dict[str, tuple[int | None, ...]] = {}
         for name, declaration in (states or {}).items():
             self.register(name, declaration)
 

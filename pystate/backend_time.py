@@ -37,6 +37,17 @@ class BackendTime(BackendTable):
             Of the row at hand, at which event-time states count as written.
         """
         self.open()
+        clock: dict[str, tuple[int | None, ...]] = {
+            "processing": (processing_time,),
+            "event": (watermark, event_time),
+        }
+        if clock != self._clock:
+            for handle in self._states.timed_objects:
+                if clock[handle.domain] != self._clock.get(handle.domain):
+                    # What waits was written, and what is kept was looked at, at the old time.
+                    handle.flush(self._batch_of)
+                    handle.discard()
+            self._clock = clock
         self._table.set_clock(processing_time, watermark, event_time)
 
     def expire(self) -> int:
@@ -56,6 +67,8 @@ class BackendTime(BackendTable):
         self.open()
         self._flush()
         self._swept = True
+        for handle in self._states.timed_objects:
+            handle.discard()
         return self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
 
     def register_timer(self, domain: TimeDomain, timestamp: int) -> None:

@@ -134,6 +134,10 @@ class ReducingHandle(_Fold):
         self._step: Callable[[Any, Any], Any] = declaration.function
         if declaration.function is builtins.sum:
             self._step = operator.add
+        if self._operation in ("min", "max"):
+            # As the core does, in which NaN is larger than any number.
+            self._step = _smaller if self._operation == "min" else _larger
+        self._normalize = None if self.type.is_object else self.type.codec(name).normalize
         self.get = self._kept.value  # type: ignore[method-assign]
         self.clear = self._kept.clear
 
@@ -149,7 +153,11 @@ class ReducingHandle(_Fold):
             self._refuse_none(value)
         kept = self._kept
         old = kept.value()
-        kept.update(value if old is None else self._step(old, value))
+        if old is not None:
+            if self._normalize is not None:
+                value = self._normalize(value)
+            value = self._step(old, value)
+        kept.update(value)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Reduce a value into each key's, in order, also where a key repeats; nulls are skipped."""
@@ -279,8 +287,8 @@ class _ColumnAggregate(AggregatingHandle):
             kept.update(old + value)
         else:
             better = _less(value, old) if self._operation == "min" else _less(old, value)
-            if better:
-                kept.update(value)
+            if better or self.declaration.ttl is not None:
+                kept.update(value if better else old)
 
     def get(self) -> Any:
         """The current key's result."""
@@ -319,6 +327,14 @@ def _less(a: Any, b: Any) -> bool:
     if a != a:
         return False
     return bool(b != b or a < b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return b if _less(b, a) else a
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return b if _less(a, b) else a
 
 
 def _ones(values: Any, rows: int) -> Any:

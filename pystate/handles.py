@@ -309,6 +309,9 @@ class ObjectHandle(ValueHandle):
     place counts only if `update` follows it. The batch methods take and return lists.
     """
 
+    #: The clock by which its values expire, if they do.
+    domain = "processing"
+
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
         super().__init__(table, column, name, declaration)
         self._cache: dict[Any, Any] = {}

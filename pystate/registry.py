@@ -49,6 +49,8 @@ class StateRegistry:
         self._columns: list[Column] = []
         self._handles: dict[str, Handle] = {}
         self._declarations: dict[str, State] = {}
+        #: Those of `objects` whose values expire.
+        self.timed_objects: list[ObjectHandle] = []
 
     @property
     def handles(self) -> Mapping[str, Handle]:
@@ -69,10 +71,8 @@ class StateRegistry:
     def objects(self) -> Iterator[ObjectHandle]:
         """The handles that keep Python objects until they are flushed."""
         for handle in self._handles.values():
-            kept: object = handle
-            if isinstance(handle, (ReducingHandle, AggregatingHandle)):
-                kept = handle._kept
-            if isinstance(kept, ObjectHandle):
+            kept = _kept(handle)
+            if kept is not None:
                 yield kept
 
     def register(self, name: str, declaration: State) -> Handle:
@@ -107,6 +107,10 @@ class StateRegistry:
         self._columns += columns
         self._handles[name] = handle
         self._declarations[name] = declaration
+        kept = _kept(handle)
+        if kept is not None and declaration.ttl is not None:
+            kept.domain = declaration.ttl.time
+            self.timed_objects.append(kept)
         return handle
 
     def set_ttl(self) -> None:
@@ -132,6 +136,13 @@ class StateRegistry:
     def expires(self) -> bool:
         """Whether any state has a time to live."""
         return any(declaration.ttl is not None for declaration in self._declarations.values())
+
+
+def _kept(handle: Handle) -> ObjectHandle | None:
+    kept: object = handle
+    if isinstance(handle, (ReducingHandle, AggregatingHandle)):
+        kept = handle._kept
+    return kept if isinstance(kept, ObjectHandle) else None
 
 
 def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Handle:

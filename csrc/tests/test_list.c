@@ -193,7 +193,7 @@ static void trim(model *m, model_list *l, int64_t before) {
     CHECK_EQ(l->list.end, end);
     REQUIRE(dropped <= l->count);
     for (uint64_t i = 0; i < dropped; i++)
-        CHECK(l->time[i] < before);
+        CHECK(l->time[i] < before && l->time[i] != PST_NO_TIME);
     forget(l, dropped);
     CHECK_EQ(pst_list_trim(m->t, &m->shape, &l->list, before, &again), PST_OK);
     CHECK_EQ(again, 0);
@@ -203,7 +203,7 @@ static void trim(model *m, model_list *l, int64_t before) {
     }
     int younger = l->count == 0;
     for (uint64_t i = 0; i < l->count && i < 4096 && !younger; i++)
-        younger = l->time[i] >= before;
+        younger = l->time[i] >= before || l->time[i] == PST_NO_TIME;
     CHECK(younger);
 }
 

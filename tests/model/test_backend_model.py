@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -573,20 +573,24 @@ MACHINES = [LongMachine, StringMachine, PairMachine, DoubleMachine]
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[BackendMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings_for(40, 50))
+    run_state_machine_as_test(machine, settings=settings_for(25, 50))
 
 
-@pytest.mark.slow
-def test_long() -> None:
+def run_long(machines: Sequence[Any]) -> None:
     """Every machine in turn with fresh seeds, until the time is over."""
     seconds = float(os.environ.get("PYSTATE_MODEL_SECONDS", "300"))
     number = int(os.environ.get("PYSTATE_MODEL_SEED") or time.time_ns() % 2**32)
     deadline = time.monotonic() + seconds
     runs = 0
     while time.monotonic() < deadline:
-        machine = MACHINES[runs % len(MACHINES)]
+        machine = machines[runs % len(machines)]
         print(f"{machine.__name__} seed {number}", flush=True)
         run_state_machine_as_test(seed(number)(machine), settings=settings_for(50, 80))
         runs += 1
         number += 1
-    print(f"{runs} runs, {sum(m.steps for m in MACHINES)} steps compared", flush=True)
+    print(f"{runs} runs, {sum(m.steps for m in machines)} steps compared", flush=True)
+
+
+@pytest.mark.slow
+def test_long() -> None:
+    run_long(MACHINES)

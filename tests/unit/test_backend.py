@@ -673,7 +673,7 @@ def test_rolling_back_two_epochs_and_the_open_one(backend: ps.KeyedStateBackend)
         assert rows(backend, "n", "name") == wanted[-1]
 
 
-def test_a_reader_sees_the_sealed_epoch_beside_the_writer(backend: ps.KeyedStateBackend) -> None:
+def test_reader_beside_writer(backend: ps.KeyedStateBackend) -> None:
     backend["n"].add(backend.keys([1, 2]), 1)
     backend["seen"].update_all(backend.keys([1]), [{"x": 1}])
     backend.seal()
@@ -761,7 +761,7 @@ def test_ranges_are_restored_at_any_parallelism(before: int, after: int) -> None
     assert len(found) == 500
 
 
-def test_an_empty_snapshot_restores_to_nothing(backend: ps.KeyedStateBackend) -> None:
+def test_empty_checkpoint(backend: ps.KeyedStateBackend) -> None:
     out = written(backend.seal())
     with ps.KeyedStateBackend("long", states=STATES) as other:
         assert other.restore([out]) == 0

@@ -1,0 +1,306 @@
+"""What a backend's states are in plain Python: dicts and lists, with the time of each element.
+
+A kind keeps ``cells``, one per row (a key with its namespace): what is there whether or not it has
+expired. The rules of time are those of csrc/ttl.h, written down a second time.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import pystate as ps
+
+Row: TypeAlias = "tuple[Any, Any]"
+Cells: TypeAlias = "dict[Row, Any]"
+
+
+@dataclass
+class Clock:
+    processing: int | None = None
+    watermark: int | None = None
+    event: int | None = None
+
+    def tell(self, backend: ps.KeyedStateBackend) -> None:
+        backend.set_clock(
+            processing_time=self.processing, watermark=self.watermark, event_time=self.event
+        )
+
+
+class Kind:
+    """One state of all rows."""
+
+    def __init__(self, name: str, clock: Clock, ttl: ps.StateTtl | None) -> None:
+        self.name = name
+        self.clock = clock
+        self.ttl = ttl
+        self.cells: Cells = {}
+
+    def clone(self, cells: Cells, ttl: ps.StateTtl | None) -> Kind:
+        """The same state of another backend, which has the same clock."""
+        other = copy.copy(self)
+        other.ttl = ttl
+        other.cells = copy.deepcopy(cells)
+        return other
+
+    # -- time
+
+    def now(self) -> int | None:
+        if self.ttl is None:
+            return None
+        return self.clock.watermark if self.ttl.time == "event" else self.clock.processing
+
+    def stamp(self) -> int | None:
+        if self.ttl is None or self.ttl.time == "processing":
+            return self.clock.processing
+        known = [t for t in (self.clock.event, self.clock.watermark) if t is not None]
+        return max(known, default=None)
+
+    def expired(self, written: int | None) -> bool:
+        now = self.now()
+        if self.ttl is None or now is None or written is None:
+            return False
+        return now - written >= self.ttl.duration_ms
+
+    def hides(self, written: int | None) -> bool:
+        return not self.is_lenient and self.expired(written)
+
+    def is_stale(self, written: int | None) -> bool:
+        stamp = self.stamp()
+        if self.ttl is None or stamp is None:
+            return False
+        if written is None:
+            return True
+        return stamp > written and stamp - written >= self.ttl.granularity_ms
+
+    @property
+    def is_lenient(self) -> bool:
+        return self.ttl is not None and self.ttl.visibility == "return_if_not_cleaned_up"
+
+    @property
+    def counts_reads(self) -> bool:
+        return self.ttl is not None and self.ttl.update == "read_and_write"
+
+    # -- life
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def discard(self) -> None:
+        """Nothing waits."""
+
+    def sweep(self) -> None:
+        """What has expired goes; what has no time yet gets one."""
+        if self.ttl is None or self.now() is None:
+            return
+        for row in list(self.cells):
+            self.sweep_row(row)
+
+    def sweep_row(self, row: Row) -> None:
+        raise NotImplementedError
+
+    def clear(self, row: Row) -> None:
+        self.cells.pop(row, None)
+
+    def is_visible(self, row: Row) -> bool:
+        raise NotImplementedError
+
+    def retimed(self) -> None:
+        """Restored from files of a state without times."""
+        raise NotImplementedError
+
+
+class Value(Kind):
+    """A value and its time."""
+
+    default: Any = None
+
+    def read(self, row: Row) -> Any:
+        cell = self.cells.get(row)
+        if cell is None or self.hides(cell[1]):
+            return copy.deepcopy(self.default)
+        if self.counts_reads and self.is_stale(cell[1]):
+            cell[1] = self.stamp()
+        return cell[0]
+
+    def write(self, row: Row, value: Any) -> None:
+        if value is None:
+            self.clear(row)
+            return
+        cell = self.cells.get(row)
+        settled = cell is not None and not self.is_stale(cell[1]) and not self.expired(cell[1])
+        if cell is not None and settled and cell[0] == value:
+            return
+        self.cells[row] = [copy.deepcopy(value), self.stamp()]
+
+    def store(self, row: Row, value: Any) -> None:
+        """A write whose time is noted whatever was there."""
+        self.cells[row] = [value, self.stamp()]
+
+    def unhidden(self, row: Row) -> Any:
+        """As a column operation sees it: without the default, and not counted as read."""
+        cell = self.cells.get(row)
+        return None if cell is None or self.hides(cell[1]) else cell[0]
+
+    def is_visible(self, row: Row) -> bool:
+        return row in self.cells and not self.hides(self.cells[row][1])
+
+    def sweep_row(self, row: Row) -> None:
+        cell = self.cells[row]
+        if cell[1] is None:
+            cell[1] = self.stamp()
+        elif self.expired(cell[1]):
+            del self.cells[row]
+
+    def retimed(self) -> None:
+        for cell in self.cells.values():
+            cell[1] = self.stamp()
+
+
+class Cached(Value):
+    """Objects: what is updated is written when the clock moves, a sweep or a seal comes."""
+
+    def __init__(self, name: str, clock: Clock, ttl: ps.StateTtl | None) -> None:
+        super().__init__(name, clock, ttl)
+        self.waiting: dict[Row, Any] = {}
+
+    def clone(self, cells: Cells, ttl: ps.StateTtl | None) -> Kind:
+        other = super().clone(cells, ttl)
+        assert isinstance(other, Cached)
+        other.waiting = {}
+        return other
+
+    def read(self, row: Row) -> Any:
+        if row not in self.waiting:
+            return super().read(row)
+        value = self.waiting[row]
+        return copy.deepcopy(self.default) if value is None else value
+
+    def write(self, row: Row, value: Any) -> None:
+        self.waiting[row] = copy.deepcopy(value)
+
+    def clear(self, row: Row) -> None:
+        self.waiting.pop(row, None)
+        super().clear(row)
+
+    def flush(self) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for row, value in waiting.items():
+            super().write(row, value)
+
+    def discard(self) -> None:
+        self.waiting.clear()
+
+    def is_visible(self, row: Row) -> bool:
+        if row in self.waiting:
+            return self.waiting[row] is not None
+        return super().is_visible(row)
+
+
+class Items(Kind):
+    """A list of items with their times.
+
+    Expired items at the head may go at any time: where they can be seen, `agree` notes it.
+    """
+
+    def read(self, row: Row) -> list[Any]:
+        return [item for item, written in self.cells.get(row, []) if not self.hides(written)]
+
+    def append(self, row: Row, item: Any) -> None:
+        self.cells.setdefault(row, []).append([copy.deepcopy(item), self.stamp()])
+
+    def agree(self, row: Row, found: list[Any]) -> None:
+        """Compare, and take over which expired items have gone."""
+        if self.is_lenient:
+            self.trim(row, len(found))
+        assert found == self.read(row), (self.name, row, found, self.cells.get(row))
+
+    def trim(self, row: Row, left: int) -> None:
+        """So many are there: the others were at the head and had expired."""
+        cell = self.cells.get(row, [])
+        gone = len(cell) - left
+        assert gone >= 0, (self.name, row, left, cell)
+        assert all(self.expired(written) for _, written in cell[:gone]), (self.name, row)
+        if left:
+            self.cells[row] = cell[gone:]
+        else:
+            self.clear(row)
+
+    def is_visible(self, row: Row) -> bool:
+        # Of lenient lists nobody can tell before looking.
+        cell = self.cells.get(row, [])
+        return any(not self.expired(written) for _, written in cell)
+
+    def sweep_row(self, row: Row) -> None:
+        for cell in self.cells[row]:
+            if cell[1] is None:
+                cell[1] = self.stamp()
+
+    def retimed(self) -> None:
+        for cell in self.cells.values():
+            for item in cell:
+                item[1] = self.stamp()
+
+
+class Entries(Kind):
+    """A dict of values with their times."""
+
+    def read(self, row: Row) -> dict[Any, Any]:
+        cell = self.cells.get(row, {})
+        return {key: value for key, (value, written) in cell.items() if not self.hides(written)}
+
+    def get(self, row: Row, key: Any) -> Any:
+        entry = self.cells.get(row, {}).get(key)
+        if entry is None or self.hides(entry[1]):
+            return None
+        if self.counts_reads and self.is_stale(entry[1]):
+            entry[1] = self.stamp()
+        return entry[0]
+
+    def put(self, row: Row, key: Any, value: Any) -> None:
+        entry = self.cells.get(row, {}).get(key)
+        settled = entry is not None and not self.is_stale(entry[1]) and not self.expired(entry[1])
+        if entry is None or not settled or entry[0] != value:
+            self.cells.setdefault(row, {})[key] = [copy.deepcopy(value), self.stamp()]
+
+    def remove(self, row: Row, key: Any) -> None:
+        cell = self.cells.get(row, {})
+        cell.pop(key, None)
+        if not cell:
+            self.cells.pop(row, None)
+
+    def is_visible(self, row: Row) -> bool:
+        return bool(self.read(row))
+
+    def sweep_row(self, row: Row) -> None:
+        for key, entry in list(self.cells[row].items()):
+            if entry[1] is None:
+                entry[1] = self.stamp()
+            elif self.expired(entry[1]):
+                self.remove(row, key)
+
+    def retimed(self) -> None:
+        for cell in self.cells.values():
+            for entry in cell.values():
+                entry[1] = self.stamp()
+
+
+class Timers:
+    """Who is to be woken when."""
+
+    domains: ClassVar[tuple[ps.timers.TimeDomain, ...]] = ("event", "processing")
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, set[tuple[int, Row]]] = {domain: set() for domain in self.domains}
+
+    def copy(self) -> Timers:
+        other = Timers()
+        other.waiting = {domain: set(found) for domain, found in self.waiting.items()}
+        return other
+
+    def rows(self) -> set[Row]:
+        return {row for found in self.waiting.values() for _, row in found}
+
+    def earliest(self, domain: str) -> int | None:
+        return min((at for at, _ in self.waiting[domain]), default=None)

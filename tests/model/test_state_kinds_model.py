@@ -1,0 +1,491 @@
+"""Every kind of state against plain Python containers, with time, timers and namespaces.
+
+As `test_backend_model`: a short run always, a long one with ``PYSTATE_MODEL_SECONDS``, from a
+chosen seed with ``PYSTATE_MODEL_SEED``.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import pystate as ps
+from pystate.errors import LineageError
+from tests.model.containers import Clock, Items, Kind, Row, Timers
+from tests.model.kinds import Driver, Spec, plain
+from tests.model.specs import FOLDS, KEYS, LISTS, MAPS, SPACES, TTLS, VALUES
+from tests.model.test_backend_model import run_long, settings_for
+
+MAX_PARALLELISM = 16
+UNDO = 2
+FOREVER = 2**63 - 1
+#: What a sealed epoch held.
+World = tuple[dict[str, Any], Timers]
+
+
+class KindsMachine(RuleBasedStateMachine):
+    """Subclasses say which states."""
+
+    specs: ClassVar[dict[str, Spec]]
+    steps: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="pystate-model-"))
+        self.clock = Clock()
+        self.timers = Timers()
+        self.drivers: dict[str, Driver] = {}
+        self.current: Row | None = None
+        self.swept = False
+
+    # -- life
+
+    @initialize(
+        key=st.sampled_from(list(KEYS)),
+        space=st.sampled_from(list(SPACES)),
+        timed=st.booleans(),
+        shared=st.booleans(),
+        data=st.data(),
+    )
+    def start(self, key: str, space: str, timed: bool, shared: bool, data: st.DataObject) -> None:
+        self.key, self.keys = KEYS[key]
+        self.namespace, self.spaces = SPACES[space]
+        self.timed = timed
+        self.rows: list[Row] = [(k, s) for k in self.keys for s in self.spaces]
+        for name, spec in self.specs.items():
+            self.drivers[name] = spec.driver(
+                name, spec, data.draw(TTLS, label=f"ttl of {name}"), self.clock
+            )
+        self.shared = shared
+        self.backend = self.made(shared)
+        self.sealed: list[tuple[ps.Lineage, World]] = [(ps.backend.EMPTY_LINEAGE, self.world())]
+        self.files: list[Path] = []
+        self.clock.processing = 1_000_000
+        self.clock.tell(self.backend)
+
+    def made(self, shared: bool, **options: Any) -> ps.KeyedStateBackend:
+        if shared:
+            options |= {"home": "shared", "path": self.folder / "t.table"}
+        options.setdefault(
+            "states", {name: driver.declaration for name, driver in self.drivers.items()}
+        )
+        return ps.KeyedStateBackend(
+            self.key,
+            max_parallelism=MAX_PARALLELISM,
+            namespace=self.namespace,
+            timers=self.timed,
+            **options,
+        )
+
+    def teardown(self) -> None:
+        if hasattr(self, "backend"):
+            self.backend.close()
+        shutil.rmtree(self.folder)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [driver.kind for driver in self.drivers.values()]
+
+    def world(self) -> World:
+        cells = {name: copy.deepcopy(d.kind.cells) for name, d in self.drivers.items()}
+        return cells, self.timers.copy()
+
+    def ended(self, world: World | None = None) -> None:
+        """An epoch is over; with a world it was undone."""
+        self.current = None
+        self.swept = False
+        for name, driver in self.drivers.items():
+            driver.kind.discard()
+            if world is not None:
+                driver.kind.cells = copy.deepcopy(world[0][name])
+        if world is not None:
+            self.timers = world[1].copy()
+
+    @precondition(lambda self: self.shared)
+    @rule(reopen=st.booleans())
+    def detach(self, reopen: bool) -> None:
+        if reopen:
+            self.backend.close()
+            self.backend = self.made(True)
+            self.backend.open()
+            self.clock.tell(self.backend)
+        else:
+            self.backend.detach()
+            self.backend.attach()
+        self.ended(self.sealed[-1][1])
+
+    # -- time
+
+    @rule(
+        processing=st.sampled_from([0, 1, 30, 40, 101, 700, 7000]),
+        watermark=st.sampled_from([None, 0, 1, 30, 40, 101, 700, 7000]),
+        event=st.sampled_from([None, -50, 0, 39, 200, 5000]),
+    )
+    def move(self, processing: int, watermark: int | None, event: int | None) -> None:
+        """Time goes on; each row has an event time of its own, before or after the watermark."""
+        for kind in self.kinds:
+            kind.flush()
+        clock = self.clock
+        assert clock.processing is not None
+        clock.processing += processing
+        if watermark is not None:
+            clock.watermark = (clock.watermark or 1_000_000) + watermark
+        base = clock.watermark or 1_000_000
+        clock.event = None if event is None else base + event
+        clock.tell(self.backend)
+
+    @rule()
+    def expire(self) -> None:
+        self.backend.expire()
+        self.sweep()
+
+    def sweep(self) -> None:
+        if any(kind.ttl for kind in self.kinds) and not self.swept:
+            self.swept = True
+            for kind in self.kinds:
+                kind.flush()
+            for kind in self.kinds:
+                kind.sweep()
+
+    # -- writing
+
+    @rule(data=st.data())
+    def select(self, data: st.DataObject) -> None:
+        self.current = data.draw(st.sampled_from(self.rows), label="row")
+        self.backend.set_current_key(self.current[0])
+        if self.namespace is not None:
+            self.backend.set_current_namespace(self.current[1])
+
+    def some(self, data: st.DataObject) -> Driver:
+        return self.drivers[data.draw(st.sampled_from(list(self.drivers)), label="state")]
+
+    def need_row(self, data: st.DataObject) -> Row:
+        if self.current is None:
+            self.select(data)
+        assert self.current is not None
+        return self.current
+
+    @rule(data=st.data())
+    def scalar(self, data: st.DataObject) -> None:
+        row = self.need_row(data)
+        for _ in range(data.draw(st.integers(1, 4), label="times")):
+            driver = self.some(data)
+            driver.scalar(data, self.backend[driver.name], row)
+
+    @rule(data=st.data())
+    def vector(self, data: st.DataObject) -> None:
+        rows = data.draw(st.lists(st.sampled_from(self.rows), max_size=8), label="rows")
+        with_batch = self.batch(self.backend, rows)
+        for _ in range(data.draw(st.integers(1, 3), label="times")):
+            driver = self.some(data)
+            driver.vector(data, self.backend[driver.name], with_batch, rows)
+        with_batch.close()
+
+    def batch(self, backend: ps.KeyedStateBackend, rows: list[Row]) -> ps.KeyBatch:
+        keys: Any = [key for key, _ in rows]
+        if not isinstance(self.key, str):
+            keys = [list(column) for column in zip(*keys, strict=True)] or [[], []]
+        spaces = None if self.namespace is None else [space for _, space in rows]
+        return backend.keys(keys, spaces)
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        rows = data.draw(st.lists(st.sampled_from(self.rows), max_size=3), label="rows")
+        self.backend.delete(self.batch(self.backend, rows))
+        for kind in self.kinds:
+            for row in rows:
+                kind.clear(row)
+
+    @precondition(lambda self: self.namespace is not None)
+    @rule(data=st.data())
+    def merge_namespaces(self, data: st.DataObject) -> None:
+        merging = [d for d in self.drivers.values() if d.merges]
+        if not merging:
+            return
+        key, _ = self.need_row(data)
+        driver = data.draw(st.sampled_from(merging), label="state")
+        sources = data.draw(st.lists(st.sampled_from(self.spaces), max_size=3), label="sources")
+        target = data.draw(st.sampled_from(self.spaces), label="target")
+        driver.merge(self.backend[driver.name], (key, target), [(key, s) for s in sources])
+        assert self.current is not None
+        assert self.backend.current_namespace == self.current[1]
+
+    # -- timers
+
+    @precondition(lambda self: self.timed)
+    @rule(
+        data=st.data(),
+        domain=st.sampled_from(Timers.domains),
+        at=st.integers(-2, 8),
+        do=st.sampled_from(["register", "register", "delete"]),
+    )
+    def timer(self, data: st.DataObject, domain: Any, at: int, do: str) -> None:
+        row = self.need_row(data)
+        getattr(self.backend, f"{do}_timer")(domain, at)
+        waiting = self.timers.waiting[domain]
+        (waiting.add if do == "register" else waiting.discard)((at, row))
+
+    @precondition(lambda self: self.timed)
+    @rule(
+        data=st.data(),
+        domain=st.sampled_from(Timers.domains),
+        do=st.sampled_from(["register", "delete"]),
+    )
+    def timers_of_many(self, data: st.DataObject, domain: Any, do: str) -> None:
+        rows = data.draw(st.lists(st.sampled_from(self.rows), max_size=8), label="rows")
+        times = st.one_of(st.none(), st.integers(-2, 8), st.sampled_from([-(2**63), FOREVER]))
+        at = data.draw(st.lists(times, min_size=len(rows), max_size=len(rows)), label="times")
+        getattr(self.backend, f"{do}_timers")(self.batch(self.backend, rows), domain, at)
+        waiting = self.timers.waiting[domain]
+        for row, moment in zip(rows, at, strict=True):
+            if moment is not None:
+                (waiting.add if do == "register" else waiting.discard)((moment, row))
+
+    @precondition(lambda self: self.timed)
+    @rule(
+        domain=st.sampled_from(Timers.domains),
+        until=st.one_of(st.integers(-2, 8), st.just(FOREVER)),
+        most=st.sampled_from([1, 3, 100]),
+        whole=st.booleans(),
+    )
+    def fire(self, domain: Any, until: int, most: int, whole: bool) -> None:
+        waiting = self.timers.waiting[domain]
+        due = self.backend.due_timers(domain, until, most)
+        wanted = {timer for timer in waiting if timer[0] <= until}
+        if due is None:
+            assert not wanted
+            return
+        found = self.timers_of(due)
+        assert len(found) == len(set(found)) == min(most, len(wanted)) and set(found) <= wanted
+        for row in {row for _, row in found}:
+            times = [at for at, other in found if other == row]
+            rest = [at for at, other in wanted if other == row and at not in times]
+            assert times == sorted(times) and all(times[-1] < at for at in rest)
+        if whole:
+            due.fire_all()
+        else:
+            for i, (_, row) in enumerate(found):
+                assert due.fire(i) and not due.fire(i)
+                self.current = row
+        waiting -= set(found)
+
+    def timers_of(self, due: Any) -> list[tuple[int, Row]]:
+        keys = due.keys.to_pylist()
+        spaces = [due.keys.namespace_at(i) for i in range(len(keys))]
+        return list(zip(due.timestamps.tolist(), zip(keys, spaces, strict=True), strict=True))
+
+    # -- epochs
+
+    @rule()
+    def seal(self) -> None:
+        for kind in self.kinds:
+            kind.flush()
+        self.sweep()
+        before = self.backend.lineage()
+        assert before is not None
+        lineage = ps.Lineage(uuid.uuid4().bytes, before.id, before.epoch + 1, 7)
+        path = self.folder / f"{lineage.epoch}-{lineage.id.hex()}.delta"
+        with self.backend.seal(lineage) as snapshot, open(path, "wb") as out:
+            snapshot.write(out)
+        self.files.append(path)
+        self.sealed.append((lineage, self.world()))
+        self.ended()
+        assert not self.backend.dirty
+
+    @rule(back=st.integers(0, UNDO))
+    def rollback(self, back: int) -> None:
+        if self.backend.lineage(back) is None:
+            with pytest.raises(LineageError):
+                self.backend.rollback(back)
+            return
+        self.backend.rollback(back)
+        for _ in range(back):
+            self.sealed.pop()
+            self.files.pop()
+        self.ended(self.sealed[-1][1])
+        assert self.backend.lineage() == self.sealed[-1][0]
+        assert not self.backend.dirty
+
+    # -- files
+
+    @precondition(lambda self: self.files)
+    @rule(bounds=st.lists(st.integers(0, MAX_PARALLELISM - 1), min_size=2, max_size=2))
+    def restore(self, bounds: list[int]) -> None:
+        """The deltas give back the last sealed epoch, or a range of it."""
+        self.restored(self.files, (min(bounds), max(bounds)))
+
+    @precondition(lambda self: self.files)
+    @rule(first=st.integers(0, 5), count=st.integers(1, 5), kind=st.sampled_from(["base", "delta"]))
+    def merge(self, first: int, count: int, kind: str) -> None:
+        """Neighbouring files as one give the same; the oldest ones also as a base."""
+        first = 0 if kind == "base" else first % len(self.files)
+        some, rest = self.files[first : first + count], self.files[first + count :]
+        path = self.folder / f"{uuid.uuid4().hex}.{kind}"
+        with open(path, "wb") as out:
+            info = ps.merge_files(some, out, kind=kind)
+        assert ps.verify_file(path, info) == info and info.kind == kind
+        self.restored([*self.files[:first], path, *rest])
+
+    def restored(
+        self, files: list[Path], bounds: tuple[int, int] = (0, MAX_PARALLELISM - 1)
+    ) -> None:
+        lineage, (cells, timers) = self.sealed[-1]
+        rows = self.within(bounds)
+        with self.made(False, key_group_range=bounds) as other:
+            other.restore(files)
+            assert other.lineage() == lineage
+            self.clock.tell(other)
+            kinds = []
+            for name, driver in self.drivers.items():
+                here = {row: cell for row, cell in cells[name].items() if row in rows}
+                kinds.append(driver.kind.clone(here, driver.kind.ttl))
+            self.compare(other, kinds, self.timers_within(timers, rows), rows)
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data())
+    def restore_with_other_times(self, data: st.DataObject) -> None:
+        """Times to live are switched on, off and changed."""
+        declarations: dict[str, ps.State] = {}
+        kinds: list[Kind] = []
+        cells, timers = self.stored()
+        for name, driver in self.drivers.items():
+            ttl = data.draw(TTLS, label=f"ttl of {name}")
+            declarations[name] = driver.spec.make(ttl)
+            kinds.append(driver.kind.clone(cells[name], ttl))
+        with self.made(False, states=declarations) as other:
+            self.clock.tell(other)
+            other.restore(self.files)
+            for kind, driver in zip(kinds, self.drivers.values(), strict=True):
+                if driver.kind.ttl is None:
+                    kind.retimed()
+            self.compare(other, kinds, timers, self.rows)
+            other.expire()
+            for kind in kinds:
+                kind.flush()
+                kind.sweep()
+            self.compare(other, kinds, timers, self.rows)
+
+    def stored(self) -> World:
+        """The last sealed epoch as it is in the files, which nobody hides without a clock."""
+        cells, timers = copy.deepcopy(self.sealed[-1][1])
+        with self.made(False) as other:
+            other.restore(self.files)
+            keys = self.batch(other, self.rows)
+            for name, driver in self.drivers.items():
+                if isinstance(driver.kind, Items):
+                    kind = driver.kind.clone(cells[name], driver.kind.ttl)
+                    assert isinstance(kind, Items)
+                    for row, found in zip(self.rows, plain(other[name].lists(keys)), strict=True):
+                        kind.trim(row, len(found))
+                    cells[name] = kind.cells
+        return cells, timers
+
+    def within(self, bounds: tuple[int, int]) -> list[Row]:
+        columns = [self.keys] if isinstance(self.key, str) else list(zip(*self.keys, strict=True))
+        arrays = [pa.array(c, t.arrow) for c, (_, t) in zip(columns, self.backend.key, strict=True)]
+        groups = ps.backend.key_groups(ps.hash_keys(arrays), MAX_PARALLELISM)
+        keys = [k for k, g in zip(self.keys, groups, strict=True) if bounds[0] <= g <= bounds[1]]
+        return [row for row in self.rows if row[0] in keys]
+
+    def timers_within(self, timers: Timers, rows: list[Row]) -> Timers:
+        part = timers.copy()
+        for found in part.waiting.values():
+            found -= {timer for timer in found if timer[1] not in rows}
+        return part
+
+    # -- equality
+
+    def compare(
+        self, backend: ps.KeyedStateBackend, kinds: list[Kind], timers: Timers, rows: list[Row]
+    ) -> None:
+        with closing(self.batch(backend, rows)) as keys:
+            for kind, driver in zip(kinds, self.drivers.values(), strict=True):
+                driver.check(kind, backend[kind.name], keys, rows)
+        for domain in Timers.domains if self.timed else ():
+            due = backend.due_timers(domain, FOREVER, 1000)
+            found = [] if due is None else self.timers_of(due)
+            assert len(found) == len(set(found)) and set(found) == timers.waiting[domain]
+            assert backend.next_timer(domain) == timers.earliest(domain)
+
+    @rule()
+    def scan(self) -> None:
+        """All rows as a table; those that hold nothing visible may be there or not."""
+        for kind in self.kinds:
+            kind.flush()
+        table = self.backend.to_arrow()
+        n_keys = len(self.backend.key)
+        columns = [column.to_pylist() for column in table.columns]
+        found: set[Row] = set()
+        for values in zip(*columns, strict=True):
+            key = values[0] if n_keys == 1 else values[:n_keys]
+            row = (key, None if self.namespace is None else values[n_keys])
+            assert row not in found
+            found.add(row)
+            stored = values[len(values) - len(self.drivers) :]
+            for driver, value in zip(self.drivers.values(), stored, strict=True):
+                driver.column(driver.kind, row, value)
+        seen = {row for row in self.rows if any(kind.is_visible(row) for kind in self.kinds)}
+        there = {row for kind in self.kinds for row in kind.cells} | self.timers.rows()
+        assert seen | self.timers.rows() <= found <= there
+        assert len(self.backend) == len(found)
+
+    @invariant()
+    def equal(self) -> None:
+        type(self).steps += 1
+        if hasattr(self, "sealed"):
+            self.compare(self.backend, self.kinds, self.timers, self.rows)
+
+
+class ValuesMachine(KindsMachine):
+    specs = VALUES
+
+
+class ListsMachine(KindsMachine):
+    specs = LISTS
+
+
+class MapsMachine(KindsMachine):
+    specs = MAPS
+
+
+class FoldsMachine(KindsMachine):
+    specs = FOLDS
+
+
+class MixedMachine(KindsMachine):
+    """Kinds side by side in one row."""
+
+    specs: ClassVar[dict[str, Spec]] = {
+        name: {**VALUES, **LISTS, **MAPS, **FOLDS}[name]
+        for name in ("n", "any", "longs", "texts", "counts", "bag", "total", "mean", "own")
+    }
+
+
+MACHINES = [ValuesMachine, ListsMachine, MapsMachine, FoldsMachine, MixedMachine]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_short(machine: type[KindsMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings_for(15, 30))
+
+
+@pytest.mark.slow
+def test_long() -> None:
+    run_long(MACHINES)

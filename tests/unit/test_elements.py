@@ -1,0 +1,229 @@
+"""Handles of lists and maps: what they take and refuse, and what their errors say."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pystate as ps
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoCurrentKeyError,
+    StaleKeyBatchError,
+    StateOverflowError,
+    WrongTypeError,
+)
+
+STATES: dict[str, ps.State] = {
+    "l": ps.ListState("int"),
+    "texts": ps.ListState("string"),
+    "things": ps.ListState(object),
+    "m": ps.MapState("string", "int"),
+    "bag": ps.MapState("int", object),
+}
+
+
+@pytest.fixture
+def backend() -> Iterator[ps.KeyedStateBackend]:
+    with ps.KeyedStateBackend("long", states=STATES, uid="orders") as made:
+        made.set_current_key(1)
+        yield made
+
+
+def snapshot(backend: ps.KeyedStateBackend) -> list[Any]:
+    backend.set_current_key(1)
+    return [backend["l"].get(), backend["texts"].get(), backend["m"].items()]
+
+
+WRONG: list[tuple[str, Callable[[Any], None], str]] = [
+    ("l", lambda h: h.add("1"), "str"),
+    ("l", lambda h: h.add(True), "bool"),
+    ("l", lambda h: h.add(1.5), "float"),
+    ("l", lambda h: h.add_all([1, "2"]), "str"),
+    ("l", lambda h: h.add_all(5), "add_all takes items"),
+    ("texts", lambda h: h.add_all("abc"), "add_all takes items"),
+    ("l", lambda h: h.update([1, "2"]), "str"),
+    ("texts", lambda h: h.add(b"x"), "bytes"),
+    ("l", lambda h: h.add(None), "None is no item"),
+    ("m", lambda h: h.put(1, 1), "int"),
+    ("m", lambda h: h.put("a", "b"), "str"),
+    ("m", lambda h: h.put("a", None), r"None is no value of a map; remove\('a'\)"),
+    ("m", lambda h: h.get(None), "None is no map key"),
+    ("m", lambda h: h.contains(None), "None is no map key"),
+    ("m", lambda h: h.remove(None), "None is no map key"),
+    ("m", lambda h: h.remove(1), "int"),
+]
+
+
+@pytest.mark.parametrize(("name", "use", "said"), WRONG)
+def test_a_wrong_value_is_named_and_nothing_is_written(
+    backend: ps.KeyedStateBackend, name: str, use: Callable[[Any], None], said: str
+) -> None:
+    backend["l"].add(7)
+    backend["m"].put("k", 7)
+    with pytest.raises(WrongTypeError, match=said) as caught:
+        use(backend[name])
+    assert f"'{name}'" in str(caught.value) or f"{name}'s key" in str(caught.value)
+    assert snapshot(backend) == [[7], [], [("k", 7)]]
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
+def test_a_number_out_of_range_is_refused(backend: ps.KeyedStateBackend, value: int) -> None:
+    for use in (backend["l"].add, lambda v: backend["m"].put("a", v)):
+        with pytest.raises(StateOverflowError, match=r"'[lm]': .* is out of the range of int"):
+            use(value)
+    assert snapshot(backend) == [[], [], []]
+
+
+def test_columns_of_other_types_are_refused(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2])
+    for use in (
+        lambda: backend["l"].append(keys, ["a", "b"]),
+        lambda: backend["l"].append(keys, pa.array([1.5, 2.0])),
+        lambda: backend["l"].append(keys, np.array([2**40, 1])),
+        lambda: backend["l"].extend(keys, [["a"], []]),
+        lambda: backend["l"].extend(keys, "ab"),
+        lambda: backend["m"].put_entries(keys, [1, 2], [1, 2]),
+        lambda: backend["m"].put_entries(keys, ["a", "b"], ["a", "b"]),
+        lambda: backend["m"].get_entries(keys, [1, 2]),
+        lambda: backend["things"].append(keys, "ab"),
+    ):
+        with pytest.raises(WrongTypeError, match="state '"):
+            use()
+    assert snapshot(backend) == [[], [], []]
+
+
+def test_nulls_in_columns_are_named_by_their_row(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2])
+    for use, row in (
+        (lambda: backend["l"].append(keys, [1, None]), 1),
+        (lambda: backend["l"].extend(keys, [[1, 2], [3, None]]), 3),
+        (lambda: backend["m"].put_entries(keys, [None, "b"], [1, 2]), 0),
+        (lambda: backend["m"].put_entries(keys, ["a", "b"], [1, None]), 1),
+        (lambda: backend["m"].get_entries(keys, ["a", None]), 1),
+        (lambda: backend["m"].remove_entries(keys, ["a", None]), 1),
+    ):
+        with pytest.raises(
+            WrongTypeError, match=f"operator 'orders', state '[lm]', row {row}: null"
+        ):
+            use()
+    assert snapshot(backend) == [[], [], []]
+
+
+def test_wrong_lengths_are_counted(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2])
+    for use, said in (
+        (lambda: backend["l"].append(keys, [1]), "1 values for 2 keys"),
+        (lambda: backend["l"].extend(keys, [[1]]), "1 lists for 2 keys"),
+        (lambda: backend["m"].put_entries(keys, ["a"], [1, 2]), "1 values for 2 keys"),
+        (lambda: backend["m"].put_entries(keys, ["a", "b"], [1]), "1 values for 2 keys"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            use()
+
+
+def test_stale_and_foreign_batches_are_refused(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1])
+    uses: list[Callable[[Any], Any]] = [
+        lambda k: backend["l"].append(k, [1]),
+        lambda k: backend["l"].extend(k, [[1]]),
+        lambda k: backend["l"].lists(k),
+        lambda k: backend["texts"].lists(k),
+        lambda k: backend["l"].clear_all(k),
+        lambda k: backend["m"].put_entries(k, ["a"], [1]),
+        lambda k: backend["m"].get_entries(k, ["a"]),
+        lambda k: backend["m"].remove_entries(k, ["a"]),
+        lambda k: backend["m"].maps(k),
+        lambda k: backend["bag"].maps(k),
+    ]
+    backend.seal()
+    for use in uses:
+        with pytest.raises(StaleKeyBatchError):
+            use(keys)
+        with pytest.raises(InvalidArgumentError, match="expected a KeyBatch, got list"):
+            use([1])
+    with ps.KeyedStateBackend("long", states=STATES) as other:
+        for use in uses:
+            with pytest.raises(InvalidArgumentError, match="another backend"):
+                use(other.keys([1]))
+
+
+def test_without_a_current_key_everything_refuses(backend: ps.KeyedStateBackend) -> None:
+    backend.clear_current_key()
+    uses: list[tuple[str, Callable[[Any], Any]]] = [
+        ("l", lambda h: h.add(1)),
+        ("l", lambda h: h.add_all([1])),
+        ("l", lambda h: h.update([1])),
+        ("l", lambda h: h.get()),
+        ("l", len),
+        ("l", lambda h: h.clear()),
+        ("m", lambda h: h.put("a", 1)),
+        ("m", lambda h: h.get("a")),
+        ("m", lambda h: h.contains("a")),
+        ("m", lambda h: h.remove("a")),
+        ("m", lambda h: h.items()),
+        ("m", lambda h: h.is_empty()),
+    ]
+    for name, use in uses:
+        with pytest.raises(NoCurrentKeyError, match=f"'{name}'"):
+            use(backend[name])
+
+
+def test_columns_come_in_many_forms(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2, 1])
+    backend["l"].append(keys, np.array([1, 2, 3], np.int16))
+    backend["l"].append(keys, pa.chunked_array([[4], [5, 6]]))
+    backend["l"].extend(keys, pa.array([[7], None, [8, 9]]))
+    backend["l"].extend(keys, pa.chunked_array([pa.array([[1]]), pa.array([[], [2]])]))
+    assert backend["l"].lists(keys).to_pylist()[:2] == [[1, 3, 4, 6, 7, 8, 9, 1, 2], [2, 5]]
+    sliced = pa.array([[0], [10], [11, 12], []])[1:]
+    backend["l"].update([])
+    backend["l"].clear_all(keys)
+    backend["l"].extend(keys, sliced)
+    assert backend["l"].lists(backend.keys([2, 1, 9])).to_pylist() == [[11, 12], [10], []]
+
+
+def test_a_value_for_all_entries(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2, 1])
+    backend["m"].put_entries(keys, ["a", "b", "c"], 5)
+    assert backend["m"].maps(keys).to_pylist()[:2] == [[("a", 5), ("c", 5)], [("b", 5)]]
+    assert backend["m"].get_entries(keys, ["c", "c", "a"]).to_pylist() == [5, None, 5]
+
+
+def test_objects_are_pickled_and_those_that_cannot_be_are_named(
+    backend: ps.KeyedStateBackend,
+) -> None:
+    backend["things"].add([1])
+    backend["bag"].put(1, {"a": None})
+    for use in (backend["things"].add, lambda v: backend["bag"].put(2, v)):
+        with pytest.raises(WrongTypeError, match="cannot be pickled"):
+            use(lambda: None)
+    assert backend["things"].lists(backend.keys([1])) == [[[1]]]
+    assert backend["bag"].maps(backend.keys([1])) == [{1: {"a": None}}]
+    assert backend["bag"].get(1) == {"a": None} and backend["bag"].get(2, "none") == "none"
+    out = io.BytesIO()
+    backend.seal().write(out)
+    with ps.KeyedStateBackend("long", states=STATES) as other:
+        other.restore([out])
+        other.set_current_key(1)
+        assert (other["things"].get(), other["bag"].values()) == ([[1]], [{"a": None}])
+
+
+@pytest.mark.parametrize("key", [object, "array<int>", "struct<a:int>", "map<int,int>"])
+def test_keys_of_maps_are_scalars(key: Any) -> None:
+    with pytest.raises(DeclarationError, match="MapState"):
+        ps.MapState(key, "long")
+
+
+def test_handles_cannot_be_pickled(backend: ps.KeyedStateBackend) -> None:
+    import pickle
+
+    for handle in backend.states.values():
+        with pytest.raises((DeclarationError, WrongTypeError), match="cannot be pickled"):
+            pickle.dumps(handle)

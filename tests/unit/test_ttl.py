@@ -1,0 +1,294 @@
+"""Times to live: declarations, and when each kind of state expires. No test waits: time is told."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import pickle
+from typing import Any
+
+import pytest
+
+import pystate as ps
+from pystate.errors import DeclarationError
+
+NOW = 1_000_000
+HOUR = 3_600_000
+
+
+def backend(**states: ps.State) -> ps.KeyedStateBackend:
+    made = ps.KeyedStateBackend("long", states=states)
+    made.set_clock(processing_time=NOW)
+    made.set_current_key(1)
+    return made
+
+
+def sealed(made: ps.KeyedStateBackend) -> io.BytesIO:
+    out = io.BytesIO()
+    with made.seal() as snapshot:
+        snapshot.write(out)
+    made.set_current_key(1)
+    return out
+
+
+# -- declarations
+
+
+def test_durations_in_every_spelling() -> None:
+    for spelled in ("48 hours", datetime.timedelta(hours=48), 48 * HOUR):
+        assert ps.StateTtl(spelled) == ps.StateTtl(hours=48)
+    assert ps.StateTtl(days=1, minutes=1, milliseconds=1).duration_ms == 24 * HOUR + 60_001
+    assert pickle.loads(pickle.dumps(ps.StateTtl(5, time="event"))) == ps.StateTtl(5, time="event")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ps.StateTtl(),
+        lambda: ps.StateTtl(0),
+        lambda: ps.StateTtl(-1),
+        lambda: ps.StateTtl(hours=-1),
+        lambda: ps.StateTtl("1 hour", hours=1),
+        lambda: ps.StateTtl("soon"),
+        lambda: ps.StateTtl(1, update="on_read"),  # type: ignore[arg-type]
+        lambda: ps.StateTtl(1, visibility="always"),  # type: ignore[arg-type]
+        lambda: ps.StateTtl(1, time="wall"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_declaration_is_refused(make: Any) -> None:
+    with pytest.raises(DeclarationError, match="StateTtl"):
+        make()
+
+
+def test_a_declaration_takes_nothing_else_and_never_changes() -> None:
+    with pytest.raises(DeclarationError, match="ttl is a StateTtl"):
+        ps.ValueState("long", ttl=48)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="cannot be changed"):
+        ps.StateTtl(1).time = "event"
+
+
+# -- when
+
+
+def test_a_value_expires_when_its_duration_is_over() -> None:
+    with backend(v=ps.ValueState("long", 7, ttl=ps.StateTtl(100))) as made:
+        made["v"].update(1)
+        made.set_clock(processing_time=NOW + 99)
+        assert made["v"].value() == 1
+        made.set_clock(processing_time=NOW + 100)
+        assert made["v"].value() == 7
+        assert made["v"].values(made.keys([1])).to_pylist() == [7]
+
+
+@pytest.mark.parametrize("update", ["create_and_write", "read_and_write"])
+def test_reading_counts_as_use_where_it_is_declared(update: Any) -> None:
+    ttl = ps.StateTtl(6400, update=update)
+    states = {
+        "v": ps.ValueState("long", ttl=ttl),
+        "o": ps.ValueState(object, ttl=ttl),
+        "m": ps.MapState("long", "string", ttl=ttl),
+    }
+    for vectorised in (False, True):
+        with backend(**states) as made:
+            made["v"].update(1)
+            made["o"].update([1])
+            made["m"].put(1, "x" * 20)
+            sealed(made)
+            for now in (NOW + 5000, NOW + 10000):
+                made.set_clock(processing_time=now)
+                if vectorised:
+                    keys = made.keys([1])
+                    found = [
+                        made["v"].values(keys)[0].as_py(),
+                        made["o"].values(keys)[0],
+                        made["m"].get_entries(keys, [1])[0].as_py(),
+                    ]
+                else:
+                    found = [made["v"].value(), made["o"].value(), made["m"].get(1)]
+                there = now == NOW + 5000 or update == "read_and_write"
+                assert found == ([1, [1], "x" * 20] if there else [None, None, None])
+
+
+def test_elements_expire_each_for_itself() -> None:
+    ttl = ps.StateTtl(100)
+    with backend(l=ps.ListState("long", ttl=ttl), m=ps.MapState("string", "long", ttl=ttl)) as made:
+        made["l"].add(1)
+        made["m"].put("a", 1)
+        made.set_clock(processing_time=NOW + 60)
+        made["l"].add(2)
+        made["m"].put("b", 2)
+        made.set_clock(processing_time=NOW + 100)
+        assert (made["l"].get(), made["m"].items()) == ([2], [("b", 2)])
+        assert (len(made["l"]), len(made["m"]), made["m"].contains("a")) == (1, 1, False)
+        made.set_clock(processing_time=NOW + 160)
+        assert made["l"].get() == [] and made["m"].is_empty()
+
+
+def test_event_time_counts_from_the_row_to_the_watermark() -> None:
+    with backend(v=ps.ValueState("long", ttl=ps.StateTtl(100, time="event"))) as made:
+        made.set_clock(processing_time=NOW, watermark=50, event_time=80)
+        made["v"].update(1)
+        made.set_clock(processing_time=NOW + HOUR, watermark=179)
+        assert made["v"].value() == 1
+        made.set_clock(processing_time=NOW + HOUR, watermark=180)
+        assert made["v"].value() is None
+
+
+def test_objects_expire_by_their_own_rows_event_time() -> None:
+    """They wait to be pickled, but were written when they were written."""
+    ttl = ps.StateTtl(100, time="event")
+    with backend(v=ps.ValueState(object, ttl=ttl)) as made:
+        made.set_clock(watermark=0, event_time=10)
+        made["v"].update([1])
+        made.set_current_key(2)
+        made.set_clock(watermark=0, event_time=90)
+        made["v"].update([2])
+        made.set_clock(watermark=110)
+        assert made["v"].value() == [2]
+        made.set_current_key(1)
+        assert made["v"].value() is None
+
+
+def test_an_object_that_was_read_expires_in_the_same_epoch() -> None:
+    with backend(v=ps.ValueState(object, [], ttl=ps.StateTtl(100))) as made:
+        made["v"].update([1])
+        assert made["v"].value() == [1]
+        made.set_clock(processing_time=NOW + 100)
+        assert made["v"].value() == []
+        assert made["v"].values(made.keys([1])) == [[]]
+
+
+@pytest.mark.parametrize("aggregate", [ps.Min(), ps.Max()])
+def test_adding_what_changes_nothing_counts_as_use(aggregate: Any) -> None:
+    ttl = ps.StateTtl(100)
+    states = {"a": ps.AggregatingState(aggregate, "long", ttl=ttl)}
+    for vectorised in (False, True):
+        with backend(**states) as made:
+            for _ in range(3):
+                made["a"].add(5)
+            made.set_clock(processing_time=NOW + 60)
+            other = 9 if aggregate == ps.Min() else 1
+            if vectorised:
+                made["a"].add_all(made.keys([1]), [other])
+            else:
+                made["a"].add(other)
+            made.set_clock(processing_time=NOW + 120)
+            assert made["a"].get() == 5
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_what_is_seen_is_what_is_added_to(vectorised: bool) -> None:
+    """An expired value that may still be seen counts, in every form and kind."""
+    ttl = ps.StateTtl(100, visibility="return_if_not_cleaned_up")
+    states: dict[str, ps.State] = {
+        "r": ps.ReducingState("long", max, ttl=ttl),
+        "c": ps.AggregatingState(ps.Count(), "long", ttl=ttl),
+        "m": ps.AggregatingState(ps.Mean(), "long", ttl=ttl),
+        "t": ps.AggregatingState(ps.TopK(2), "long", ttl=ttl),
+    }
+    with backend(**states) as made:
+        for state in made.states.values():
+            state.add(4)
+        made.set_clock(processing_time=NOW + 500)
+        for state in made.states.values():
+            if vectorised:
+                state.add_all(made.keys([1]), [2])
+            else:
+                state.add(2)
+        assert [s.get() for s in made.states.values()] == [4, 2, 3.0, [4, 2]]
+
+
+# -- before the clock is known
+
+
+def test_what_was_written_before_the_clock_was_known_lives_from_the_first_sweep() -> None:
+    ttl = ps.StateTtl(100, time="event")
+    states: dict[str, ps.State] = {
+        "v": ps.ValueState("long", ttl=ttl),
+        "l": ps.ListState("string", ttl=ttl),
+        "m": ps.MapState("string", "string", ttl=ttl),
+    }
+
+    def there(made: ps.KeyedStateBackend) -> list[bool]:
+        made.set_current_key(1)
+        return [made["v"].value() == 1, made["l"].get() == long, made["m"].get("a") == "b" * 20]
+
+    long = [f"item {i} is long" for i in range(100)]
+    with backend(**states) as made:
+        made["v"].update(1)
+        made["l"].add_all(long)
+        made["m"].put("a", "b" * 20)
+        made["m"].put("c" * 20, "d")
+        made.set_clock(watermark=NOW)
+        assert there(made) == [True] * 3
+        files = [sealed(made)]
+        made.set_clock(watermark=NOW + 99)
+        assert there(made) == [True] * 3
+        with ps.KeyedStateBackend("long", states=states) as other:
+            other.restore(files)
+            other.set_clock(watermark=NOW + 99)
+            assert there(other) == [True] * 3
+            other.set_clock(watermark=NOW + 100)
+            assert there(other) == [False] * 3
+        made.set_clock(watermark=NOW + 100)
+        assert there(made) == [False] * 3
+
+
+def test_an_append_keeps_items_from_before_the_clock_was_known() -> None:
+    with backend(l=ps.ListState("long", ttl=ps.StateTtl(100, time="event"))) as made:
+        made["l"].add_all([1, 2])
+        made.set_clock(watermark=NOW)
+        made["l"].add(3)
+        assert made["l"].get() == [1, 2, 3]
+
+
+# -- leaving
+
+
+def test_idle_values_leave_memory_and_snapshots_without_being_touched() -> None:
+    ttl = ps.StateTtl(100)
+    states: dict[str, ps.State] = {
+        "v": ps.ValueState("long", ttl=ttl),
+        "l": ps.ListState("long", ttl=ttl),
+        "m": ps.MapState("long", "long", ttl=ttl),
+    }
+    with backend(**states) as made:
+        keys = made.keys(range(500))
+        made["v"].update_all(keys, 1)
+        made["l"].append(keys, [1] * 500)
+        made["m"].put_entries(keys, [1] * 500, [2] * 500)
+        files = [sealed(made)]
+        made.set_clock(processing_time=NOW + 100)
+        assert made.expire() == 1500 and made.expire() == 0
+        files.append(sealed(made))
+        assert len(made) == 0
+        base = io.BytesIO()
+        assert ps.merge_files(files, base).rows == 0
+
+
+def test_equal_writes_and_reads_within_the_granularity_change_nothing() -> None:
+    ttl = ps.StateTtl(6400, update="read_and_write")
+    with backend(v=ps.ValueState("long", ttl=ttl), m=ps.MapState("long", "long", ttl=ttl)) as made:
+        made["v"].update(1)
+        made["m"].put(1, 1)
+        sealed(made)
+        made.set_clock(processing_time=NOW + 99)
+        made["v"].update(made["v"].value())
+        made["m"].put(1, made["m"].get(1))
+        made["m"].get_entries(made.keys([1]), [1])
+        with made.seal() as snapshot:
+            assert snapshot.rows == 0
+
+
+@pytest.mark.parametrize("now", [-(2**63) + 1, 2**63 - 1])
+def test_timestamps_near_the_ends_of_the_type_do_not_overflow(now: int) -> None:
+    ttl = ps.StateTtl(2**62 - 1)
+    with backend(v=ps.ValueState("long", ttl=ttl), l=ps.ListState("long", ttl=ttl)) as made:
+        made.set_clock(processing_time=now)
+        made["v"].update(1)
+        made["l"].add(1)
+        sealed(made)
+        assert (made["v"].value(), made["l"].get()) == (1, [1])
+        made.set_clock(processing_time=2**63 - 1)
+        there = now > 0
+        assert (made["v"].value() == 1, made["l"].get() == [1]) == (there, there)
