@@ -31,7 +31,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         from bench import spark_jobs
 
         return {"P9": spark_jobs.jobs}
-    from bench import keyed, memory, shared, snapshots
+    from bench import elements, growth, keyed, memory, shared, snapshots
 
     return {
         "P1": keyed.vectorised,
@@ -40,6 +40,8 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "P5": snapshots.bytes_written,
         "P7": shared.shared,
         "P8": memory.per_entry,
+        "P10": elements.elements,
+        "P11": growth.growth,
     }
 
 
