@@ -58,21 +58,14 @@ def backend_of(**states: ps.State) -> KeyedStateBackend:
 # ---- lists
 
 
-def filled_lists(n_keys: int, length: int) -> tuple[KeyedStateBackend, Callable[[], None]]:
-    """Lists of so many items, and what makes them so again."""
+def filled_lists(n_keys: int, length: int) -> KeyedStateBackend:
+    """Lists of so many items, which came one after the other."""
     backend = backend_of(items=ps.ListState("long"))
-
-    def restart() -> None:
-        for keys in in_batches(pa.array(np.arange(n_keys, dtype=np.int64))):
-            backend["items"].clear_all(backend.keys(keys))
-        seal(backend)
-        for column in repeated(n_keys, length):
-            for keys in in_batches(pa.array(column)):
-                backend["items"].append(backend.keys(keys), keys)
-        seal(backend)
-
-    restart()
-    return backend, restart
+    for column in repeated(n_keys, length):
+        for keys in in_batches(pa.array(column)):
+            backend["items"].append(backend.keys(keys), keys)
+    seal(backend)
+    return backend
 
 
 def list_in_dict(n_keys: int, length: int) -> dict[int, list[int]]:
@@ -88,7 +81,7 @@ def append_works(scale: Scale, scalar: bool) -> Works:
     """A list append."""
     n_keys, rows = scale.elements // ENTRIES, rows_of(scale, scalar)
     keys, values = random_keys(n_keys, rows), random_values(rows, 1 << 40, 43)
-    backend, restart = filled_lists(n_keys, ENTRIES)
+    backend = filled_lists(n_keys, ENTRIES)
     items, batches = backend["items"], batches_of(keys, values)
     keys_list, values_list = keys.tolist(), values.tolist()
     kept = list_in_dict(n_keys, ENTRIES)
@@ -106,6 +99,13 @@ def append_works(scale: Scale, scalar: bool) -> Works:
             backend.set_current_key(k)
             items.add(v)
 
+    # Lists would grow from round to round: both sides go back to where they were.
+    def restart() -> None:
+        backend.rollback()
+
+    def restart_sealed() -> None:
+        backend.rollback(1)
+
     def restart_dict() -> None:
         kept.clear()
         kept.update(list_in_dict(n_keys, ENTRIES))
@@ -118,7 +118,7 @@ def append_works(scale: Scale, scalar: bool) -> Works:
         return {"pystate": Work(append_one_by_one, after=restart), **works}
     return {
         "pystate": Work(append, after=restart),
-        "pystate, seal timed": Work(append_and_seal, after=restart),
+        "pystate, seal timed": Work(append_and_seal, after=restart_sealed),
         **works,
     }
 
@@ -127,7 +127,7 @@ def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
     """A read of a list of 100."""
     n_keys, rows = scale.elements // LONG_LIST, rows_of(scale, scalar) // 25
     keys = random_keys(n_keys, rows)
-    backend, _ = filled_lists(n_keys, LONG_LIST)
+    backend = filled_lists(n_keys, LONG_LIST)
     items, batches = backend["items"], batches_of(keys)
     keys_list = keys.tolist()
     kept = list_in_dict(n_keys, LONG_LIST)
@@ -192,8 +192,16 @@ def put_works(scale: Scale, scalar: bool) -> Works:
     keys, names = random_keys(n_keys, rows), random_values(rows, ENTRIES, 44)
     values = random_values(rows, 1 << 40, 43)
     backend, kept = filled_maps(n_keys)
-    entries, batches = backend["entries"], batches_of(keys, names, values)
-    lists = keys.tolist(), names.tolist(), values.tolist()
+    entries = backend["entries"]
+    keys_list, names_list = keys.tolist(), names.tolist()
+    batches: list[tuple[pa.Array[Any], ...]] = []
+    values_list: list[int] = []
+
+    def change() -> None:
+        # Else every round after the first would put what is there.
+        np.add(values, 1, out=values)
+        batches[:] = batches_of(keys, names, values)
+        values_list[:] = values.tolist()
 
     def put() -> None:
         for keyed, named, changed in batches:
@@ -204,24 +212,22 @@ def put_works(scale: Scale, scalar: bool) -> Works:
         seal(backend)
 
     def put_one_by_one() -> None:
-        for k, name, v in zip(*lists, strict=True):
+        for k, name, v in zip(keys_list, names_list, values_list, strict=True):
             backend.set_current_key(k)
             entries.put(name, v)
 
-    def restart() -> None:
-        # Else every round after the first would put what is there.
-        seal(backend)
-        for keyed, named, changed in batches:
-            zeros = pa.array(np.zeros(len(changed), np.int64))
-            entries.put_entries(backend.keys(keyed), named, zeros)
+    def put_into_dict() -> None:
+        peers.put_into_maps(kept, keys_list, names_list, values_list)
+
+    def end_epoch() -> None:
         seal(backend)
 
-    works = {"dict of dicts": Work(lambda: peers.put_into_maps(kept, *lists))}
+    works = {"dict of dicts": Work(put_into_dict, before=change)}
     if scalar:
-        return {"pystate": Work(put_one_by_one, after=restart), **works}
+        return {"pystate": Work(put_one_by_one, before=change, after=end_epoch), **works}
     return {
-        "pystate": Work(put, after=restart),
-        "pystate, seal timed": Work(put_and_seal, after=restart),
+        "pystate": Work(put, before=change, after=end_epoch),
+        "pystate, seal timed": Work(put_and_seal, before=change),
         **works,
     }
 

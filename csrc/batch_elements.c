@@ -33,27 +33,41 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
     return PST_OK;
 }
 
+/* What an operation wants of a list: where it ends, or where it begins. */
+typedef enum pst_list_end { LIST_TAIL, LIST_HEAD } pst_list_end;
+
 /* Brings in what the roots of the group's rows name: their rows are in cache. */
-static void prefetch_roots(const pst_batch *b, int32_t column, int64_t from, int64_t to) {
+static void prefetch_roots(const pst_batch *b, int32_t column, int64_t from, pst_list_end end) {
     const pst_table *t = b->t;
     int list = t->lay.fields[column].kind == PST_LIST;
-    for (int64_t i = from; i < to; i++) {
+    for (int64_t i = from, to = group_end(b, from); i < to; i++) {
         if (b->slots[i] == PST_NONE)
             continue;
         const uint64_t *row = pst_row(t, b->slots[i]);
-        if (list) {
-            pst_list l = pst_row_list(t, row, column);
-            pst_list_prefetch(t->heap, &l);
-        } else {
+        if (!list) {
             pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
+            continue;
         }
+        pst_list l = pst_row_list(t, row, column);
+        if (end == LIST_TAIL)
+            pst_list_prefetch(t->heap, &l);
+        else
+            pst_list_prefetch_first(t->heap, &l);
     }
 }
 
-/* Rows of the group from `from` on, and what their roots name, on their way into the cache. */
-static void bring_elements(pst_batch *b, int32_t column, int64_t from) {
-    pst_batch_bring(b, from);
-    prefetch_roots(b, column, from, group_end(b, from));
+/* The group that begins at `from` is ready; the rows of the one after it, and what their roots
+ * name, are on their way into the cache while it is worked on. */
+static void bring_elements(pst_batch *b, int32_t column, int64_t from, pst_list_end end) {
+    int64_t next = group_end(b, from);
+    if (from == 0) {
+        pst_batch_bring(b, 0);
+        prefetch_roots(b, column, 0, end);
+    }
+    if (next < b->length) {
+        pst_batch_bring(b, next);
+        prefetch_roots(b, column, next, end);
+    }
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -62,13 +76,12 @@ static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_
                              int64_t at) {
     pst_cell cell;
     pst_item item;
-    uint64_t word[2];
     uint32_t slot;
     pst_status s = pst_batch_row(b, i, &slot);
     if (s)
         return s;
     pst_array_cell(items, at, &cell);
-    s = pst_item_of(b->t, column, &cell, word, &item);
+    s = pst_item_of(b->t, column, &cell, &item);
     return s ? s : pst_row_list_append(b->t, slot, column, &item);
 }
 
@@ -82,7 +95,7 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
         return s;
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = group_end(b, from);
-        bring_elements(b, column, from);
+        bring_elements(b, column, from, LIST_TAIL);
         s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++)
             s = append_one(b, i, column, items, i);
@@ -102,7 +115,7 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
         if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_TAIL);
             s = pst_undo_reserve(t, PST_GROUP);
         }
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
@@ -129,7 +142,7 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
     for (int64_t i = 0; !s && i < b->length; i++) {
         uint64_t count;
         if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_HEAD);
         s = count_of(b, i, column, &count);
         offsets[i + 1] = offsets[i] + (int64_t)count;
     }
@@ -174,7 +187,7 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
         return PST_INVALID;
     for (int64_t i = 0; !s && i < b->length; i++) {
         if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_HEAD);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)
@@ -208,7 +221,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
         if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_TAIL);
             s = pst_undo_reserve(t, PST_GROUP);
         }
         pst_cell key, value;
@@ -236,7 +249,7 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
         if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_TAIL);
             s = pst_undo_reserve(t, PST_GROUP);
         }
         pst_cell key;
@@ -297,7 +310,7 @@ pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys
                        : pst_type_width((pst_type)t->lay.fields[column].type);
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = group_end(b, from);
-        bring_elements(b, column, from);
+        bring_elements(b, column, from, LIST_HEAD);
         s = width == 8 ? get_fixed(b, column, keys, 8, from, to, values, valid)
                        : get_fixed(b, column, keys, width, from, to, values, valid);
     }
@@ -315,7 +328,7 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
     for (int64_t i = 0; i < b->length; i++) {
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+            bring_elements(b, column, i, LIST_HEAD);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;

@@ -256,6 +256,10 @@ void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
     __builtin_prefetch(at + HEADER + l->used, 1);
 }
 
+void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
+    __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
+}
+
 /* Makes *k the chunk at hand, or sets PST_CORRUPT where its items do not fit it. */
 static void enter(pst_list_cursor *c, const chunk *k) {
     const pst_list *l = &c->list;
