@@ -229,8 +229,10 @@ pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
 /* An equal value that is young enough keeps its time: nothing is written (X2). */
 static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const pst_tree_entry *e) {
     const pst_tree_shape *s = &t->collections[i].map;
+    if (!s->timed)
+        return 0;
     pst_tree_entry old = *e;
-    if (!s->timed || pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
+    if (pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
         pst_ttl_is_stale(t, i, old.time) || pst_ttl_expired(t, i, old.time))
         return 0;
     if (s->value_is_ref)

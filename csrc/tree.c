@@ -33,7 +33,6 @@ void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
     __builtin_prefetch(node);
     __builtin_prefetch(node + 64);
     __builtin_prefetch(node + 128);
-    __builtin_prefetch(node + 192);
 }
 
 /* ---- put --------------------------------------------------------------------------------------- */
