@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pystate import KeyedStateBackend
+    from pystate.declarations import State
 
     Works = dict[str, Work]
 
@@ -50,7 +51,7 @@ def repeated(n_keys: int, times: int) -> Iterator[np.ndarray[Any, np.dtype[np.in
         yield np.arange(n_keys, dtype=np.int64)
 
 
-def backend_of(**states: ps.State) -> KeyedStateBackend:
+def backend_of(**states: State) -> KeyedStateBackend:
     """A heap table with a long key."""
     return ps.KeyedStateBackend(key="long", states=states)
 
@@ -264,7 +265,7 @@ def add_works(scale: Scale, scalar: bool, *, mean: bool) -> Works:
     n_keys, rows = scale.elements, rows_of(scale, scalar)
     keys: Any = random_keys(n_keys, rows)
     values: Any = random_values(rows, 1_000, 43)
-    state: ps.State = ps.ReducingState("long", operator.add)
+    state: State = ps.ReducingState("long", operator.add)
     if mean:
         values = values.astype(np.float64)
         state = ps.AggregatingState(ps.Mean(), "double")
@@ -351,10 +352,10 @@ def timer_works(scale: Scale, scalar: bool) -> Works:
             due.fire_all()
 
     def register_and_fire_one_by_one() -> None:
-        for k, time in ours_lists[0]:
+        for k, moment in ours_lists[0]:
             backend.set_current_key(k)
-            backend.register_timer("event", time)
-        fired = []
+            backend.register_timer("event", moment)
+        fired: list[tuple[int, int]] = []
         while (due := backend.due_timers("event", ours.now, 8_192)) is not None:
             names = due.keys.key_arrays()[0].to_numpy().tolist()
             for i, timer in enumerate(zip(names, due.timestamps.tolist(), strict=True)):
@@ -376,7 +377,7 @@ def timer_works(scale: Scale, scalar: bool) -> Works:
     def in_heap() -> None:
         fired: list[tuple[int, int]] = []
         peers.register_timers(heap, there, *lists[0])
-        peers.fire_timers(heap, there, theirs.now, lambda k, time: fired.append((k, time)))
+        peers.fire_timers(heap, there, theirs.now, lambda k, moment: fired.append((k, moment)))
 
     register()
     peers.register_timers(heap, there, theirs.keys.tolist(), theirs.times.tolist())

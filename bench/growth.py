@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pystate import KeyedStateBackend
+    from pystate.declarations import State
 
 ADDED = 1_000
 """Elements of an epoch."""
@@ -30,15 +32,18 @@ class Kind:
     """What grows: elements come by `add`, from numpy columns of names and values."""
 
     name: str
-    state: ps.State
+    state: State
     add: Callable[[KeyedStateBackend, Any, Any], None]
     in_order: bool
     peer: Callable[[Any, Any, Any], None]
 
 
+ONE_KEY = pa.array(np.zeros(AT_ONCE, np.int64))
+
+
 def one_key(rows: int) -> pa.Array[Any]:
     """The same key for all rows."""
-    return pa.array(np.zeros(rows, np.int64))
+    return ONE_KEY.slice(0, rows)
 
 
 def append(backend: KeyedStateBackend, names: Any, values: Any) -> None:
@@ -112,14 +117,9 @@ class Measured:
 
 def timed(run: Callable[[], object]) -> float:
     """Nanoseconds of processor time for each of an epoch's elements."""
-    gc.collect()
-    gc.disable()
-    try:
-        start = time.process_time_ns()
-        run()
-        return (time.process_time_ns() - start) / ADDED
-    finally:
-        gc.enable()
+    start = time.process_time_ns()
+    run()
+    return (time.process_time_ns() - start) / ADDED
 
 
 def grow(backend: KeyedStateBackend, kept: Any, kind: Kind, names: Names, to: int) -> None:
@@ -134,7 +134,8 @@ def grow(backend: KeyedStateBackend, kept: Any, kind: Kind, names: Names, to: in
 def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
     """Epochs that add some elements at each size; they are undone, so that it stays."""
     backend = ps.KeyedStateBackend(key="long", states={"grown": kind.state})
-    names, kept = Names(kind.in_order), {}
+    names = Names(kind.in_order)
+    kept: dict[int, Any] = {}
     scalar = "one at a time" in kind.name
     found = {}
     for size in scale.grown:
@@ -144,9 +145,9 @@ def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
             more = names.take(ADDED)
             listed = more.tolist()
             columns = (listed, listed) if scalar else (pa.array(more), pa.array(more))
-            ns = timed(lambda columns=columns: kind.add(backend, *columns))
+            ns = timed(partial(kind.add, backend, *columns))
             snapshot = backend.seal()
-            peer_ns = timed(lambda listed=listed: kind.peer(kept, listed, listed))
+            peer_ns = timed(partial(kind.peer, kept, listed, listed))
             if current >= 0:
                 measured.ns.append(ns)
                 measured.peer_ns.append(peer_ns)
@@ -171,7 +172,12 @@ def growth(scale: Scale) -> list[Row]:
     """P11."""
     rows = []
     for kind in KINDS:
-        found = measure_kind(scale, kind)
+        gc.collect()
+        gc.disable()
+        try:
+            found = measure_kind(scale, kind)
+        finally:
+            gc.enable()
         first = found[scale.grown[0]]
         for size, measured in found.items():
             small = size == scale.grown[0]
@@ -209,6 +215,4 @@ def growth(scale: Scale) -> list[Row]:
 
 def over(large: Spread, small: Spread) -> Spread:
     """A ratio to the small case's median."""
-    return Spread(
-        large.median / small.median, large.low / small.median, large.high / small.median
-    )
+    return Spread(large.median / small.median, large.low / small.median, large.high / small.median)

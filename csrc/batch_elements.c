@@ -166,6 +166,34 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
+/* Brings in the lists of the group that begins at `from`, a chunk of each in turn, for a chain
+ * followed alone waits at every chunk. Of long ones the beginning. */
+static void bring_chains(pst_batch *b, int32_t column, int64_t from) {
+    enum { CHUNKS = 8 };
+    const pst_table *t = b->t;
+    pst_list lists[PST_GROUP];
+    uint32_t at[PST_GROUP];
+    int n = 0;
+    for (int64_t i = from; i < b->length && i < from + PST_GROUP; i++) {
+        uint32_t slot = pst_batch_slot(b, i);
+        if (slot == PST_NONE)
+            continue;
+        lists[n] = pst_row_list(t, pst_row(t, slot), column);
+        at[n] = lists[n].first;
+        __builtin_prefetch(pst_block(t, lists[n].last));
+        n++;
+    }
+    for (int chunks = 0; n && chunks < CHUNKS; chunks++) {
+        int left = 0;
+        for (int k = 0; k < n; k++) {
+            at[left] = pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &lists[k], at[k]);
+            lists[left] = lists[k];
+            left += at[left] != 0;
+        }
+        n = left;
+    }
+}
+
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
@@ -178,6 +206,8 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
         return PST_INVALID;
     for (int64_t i = 0; !s && i < b->length; i++) {
         bring_elements(b, column, i, LIST_HEAD);
+        if (i % PST_GROUP == 0)
+            bring_chains(b, column, i);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)

@@ -118,8 +118,12 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
 
 /* The lines that an append touches. */
 void pst_list_prefetch(const uint8_t *heap, const pst_list *l);
-/* The line with which a reader begins. */
+/* The lines with which a reader begins. */
 void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l);
+/* Brings in a chunk whose first line is in cache, and the first line of the next one, which it
+ * returns; 0 after the last. Without pst_list_seek's checks beyond what keeps it in the heap. */
+uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
+                                 uint32_t granule);
 
 typedef struct pst_list_chunk {
     const uint8_t *at;
