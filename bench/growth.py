@@ -124,11 +124,20 @@ def timed(run: Callable[[], object]) -> float:
 
 def grow(backend: KeyedStateBackend, kept: Any, kind: Kind, names: Names, to: int) -> None:
     """Bring both sides to so many elements."""
-    while names.given < to:
-        more = names.take(min(AT_ONCE, to - names.given))
+    # Not by the names that were given: those of the epochs that were undone are not there.
+    while (there := len(kept.get(0, ()))) < to:
+        more = names.take(min(AT_ONCE, to - there))
         (put if kind.state == MAP else append)(backend, more, more)
         kind.peer(kept, more.tolist(), more.tolist())
         seal(backend)
+    check_size(backend, kept, to)
+
+
+def check_size(backend: KeyedStateBackend, kept: Any, size: int) -> None:
+    """A row says at what size it was measured, so both sides must have it."""
+    backend.set_current_key(0)
+    if (sizes := (len(backend["grown"]), len(kept[0]))) != (size, size):
+        raise AssertionError(f"measured at {sizes[0]:,} and {sizes[1]:,} elements, not {size:,}")
 
 
 def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
@@ -155,6 +164,7 @@ def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
             snapshot.close()
             backend.rollback(1)
             undo_peer(kept[0], listed)
+        check_size(backend, kept, size)
     backend.close()
     return found
 
