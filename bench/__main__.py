@@ -28,10 +28,10 @@ RESULTS = Path(__file__).parent / "results"
 def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     """What answers each question; imports only what the run needs."""
     if spark:
-        from bench import spark_jobs
+        from bench import spark_jobs, spark_timed
 
-        return {"P9": spark_jobs.jobs}
-    from bench import keyed, memory, shared, snapshots
+        return {"P9": spark_jobs.jobs, "P12": spark_timed.jobs}
+    from bench import elements, growth, keyed, memory, shared, snapshots
 
     return {
         "P1": keyed.vectorised,
@@ -40,6 +40,8 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "P5": snapshots.bytes_written,
         "P7": shared.shared,
         "P8": memory.per_entry,
+        "P10": elements.elements,
+        "P11": growth.growth,
     }
 
 
@@ -77,7 +79,7 @@ def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", help="questions, separated by commas: P1,P4")
-    parser.add_argument("--spark", action="store_true", help="the jobs on Spark (P9)")
+    parser.add_argument("--spark", action="store_true", help="the jobs on Spark (P9, P12)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     arguments = parser.parse_args()
     scale = measure.chosen_scale()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
@@ -39,3 +40,77 @@ def read_and_update_dict(d: dict[int, int], keys: Iterable[int]) -> None:
 def count_in_array(counts: Longs, slots: Longs) -> None:
     """P1, the limit: dense slots, no hashing, no keys, nothing that could be undone."""
     np.add.at(counts, slots, 1)
+
+
+def append_to_lists(d: dict[int, list[int]], keys: Iterable[int], values: Iterable[int]) -> None:
+    """P10: an item to the list of each key; `d` is a defaultdict."""
+    for k, v in zip(keys, values, strict=True):
+        d[k].append(v)
+
+
+def copy_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[list[int]]:
+    """P10: the keys' lists, each one's own: what is done to them later does not show."""
+    return [d[k].copy() for k in keys]
+
+
+def sum_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[int]:
+    """P10: something done with each item."""
+    return [sum(d[k]) for k in keys]
+
+
+def put_into_maps(
+    d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int], values: Iterable[int]
+) -> None:
+    """P10: an entry into the map of each key; `d` is a defaultdict."""
+    for k, name, v in zip(keys, names, values, strict=True):
+        d[k][name] = v
+
+
+def get_from_maps(
+    d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int]
+) -> list[int | None]:
+    """P10: an entry of the map of each key."""
+    return [d[k].get(name) for k, name in zip(keys, names, strict=True)]
+
+
+def sum_in_dict(d: dict[int, int], keys: Iterable[int], values: Iterable[int]) -> None:
+    """P10: a reduced value per key; `d` is a defaultdict."""
+    for k, v in zip(keys, values, strict=True):
+        d[k] += v
+
+
+def mean_in_dict(
+    d: dict[int, tuple[float, int]], keys: Iterable[int], values: Iterable[float]
+) -> None:
+    """P10: what a mean is made of; with tuples, as above."""
+    for k, v in zip(keys, values, strict=True):
+        row = d.get(k)
+        d[k] = (v, 1) if row is None else (row[0] + v, row[1] + 1)
+
+
+Timer = tuple[int, int]
+"""When, and whose."""
+
+
+def register_timers(
+    heap: list[Timer], there: set[Timer], keys: Iterable[int], times: Iterable[int]
+) -> None:
+    """P10: timers that are one however often they are registered."""
+    for timer in zip(times, keys, strict=True):
+        if timer not in there:
+            there.add(timer)
+            heapq.heappush(heap, timer)
+
+
+def fire_timers(
+    heap: list[Timer], there: set[Timer], until: int, call: Callable[[int, int], object]
+) -> int:
+    """P10: the ones that are due, in order; those taken out of the set meanwhile were deleted."""
+    fired = 0
+    while heap and heap[0][0] <= until:
+        timer = heapq.heappop(heap)
+        if timer in there:
+            there.remove(timer)
+            call(timer[1], timer[0])
+            fired += 1
+    return fired

@@ -6,10 +6,6 @@
 #include "schema.h"
 #include "ttl.h"
 
-static int64_t group_end(const pst_batch *b, int64_t from) {
-    return from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-}
-
 static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
                                const pst_array *values) {
     pst_table *t = b->t;
@@ -33,27 +29,38 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
     return PST_OK;
 }
 
-/* Brings in what the roots of the group's rows name: their rows are in cache. */
-static void prefetch_roots(const pst_batch *b, int32_t column, int64_t from, int64_t to) {
+/* What an operation wants of a list: where it ends, or where it begins. */
+typedef enum pst_list_end { LIST_TAIL, LIST_HEAD } pst_list_end;
+
+/* Brings in what the root of row i names: the row is in cache. */
+static void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
     const pst_table *t = b->t;
-    int list = t->lay.fields[column].kind == PST_LIST;
-    for (int64_t i = from; i < to; i++) {
-        if (b->slots[i] == PST_NONE)
-            continue;
-        const uint64_t *row = pst_row(t, b->slots[i]);
-        if (list) {
-            pst_list l = pst_row_list(t, row, column);
-            pst_list_prefetch(t->heap, &l);
-        } else {
-            pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
-        }
+    if (i >= b->length || b->slots[i] == PST_NONE)
+        return;
+    const uint64_t *row = pst_row(t, b->slots[i]);
+    if (t->lay.fields[column].kind != PST_LIST) {
+        pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
+        return;
     }
+    pst_list l = pst_row_list(t, row, column);
+    if (end == LIST_TAIL)
+        pst_list_prefetch(t->heap, &l);
+    else
+        pst_list_prefetch_first(t->heap, &l);
 }
 
-/* Rows of the group from `from` on, and what their roots name, on their way into the cache. */
-static void bring_elements(pst_batch *b, int32_t column, int64_t from) {
-    pst_batch_bring(b, from);
-    prefetch_roots(b, column, from, group_end(b, from));
+/* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
+ * root names on its way there. One at a time, for the processor waits for few lines at once. */
+static inline void bring_elements(pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
+    if (i % PST_GROUP == 0) {
+        if (i == 0)
+            pst_batch_bring(b, 0);
+        for (int64_t k = 0; i == 0 && k < PST_GROUP; k++)
+            prefetch_root(b, column, k, end);
+        if (i + PST_GROUP < b->length)
+            pst_batch_bring(b, i + PST_GROUP);
+    }
+    prefetch_root(b, column, i + PST_GROUP, end);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -62,13 +69,12 @@ static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_
                              int64_t at) {
     pst_cell cell;
     pst_item item;
-    uint64_t word[2];
     uint32_t slot;
     pst_status s = pst_batch_row(b, i, &slot);
     if (s)
         return s;
     pst_array_cell(items, at, &cell);
-    s = pst_item_of(b->t, column, &cell, word, &item);
+    s = pst_item_of(b->t, column, &cell, &item);
     return s ? s : pst_row_list_append(b->t, slot, column, &item);
 }
 
@@ -80,11 +86,11 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
         s = PST_INVALID;
     if (s)
         return s;
-    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
-        int64_t to = group_end(b, from);
-        bring_elements(b, column, from);
-        s = pst_undo_reserve(t, PST_GROUP);
-        for (int64_t i = from; !s && i < to; i++)
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        bring_elements(b, column, i, LIST_TAIL);
+        if (i % PST_GROUP == 0)
+            s = pst_undo_reserve(t, PST_GROUP);
+        if (!s)
             s = append_one(b, i, column, items, i);
     }
     return pst_poison(t, s);
@@ -101,10 +107,9 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
     if (s)
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+        bring_elements(b, column, i, LIST_TAIL);
+        if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
-        }
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
             s = append_one(b, i, column, items, k);
     }
@@ -128,8 +133,7 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
     offsets[0] = 0;
     for (int64_t i = 0; !s && i < b->length; i++) {
         uint64_t count;
-        if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+        bring_elements(b, column, i, LIST_HEAD);
         s = count_of(b, i, column, &count);
         offsets[i + 1] = offsets[i] + (int64_t)count;
     }
@@ -162,6 +166,34 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
+/* Brings in the lists of the group that begins at `from`, a chunk of each in turn, for a chain
+ * followed alone waits at every chunk. Of long ones the beginning. */
+static void bring_chains(pst_batch *b, int32_t column, int64_t from) {
+    enum { CHUNKS = 8 };
+    const pst_table *t = b->t;
+    pst_list lists[PST_GROUP];
+    uint32_t at[PST_GROUP];
+    int n = 0;
+    for (int64_t i = from; i < b->length && i < from + PST_GROUP; i++) {
+        uint32_t slot = pst_batch_slot(b, i);
+        if (slot == PST_NONE)
+            continue;
+        lists[n] = pst_row_list(t, pst_row(t, slot), column);
+        at[n] = lists[n].first;
+        __builtin_prefetch(pst_block(t, lists[n].last));
+        n++;
+    }
+    for (int chunks = 0; n && chunks < CHUNKS; chunks++) {
+        int left = 0;
+        for (int k = 0; k < n; k++) {
+            at[left] = pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &lists[k], at[k]);
+            lists[left] = lists[k];
+            left += at[left] != 0;
+        }
+        n = left;
+    }
+}
+
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
@@ -173,8 +205,9 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     if (!width)
         return PST_INVALID;
     for (int64_t i = 0; !s && i < b->length; i++) {
+        bring_elements(b, column, i, LIST_HEAD);
         if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+            bring_chains(b, column, i);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)
@@ -207,10 +240,9 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     if (s)
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+        bring_elements(b, column, i, LIST_TAIL);
+        if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
-        }
         pst_cell key, value;
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         uint64_t room[PST_TREE_MAX_VALUE_WORDS];
@@ -235,10 +267,9 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
     if (s)
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        if (i % PST_GROUP == 0) {
-            bring_elements(b, column, i);
+        bring_elements(b, column, i, LIST_TAIL);
+        if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
-        }
         pst_cell key;
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         uint32_t slot = pst_batch_slot(b, i);
@@ -266,10 +297,10 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
 /* The low bytes of words come first. */
 static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, int32_t column,
                                                                   const pst_array *keys,
-                                                                  size_t width, int64_t from,
-                                                                  int64_t to, uint8_t *values,
+                                                                  size_t width, uint8_t *values,
                                                                   uint8_t *valid) {
-    for (int64_t i = from; i < to; i++) {
+    for (int64_t i = 0; i < b->length; i++) {
+        bring_elements(b, column, i, LIST_HEAD);
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         pst_status s = get_entry(b, i, column, keys, &e);
         uint8_t *out = values + (size_t)i * width;
@@ -295,13 +326,8 @@ pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys
     size_t width = t->lay.fields[column].type == PST_FIXED
                        ? t->schema.states[column].width
                        : pst_type_width((pst_type)t->lay.fields[column].type);
-    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
-        int64_t to = group_end(b, from);
-        bring_elements(b, column, from);
-        s = width == 8 ? get_fixed(b, column, keys, 8, from, to, values, valid)
-                       : get_fixed(b, column, keys, width, from, to, values, valid);
-    }
-    return s;
+    return width == 8 ? get_fixed(b, column, keys, 8, values, valid)
+                      : get_fixed(b, column, keys, width, values, valid);
 }
 
 pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
@@ -314,8 +340,7 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
     int64_t total = 0;
     for (int64_t i = 0; i < b->length; i++) {
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        if (i % PST_GROUP == 0)
-            bring_elements(b, column, i);
+        bring_elements(b, column, i, LIST_HEAD);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;

@@ -52,8 +52,7 @@ pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind) {
 
 /* ---- cells ---------------------------------------------------------------------------------- */
 
-pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, uint64_t word[2],
-                       pst_item *item) {
+pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, pst_item *item) {
     uint32_t width = t->collections[i].list.width;
     item->time = pst_ttl_stamp(t, i);
     if (t->lay.fields[i].type >= PST_STRING) {
@@ -64,8 +63,7 @@ pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, uint
         return cell->bytes.size > PST_MAX_BYTES ? PST_TOO_LARGE : PST_OK;
     }
     /* Little-endian: the low bytes come first. */
-    memcpy(word, cell->word, 16);
-    item->data = word;
+    item->data = cell->word;
     item->size = width;
     return PST_OK;
 }
@@ -114,11 +112,11 @@ pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
         e->value_bytes = value->bytes;
         return value->bytes.size > PST_MAX_BYTES ? PST_TOO_LARGE : PST_OK;
     }
-    e->value = room;
     if (t->lay.fields[i].type != PST_FIXED) {
-        memcpy(room, value->word, 16);
+        e->value = value->word;
         return PST_OK;
     }
+    e->value = room;
     if (value->bytes.size != s->value_words * 8u)
         return PST_WRONG_TYPE;
     memcpy(room, value->bytes.data, value->bytes.size);
@@ -260,8 +258,10 @@ pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
 /* An equal value that is young enough keeps its time: nothing is written (X2). */
 static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const pst_tree_entry *e) {
     const pst_tree_shape *s = &t->collections[i].map;
+    if (!s->timed)
+        return 0;
     pst_tree_entry old = *e;
-    if (!s->timed || pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
+    if (pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
         pst_ttl_is_stale(t, i, old.time) || pst_ttl_expired(t, i, old.time))
         return 0;
     if (s->value_is_ref)

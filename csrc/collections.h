@@ -52,11 +52,11 @@ static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row,
 /* Column i of that kind? PST_INVALID. */
 pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind);
 
-/* An element as a list item: fixed widths are packed into `word`, which must outlive the item. */
-pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, uint64_t word[2],
-                       pst_item *item);
+/* An element as a list item, whose data lie in the cell. */
+pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, pst_item *item);
 void pst_item_cell(const pst_table *t, int32_t i, const pst_item *item, pst_cell *cell);
-/* A map's key and value as an entry; `room` as above. PST_WRONG_TYPE for a struct of another width. */
+/* A map's key and value as an entry, whose value lies in the cell, or if it is a struct in `room`.
+ * PST_WRONG_TYPE for a struct of another width. */
 void pst_entry_key(const pst_table *t, int32_t i, const pst_cell *key, pst_tree_entry *e);
 pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
                            uint64_t room[PST_TREE_MAX_VALUE_WORDS], pst_tree_entry *e);

@@ -259,6 +259,25 @@ void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
     __builtin_prefetch(at + HEADER + l->used, 1);
 }
 
+void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
+    __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
+}
+
+uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
+                                 uint32_t granule) {
+    enum { LINE = 64, MOST = 512 }; /* of longer chunks the processor sees the pattern */
+    chunk c;
+    if (!look(heap, heap_bytes, granule, &c))
+        return 0;
+    uint64_t bytes = granule == l->last ? HEADER + (uint64_t)l->used : c.bytes;
+    for (uint64_t at = LINE; at < bytes && at < MOST; at += LINE)
+        __builtin_prefetch(c.at + at);
+    if (granule == l->last)
+        return 0;
+    __builtin_prefetch(heap + (uint64_t)c.next * PST_GRANULE);
+    return c.next;
+}
+
 /* Makes *k the chunk at hand, or sets PST_CORRUPT where its items do not fit it. */
 static void enter(pst_list_cursor *c, const chunk *k) {
     const pst_list *l = &c->list;

@@ -58,19 +58,24 @@ typedef struct pst_item {
     int64_t time;
 } pst_item;
 
+/* Word by word, also in memory: halves that were stored on their own and loaded together, or the
+ * reverse, wait for each other. */
 static inline pst_list pst_list_load(const uint64_t *field) {
-    uint64_t words[PST_LIST_WORDS];
+    uint64_t chunks = pst_get64(field), last = pst_get64(field + 1);
     pst_list l;
-    pst_get_words(words, field, PST_LIST_WORDS);
-    memcpy(&l, words, sizeof l);
+    l.first = (uint32_t)chunks;
+    l.last = (uint32_t)(chunks >> 32);
+    l.used = (uint32_t)last;
+    l.born = (uint32_t)(last >> 32);
+    l.end = pst_get64(field + 2);
     return l;
 }
 
 /* REQUIRES: a release fence since the list was written to, as before any reference. */
 static inline void pst_list_store(uint64_t *field, const pst_list *l) {
-    uint64_t words[PST_LIST_WORDS];
-    memcpy(words, l, sizeof words);
-    pst_put_words(field, words, PST_LIST_WORDS);
+    pst_put64(field, l->first | (uint64_t)l->last << 32);
+    pst_put64(field + 1, l->used | (uint64_t)l->born << 32);
+    pst_put64(field + 2, l->end);
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -114,6 +119,12 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
 
 /* The lines that an append touches. */
 void pst_list_prefetch(const uint8_t *heap, const pst_list *l);
+/* The lines with which a reader begins. */
+void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l);
+/* Brings in a chunk whose first line is in cache, and the first line of the next one, which it
+ * returns; 0 after the last. Without pst_list_seek's checks beyond what keeps it in the heap. */
+uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
+                                 uint32_t granule);
 
 typedef struct pst_list_chunk {
     const uint8_t *at;

@@ -24,11 +24,10 @@ static pst_status row_of(pst_table *t, int32_t column, pst_kind kind, int make, 
 
 pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *cell) {
     uint32_t slot;
-    uint64_t word[2];
     pst_item item;
     pst_status s = pst_check_kind(t, column, PST_LIST);
     if (!s)
-        s = pst_item_of(t, column, cell, word, &item);
+        s = pst_item_of(t, column, cell, &item);
     if (!s)
         s = pst_current_row(t, 1, &slot);
     return s ? s : pst_poison(t, pst_row_list_append(t, slot, column, &item));

@@ -89,8 +89,8 @@ class ListHandle(_Elements):
     """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
 
     ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
-    `NoCurrentKeyError` without one; ``len(handle)`` counts its items. The other methods work on a
-    `KeyBatch`.
+    `NoCurrentKeyError` without one; ``len(handle)`` counts its items. ``add`` of None or of another
+    type raises `WrongTypeError` and writes nothing. The other methods work on a `KeyBatch`.
 
     Attributes
     ----------
@@ -99,6 +99,12 @@ class ListHandle(_Elements):
     type : StateType
         The items' type.
     """
+
+    def __new__(
+        cls, table: _core.Table, column: int, name: str, declaration: ListState
+    ) -> ListHandle:
+        """Choose by the items' type."""
+        return super().__new__(_ObjectListHandle if declaration.type.is_object else cls)
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ListState) -> None:
         type_ = declaration.type
@@ -110,16 +116,6 @@ class ListHandle(_Elements):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
-
-    def add(self, value: Any, /) -> None:
-        """Append an item.
-
-        Raises
-        ------
-        WrongTypeError
-            The item is None or of another type; nothing was written.
-        """
-        super().add(self._packed(value) if self._pickles and value is not None else value)
 
     def add_all(self, values: Iterable[Any], /) -> None:
         """Append items; all or, if one of them is refused, none."""
@@ -161,7 +157,7 @@ class ListHandle(_Elements):
                 self.clear()
                 table.set_namespace(target)
                 for item in items:
-                    super().add(item)
+                    _Elements.add(self, item)
         finally:
             table.set_namespace(current)
 
@@ -244,6 +240,14 @@ class ListHandle(_Elements):
             flat = self._unpacked(items.to_pylist())
             return [flat[a:b] for a, b in pairwise(offsets)]
         return _list_array(offsets, decoded(items, self.type, self.codec))
+
+
+class _ObjectListHandle(ListHandle):
+    """Items that are pickled."""
+
+    def add(self, value: Any, /) -> None:
+        """Append an item."""
+        super().add(value if value is None else self._packed(value))
 
 
 class MapHandle(_Elements):

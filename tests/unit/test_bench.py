@@ -38,7 +38,7 @@ def questions(folder: Path) -> set[str]:
 
 def test_every_question_is_answered(tmp_path: Path) -> None:
     table = run("bench", "--output", str(tmp_path))
-    assert questions(tmp_path) == {"P1", "P2", "P4", "P5", "P7", "P8"}
+    assert questions(tmp_path) == {"P1", "P2", "P4", "P5", "P7", "P8", "P10", "P11"}
     for question in questions(tmp_path):
         assert f"\n{question}  " in table
 
@@ -51,7 +51,7 @@ def test_the_workloads_run_under_pytest_benchmark() -> None:
 @pytest.mark.slow
 def test_the_jobs_on_spark(tmp_path: Path) -> None:
     run("bench", "--spark", "--output", str(tmp_path))
-    assert questions(tmp_path) == {"P9"}
+    assert questions(tmp_path) == {"P9", "P12"}
 
 
 def test_an_unknown_question_is_refused() -> None:

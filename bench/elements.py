@@ -1,0 +1,438 @@
+"""P10: lists, maps, reduced values, means and timers, a batch at a time and a key at a time.
+
+As many elements in all for every kind, on both sides, so that caches matter alike. Measured in
+processor time of the process, all its threads together: the question is about one core.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+import pystate as ps
+from bench import peers
+from bench.keyed import in_batches, random_keys, seal
+from bench.measure import Row, Scale, Work, by_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pystate import KeyedStateBackend
+    from pystate.declarations import State
+
+    Works = dict[str, Work]
+
+LONG_LIST = 100
+"""Items of the lists that are read."""
+ENTRIES = 10
+"""Entries of a map, and items of a list that is appended to."""
+SCALAR_SHARE = 4
+"""One key at a time a part of the rows is enough."""
+
+
+def random_values(rows: int, below: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Uniform, the same for everybody who takes part."""
+    return np.random.default_rng(seed).integers(0, below, rows)
+
+
+def batches_of(*columns: np.ndarray[Any, Any]) -> list[tuple[pa.Array[Any], ...]]:
+    """Slices of several columns."""
+    return list(zip(*(in_batches(pa.array(column)) for column in columns), strict=True))
+
+
+def repeated(n_keys: int, times: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Each key so often: as rows that arrive one key after the other, and round after round."""
+    for _ in range(times):
+        yield np.arange(n_keys, dtype=np.int64)
+
+
+def backend_of(**states: State) -> KeyedStateBackend:
+    """A heap table with a long key."""
+    return ps.KeyedStateBackend(key="long", states=states)
+
+
+# ---- lists
+
+
+def filled_lists(n_keys: int, length: int) -> KeyedStateBackend:
+    """Lists of so many items, which came one after the other."""
+    backend = backend_of(items=ps.ListState("long"))
+    for column in repeated(n_keys, length):
+        for keys in in_batches(pa.array(column)):
+            backend["items"].append(backend.keys(keys), keys)
+    seal(backend)
+    return backend
+
+
+def list_in_dict(n_keys: int, length: int) -> dict[int, list[int]]:
+    """The same in a dict, its items made one after the other as well."""
+    lists: dict[int, list[int]] = defaultdict(list)
+    for column in repeated(n_keys, length):
+        names = column.tolist()
+        peers.append_to_lists(lists, names, names)
+    return lists
+
+
+def append_works(scale: Scale, scalar: bool) -> Works:
+    """A list append."""
+    n_keys, rows = scale.elements // ENTRIES, rows_of(scale, scalar)
+    keys, values = random_keys(n_keys, rows), random_values(rows, 1 << 40, 43)
+    backend = filled_lists(n_keys, ENTRIES)
+    items, batches = backend["items"], batches_of(keys, values)
+    keys_list, values_list = keys.tolist(), values.tolist()
+    kept = list_in_dict(n_keys, ENTRIES)
+
+    def append() -> None:
+        for names, added in batches:
+            items.append(backend.keys(names), added)
+
+    def append_and_seal() -> None:
+        append()
+        seal(backend)
+
+    def append_one_by_one() -> None:
+        for k, v in zip(keys_list, values_list, strict=True):
+            backend.set_current_key(k)
+            items.add(v)
+
+    # Lists would grow from round to round: both sides go back to where they were.
+    def restart() -> None:
+        backend.rollback()
+
+    def restart_sealed() -> None:
+        backend.rollback(1)
+
+    def restart_dict() -> None:
+        kept.clear()
+        kept.update(list_in_dict(n_keys, ENTRIES))
+
+    def append_to_dict() -> None:
+        peers.append_to_lists(kept, keys_list, values_list)
+
+    works = {"dict of lists": Work(append_to_dict, after=restart_dict)}
+    if scalar:
+        return {"pystate": Work(append_one_by_one, after=restart), **works}
+    return {
+        "pystate": Work(append, after=restart),
+        "pystate, seal timed": Work(append_and_seal, after=restart_sealed),
+        **works,
+    }
+
+
+def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
+    """A read of a list of 100."""
+    n_keys, rows = scale.elements // LONG_LIST, rows_of(scale, scalar) // 25
+    keys = random_keys(n_keys, rows)
+    backend = filled_lists(n_keys, LONG_LIST)
+    items, batches = backend["items"], batches_of(keys)
+    keys_list = keys.tolist()
+    kept = list_in_dict(n_keys, LONG_LIST)
+
+    def read() -> list[Any]:
+        return [items.lists(backend.keys(names)) for (names,) in batches]
+
+    def read_and_sum() -> list[Any]:
+        sums = []
+        for (names,) in batches:
+            lists = items.lists(backend.keys(names))
+            starts = lists.offsets.to_numpy()[:-1]
+            sums.append(np.add.reduceat(lists.values.to_numpy(), starts))
+        return sums
+
+    def read_one_by_one() -> list[Any]:
+        found = []
+        for k in keys_list:
+            backend.set_current_key(k)
+            found.append(items.get())
+        return found
+
+    def sum_one_by_one() -> list[int]:
+        found = []
+        for k in keys_list:
+            backend.set_current_key(k)
+            found.append(sum(items.get()))
+        return found
+
+    if summed:
+        ours = sum_one_by_one if scalar else read_and_sum
+        return {
+            "pystate": Work(ours),
+            "dict of lists": Work(lambda: peers.sum_lists(kept, keys_list)),
+        }
+    return {
+        "pystate": Work(read_one_by_one if scalar else read),
+        "dict of lists": Work(lambda: peers.copy_lists(kept, keys_list)),
+    }
+
+
+# ---- maps
+
+
+def filled_maps(n_keys: int) -> tuple[KeyedStateBackend, dict[int, dict[int, int]]]:
+    """Maps of 10 entries, and the same in a dict."""
+    backend = backend_of(entries=ps.MapState("long", "long"))
+    kept: dict[int, dict[int, int]] = defaultdict(dict)
+    for name, column in enumerate(repeated(n_keys, ENTRIES)):
+        for keys in in_batches(pa.array(column)):
+            names = pa.array(np.full(len(keys), name, np.int64))
+            backend["entries"].put_entries(backend.keys(keys), names, keys)
+        keys_list = column.tolist()
+        peers.put_into_maps(kept, keys_list, [name] * n_keys, keys_list)
+    seal(backend)
+    return backend, kept
+
+
+def put_works(scale: Scale, scalar: bool) -> Works:
+    """A map put that changes an entry."""
+    n_keys, rows = scale.elements // ENTRIES, rows_of(scale, scalar)
+    keys, names = random_keys(n_keys, rows), random_values(rows, ENTRIES, 44)
+    values = random_values(rows, 1 << 40, 43)
+    backend, kept = filled_maps(n_keys)
+    entries = backend["entries"]
+    keys_list, names_list = keys.tolist(), names.tolist()
+    batches: list[tuple[pa.Array[Any], ...]] = []
+    values_list: list[int] = []
+
+    def change() -> None:
+        # Else every round after the first would put what is there.
+        np.add(values, 1, out=values)
+        batches[:] = batches_of(keys, names, values)
+        values_list[:] = values.tolist()
+
+    def put() -> None:
+        for keyed, named, changed in batches:
+            entries.put_entries(backend.keys(keyed), named, changed)
+
+    def put_and_seal() -> None:
+        put()
+        seal(backend)
+
+    def put_one_by_one() -> None:
+        for k, name, v in zip(keys_list, names_list, values_list, strict=True):
+            backend.set_current_key(k)
+            entries.put(name, v)
+
+    def put_into_dict() -> None:
+        peers.put_into_maps(kept, keys_list, names_list, values_list)
+
+    def end_epoch() -> None:
+        seal(backend)
+
+    works = {"dict of dicts": Work(put_into_dict, before=change)}
+    if scalar:
+        return {"pystate": Work(put_one_by_one, before=change, after=end_epoch), **works}
+    return {
+        "pystate": Work(put, before=change, after=end_epoch),
+        "pystate, seal timed": Work(put_and_seal, before=change),
+        **works,
+    }
+
+
+def get_works(scale: Scale, scalar: bool) -> Works:
+    """A map get."""
+    n_keys, rows = scale.elements // ENTRIES, rows_of(scale, scalar)
+    keys, names = random_keys(n_keys, rows), random_values(rows, ENTRIES, 44)
+    backend, kept = filled_maps(n_keys)
+    entries, batches = backend["entries"], batches_of(keys, names)
+    lists = keys.tolist(), names.tolist()
+
+    def get() -> list[Any]:
+        return [entries.get_entries(backend.keys(keyed), named) for keyed, named in batches]
+
+    def get_one_by_one() -> list[Any]:
+        found = []
+        for k, name in zip(*lists, strict=True):
+            backend.set_current_key(k)
+            found.append(entries.get(name))
+        return found
+
+    return {
+        "pystate": Work(get_one_by_one if scalar else get),
+        "dict of dicts": Work(lambda: peers.get_from_maps(kept, *lists)),
+    }
+
+
+# ---- reduced values and aggregates
+
+
+def add_works(scale: Scale, scalar: bool, *, mean: bool) -> Works:
+    """A sum, or a mean of doubles."""
+    n_keys, rows = scale.elements, rows_of(scale, scalar)
+    keys: Any = random_keys(n_keys, rows)
+    values: Any = random_values(rows, 1_000, 43)
+    state: State = ps.ReducingState("long", operator.add)
+    if mean:
+        values = values.astype(np.float64)
+        state = ps.AggregatingState(ps.Mean(), "double")
+    backend = backend_of(total=state)
+    total, batches = backend["total"], batches_of(keys, values)
+    for names in in_batches(pa.array(np.arange(n_keys, dtype=np.int64))):
+        total.add_all(backend.keys(names), pa.array(np.zeros(len(names), values.dtype)))
+    seal(backend)
+    keys_list, values_list = keys.tolist(), values.tolist()
+
+    def add() -> None:
+        for names, added in batches:
+            total.add_all(backend.keys(names), added)
+
+    def add_and_seal() -> None:
+        add()
+        seal(backend)
+
+    def add_one_by_one() -> None:
+        for k, v in zip(keys_list, values_list, strict=True):
+            backend.set_current_key(k)
+            total.add(v)
+
+    works: Works
+    if mean:
+        means = dict.fromkeys(range(n_keys), (0.0, 0))
+        works = {"dict": Work(lambda: peers.mean_in_dict(means, keys_list, values_list))}
+    else:
+        sums: dict[int, int] = defaultdict(int, dict.fromkeys(range(n_keys), 0))
+        works = {"dict": Work(lambda: peers.sum_in_dict(sums, keys_list, values_list))}
+
+    def end_epoch() -> None:
+        seal(backend)
+
+    if scalar:
+        return {"pystate": Work(add_one_by_one, after=end_epoch), **works}
+    return {
+        "pystate": Work(add, after=end_epoch),
+        "pystate, seal timed": Work(add_and_seal),
+        **works,
+    }
+
+
+# ---- timers
+
+
+class TimerRounds:
+    """Timers that come and go, one of each per tick, so that as many wait at any time."""
+
+    def __init__(self, scale: Scale, scalar: bool) -> None:
+        self.n_keys, self.rows = scale.elements // 4, rows_of(scale, scalar) // 2
+        self.span = scale.elements
+        self.rng = np.random.default_rng(47)
+        self.now = 0
+        # Times of up to `span` ticks from when they came, of which a part has gone by.
+        self.keys = self.rng.integers(0, self.n_keys, self.span // 2)
+        left = self.span * (1 - np.sqrt(self.rng.random(self.span // 2)))
+        self.times = 1 + left.astype(np.int64)
+
+    def advance(self) -> None:
+        """Time goes on, and as many timers as ticks are there to be registered."""
+        self.now += self.rows
+        self.keys = self.rng.integers(0, self.n_keys, self.rows)
+        self.times = self.now + 1 + self.rng.integers(0, self.span, self.rows)
+
+
+def timer_works(scale: Scale, scalar: bool) -> Works:
+    """Registering timers, and firing those that are due."""
+    ours, theirs = TimerRounds(scale, scalar), TimerRounds(scale, scalar)
+    # Keys with timers have other states as a rule: their rows are there.
+    backend = ps.KeyedStateBackend(key="long", states={"n": ps.ValueState("long")}, timers=True)
+    for names in in_batches(pa.array(np.arange(ours.n_keys, dtype=np.int64))):
+        backend["n"].add(backend.keys(names), 1)
+    heap: list[peers.Timer] = []
+    there: set[peers.Timer] = set()
+
+    def register() -> None:
+        for names, times in batches_of(ours.keys, ours.times):
+            backend.register_timers(backend.keys(names), "event", times)
+
+    def register_and_fire() -> None:
+        register()
+        while (due := backend.due_timers("event", ours.now, 65_536)) is not None:
+            due.fire_all()
+
+    def register_and_fire_one_by_one() -> None:
+        for k, moment in ours_lists[0]:
+            backend.set_current_key(k)
+            backend.register_timer("event", moment)
+        fired: list[tuple[int, int]] = []
+        while (due := backend.due_timers("event", ours.now, 8_192)) is not None:
+            names = due.keys.key_arrays()[0].to_numpy().tolist()
+            for i, timer in enumerate(zip(names, due.timestamps.tolist(), strict=True)):
+                if due.fire(i):
+                    fired.append(timer)
+
+    ours_lists: list[list[tuple[int, int]]] = [[]]
+    lists: list[tuple[list[int], list[int]]] = [([], [])]
+
+    def advance_ours() -> None:
+        seal(backend)
+        ours.advance()
+        ours_lists[0] = list(zip(ours.keys.tolist(), ours.times.tolist(), strict=True))
+
+    def advance_theirs() -> None:
+        theirs.advance()
+        lists[0] = theirs.keys.tolist(), theirs.times.tolist()
+
+    def in_heap() -> None:
+        fired: list[tuple[int, int]] = []
+        peers.register_timers(heap, there, *lists[0])
+        peers.fire_timers(heap, there, theirs.now, lambda k, moment: fired.append((k, moment)))
+
+    register()
+    peers.register_timers(heap, there, theirs.keys.tolist(), theirs.times.tolist())
+    run = register_and_fire_one_by_one if scalar else register_and_fire
+    return {
+        "pystate": Work(run, before=advance_ours),
+        "heapq and set": Work(in_heap, before=advance_theirs),
+    }
+
+
+# ---- the question
+
+
+def rows_of(scale: Scale, scalar: bool) -> int:
+    """Rows of a round."""
+    return scale.element_rows // (SCALAR_SHARE if scalar else 1)
+
+
+KINDS: dict[str, tuple[Callable[[Scale, bool], Works], int]] = {
+    "list append": (append_works, 1),
+    "read of a 100-element list": (lambda s, scalar: read_works(s, scalar, summed=False), 25),
+    "read of a 100-element list, summed": (
+        lambda s, scalar: read_works(s, scalar, summed=True),
+        25,
+    ),
+    "map put, 10 entries": (put_works, 1),
+    "map get, 10 entries": (get_works, 1),
+    "reducing add": (lambda s, scalar: add_works(s, scalar, mean=False), 1),
+    "aggregating mean": (lambda s, scalar: add_works(s, scalar, mean=True), 1),
+    "timer register + fire": (timer_works, 2),
+}
+"""What is done, and to how many rows the round's are one."""
+
+
+def elements(scale: Scale) -> list[Row]:
+    """P10."""
+    rows = []
+    for scalar in (False, True):
+        for what, (works_of, share) in KINDS.items():
+            works = works_of(scale, scalar)
+            *_, peer = works
+            timings = by_turns(works, scale.rounds, clock=time.process_time)
+            done = rows_of(scale, scalar) // share
+            for name in works:
+                expected = ">= 0.5x" if scalar else ">= 8x"
+                rows.append(
+                    Row(
+                        "P10",
+                        f"{what}, {'a key' if scalar else 'a batch'} at a time: {name}",
+                        timings.rate(name, done / 1e6),
+                        "M/s",
+                        peer="" if name == peer else peer,
+                        ratio=None if name == peer else timings.ratio(name, peer),
+                        expected=expected if name == "pystate" else "",
+                        detail={"seconds": timings.seconds[name], "rows": done},
+                    )
+                )
+    return rows

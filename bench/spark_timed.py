@@ -1,0 +1,229 @@
+"""P12: a function of one row with a value, a map and timers, beside Spark's transformWithState.
+
+Both run in one session over the same stream, shuffle by key into as many partitions, and write the
+rows that they yield to Parquet in `foreachBatch`; these are compared at the end. Each counts the
+rows of a key, and of each window of a key, whose count leaves when a timer finds the window closed.
+Spark's processor sees all of a key's rows at once and asks for the state once for them, as one
+would write it there, where every access to state is a message to the JVM.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Row as SparkRow
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+import pystate as ps
+from bench.measure import Row, Scale, Spread
+from bench.spark_jobs import (
+    MAX_PARALLELISM,
+    PARALLELISM,
+    PROVIDERS,
+    batch_seconds,
+    hand_over,
+    session,
+    started,
+)
+from pystate.spark import Job, ParquetSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SPAN_MS = 3_600_000
+"""Event time of a batch; no row is late."""
+WINDOW_MS = SPAN_MS // 4
+WARM_UP = 2
+"""Batches that nobody times, of a tenth of the rows."""
+COLUMNS = "key long, ms long, at timestamp"
+OUTPUT = "key long, until long, n long"
+
+
+def write_input(spark: SparkSession, rows: int, keys: int, folder: Path) -> None:
+    """One batch: keys uniform, times all over the batch's span, its last millisecond among them."""
+    begin = (int(folder.name) + 1) * SPAN_MS
+    drawn = F.pmod(F.xxhash64(F.col("id") + begin), F.lit(keys)).cast("long")
+    ms = F.lit(begin + SPAN_MS - 1) - F.pmod(F.col("id") * 7_919, F.lit(SPAN_MS))
+    spark.range(0, rows, 1, PARALLELISM).select(
+        drawn.alias("key"), ms.alias("ms"), F.timestamp_millis(ms).alias("at")
+    ).write.parquet(str(folder))
+
+
+def source(spark: SparkSession, folder: Path) -> DataFrame:
+    """Each folder that appears below `folder` as a batch."""
+    (folder / "in").mkdir(parents=True)
+    return spark.readStream.schema(COLUMNS).parquet(str(folder / "in" / "*"))
+
+
+def windows_function() -> ps.KeyedProcessFunction:
+    """The function; made here so that it travels by value."""
+    window_ms = WINDOW_MS
+
+    class Windows(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+        windows = ps.MapState("long", "long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            n = self.n.value() + 1
+            self.n.update(n)
+            until = row["ms"] // window_ms * window_ms + window_ms
+            count = self.windows.get(until)
+            if count is None:
+                count = 0
+                ctx.register_event_time_timer(until)
+            self.windows.put(until, count + 1)
+            yield key, None, n
+
+        def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+            yield key, timestamp, self.windows.get(timestamp)
+            self.windows.remove(timestamp)
+
+    return Windows()
+
+
+def windows_processor() -> StatefulProcessor:
+    """The same for Spark."""
+    window_ms = WINDOW_MS
+
+    class Windows(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.n = handle.getValueState("n", "n long")
+            self.windows = handle.getMapState("windows", "until long", "n long")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803
+            found = self.n.get()
+            n = 0 if found is None else found[0]
+            added: Counter[int] = Counter()
+            for row in rows:
+                n += 1
+                added[row["ms"] // window_ms * window_ms + window_ms] += 1
+                yield SparkRow(key=key[0], until=None, n=n)
+            self.n.update((n,))
+            for until, more in added.items():
+                count = self.windows.getValue((until,))
+                if count is None:
+                    self.handle.registerTimer(until)
+                self.windows.updateValue((until,), ((0 if count is None else count[0]) + more,))
+
+        def handleExpiredTimer(  # noqa: N802
+            self,
+            key: Any,
+            timerValues: Any,  # noqa: N803
+            expiredTimerInfo: Any,  # noqa: N803
+        ) -> Any:
+            until = expiredTimerInfo.getExpiryTimeInMs()
+            yield SparkRow(key=key[0], until=until, n=self.windows.getValue((until,))[0])
+            self.windows.removeKey((until,))
+
+        def close(self) -> None:
+            pass
+
+    return Windows()
+
+
+def start_with_pystate(stream: DataFrame, folder: Path) -> StreamingQuery:
+    """The product."""
+    job = Job(
+        "bench",
+        checkpoint=str(folder / "checkpoint"),
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=PARALLELISM,
+    )
+
+    def pipeline(frame: DataFrame) -> DataFrame:
+        keyed = job.key_by(frame, "key", uid="windows", event_time="at", allowed_delay=0)
+        return keyed.process(windows_function(), OUTPUT)
+
+    return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
+
+
+def start_native(stream: DataFrame, folder: Path) -> StreamingQuery:
+    """Spark's own."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
+
+    rows = stream.withWatermark("at", "0 seconds").groupBy("key")
+    windows = rows.transformWithState(windows_processor(), OUTPUT, "Update", "EventTime")
+    return started(windows.writeStream.outputMode("update").foreachBatch(write), folder)
+
+
+STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
+    "pystate": start_with_pystate,
+    "transformWithState": start_native,
+}
+
+
+def jobs(scale: Scale) -> list[Row]:
+    """P12: each batch goes through one job after the other."""
+    seconds: dict[str, list[float]] = {name: [] for name in STARTS}
+    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
+    try:
+        with session(root) as spark:
+            spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS["RocksDB"])
+            # A batch that only moves the watermark would be one more for Spark than for pystate.
+            spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+            folders = {name: root / name for name in STARTS}
+            queries = {
+                name: start(source(spark, folders[name]), folders[name])
+                for name, start in STARTS.items()
+            }
+            for turn in range(WARM_UP + scale.timed_batches):
+                rows = scale.timed_rows if turn >= WARM_UP else scale.timed_rows // 10
+                write_input(spark, rows, scale.timed_keys, root / str(turn))
+                for name, query in queries.items():
+                    hand_over(root / str(turn), folders[name])
+                    seconds[name].append(batch_seconds(query, turn))
+            for query in queries.values():
+                query.stop()
+            written = compared(spark, *folders.values())
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return list(rows_of({name: taken[WARM_UP:] for name, taken in seconds.items()}, written, scale))
+
+
+def compared(spark: SparkSession, ours: Path, theirs: Path) -> dict[str, int]:
+    """Both outputs hold the same rows; how many of rows and of timers."""
+    one, other = (
+        spark.read.parquet(str(folder / "out")).select("key", "until", "n")
+        for folder in (ours, theirs)
+    )
+    missing, more = other.exceptAll(one).count(), one.exceptAll(other).count()
+    if missing or more:
+        raise AssertionError(f"the outputs differ: {missing} rows missing, {more} too many")
+    fired = one.where("until is not null").count()
+    return {"rows": one.count() - fired, "timers": fired}
+
+
+def rows_of(
+    seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
+) -> Iterator[Row]:
+    """Rates, and how far ahead pystate is, batch by batch."""
+    ratio = Spread.of(
+        [
+            theirs / ours
+            for ours, theirs in zip(seconds["pystate"], seconds["transformWithState"], strict=True)
+        ]
+    )
+    for name, taken in seconds.items():
+        ours = name == "pystate"
+        yield Row(
+            "P12",
+            f"value, map and timer, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: "
+            + name,
+            Spread.of([scale.timed_rows / one / 1e3 for one in taken]),
+            "k rows/s",
+            peer="transformWithState" if ours else "",
+            ratio=ratio if ours else None,
+            expected=">= 40x" if ours else "",
+            detail={"seconds": taken, "written": written},
+        )
