@@ -7,14 +7,11 @@ on an instance it gives that instance's handle while the function runs.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import copy
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from pystate import aggregators
 from pystate.aggregators import AggregateFunction, Aggregator, BoundAggregator
 from pystate.columns import (
     VALUE,
@@ -43,7 +40,6 @@ __all__ = [
     "ReducingState",
     "State",
     "ValueState",
-    "declared_as",
 ]
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
@@ -90,7 +86,7 @@ class State:
 
         See Also
         --------
-        declared_as : the inverse.
+        pystate.stored.declared_as : the inverse.
         """
         column = self._column("state")
         if column.is_accumulator:
@@ -516,35 +512,3 @@ class AggregatingState(State):
 
     def __get__(self, instance: object | None, owner: Any = None) -> Any:
         return super().__get__(instance, owner)
-
-
-_STORED = re.compile(r"(ListState|MapState)\((.*)\)")
-_ACCUMULATOR = re.compile(r"#(\w+)\((?:\w+=(\w+))?\) of (.*)")
-
-
-def declared_as(stored: str) -> State:
-    """A declaration whose files are what `State.stored_as` says.
-
-    Raises
-    ------
-    DeclarationError
-        A later version wrote it.
-    """
-    listed = _STORED.fullmatch(stored)
-    if listed:
-        kind: Any = ListState if listed[1] == "ListState" else MapState
-        *keys, type_ = (ast.literal_eval(p) if p != "object" else object for p in _parts(listed[2]))
-        return kind(*keys, type_)  # type: ignore[no-any-return]
-    kept = _ACCUMULATOR.fullmatch(stored)
-    if kept:
-        aggregator = getattr(aggregators, kept[1], None)
-        if aggregator is None:
-            raise DeclarationError(f"{stored!r}: this version knows no aggregate {kept[1]}")
-        arguments = () if kept[2] is None else (ast.literal_eval(kept[2]),)
-        return AggregatingState(aggregator(*arguments), kept[3])
-    return ValueState(object if stored == "object" else stored)
-
-
-def _parts(text: str) -> list[str]:
-    """Literals between commas that are outside quotes."""
-    return re.findall(r"object|'[^']*'|\"[^\"]*\"", text)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend
-from pystate.declarations import declared_as
 from pystate.errors import CheckpointError
 from pystate.files import file_schema, open_file
 from pystate.history import read_head
 from pystate.manifest import Manifest, OperatorState
 from pystate.storage import CheckpointStorage
+from pystate.stored import declared_as
 from pystate.types import StateType
 
 __all__ = ["read_state"]

@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "keys",
             "nested",
             "sketches",
+            "stored",
             "tables",
             "ttl",
             "types",
