@@ -412,7 +412,7 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, u
             if (total > INT32_MAX)
                 return PST_TOO_LARGE;
         }
-        if (data)
+        if (!data) /* the pass that always comes: of empty values alone there is no other */
             s = refresh_group(b, column, from, to);
         if (s)
             return s;

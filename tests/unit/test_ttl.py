@@ -292,3 +292,12 @@ def test_timestamps_near_the_ends_of_the_type_do_not_overflow(now: int) -> None:
         made.set_clock(processing_time=2**63 - 1)
         there = now > 0
         assert (made["v"].value() == 1, made["l"].get() == [1]) == (there, there)
+
+
+def test_reading_an_empty_string_in_a_batch_counts_as_use() -> None:
+    ttl = ps.StateTtl(100, update="read_and_write")
+    with backend(v=ps.ValueState("string", ttl=ttl)) as made:
+        made["v"].update("")
+        for now in (NOW + 60, NOW + 120):
+            made.set_clock(processing_time=now)
+            assert made["v"].values(made.keys([1])).to_pylist() == [""]
