@@ -1,5 +1,35 @@
 # Timers: registered and deleted by key, handed out in order when they are due.
 
+cdef int domain_of(object name) except -1:
+    if name == "event":
+        return PST_EVENT
+    if name == "processing":
+        return PST_PROCESSING
+    raise errors.InvalidArgumentError(
+        f"a timer's domain is 'event' or 'processing', got {name!r}")
+
+
+cdef int64_t time_of(object value) except? -1:
+    cdef int overflow = 0
+    cdef long long time_ms
+    if not PyLong_CheckExact(value):
+        value = plain_value(value)
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise errors.WrongTypeError(
+                "a timer's time is a whole number of milliseconds since 1970, "
+                f"got {value!r:.60}")
+        value = int(value.__index__())
+    time_ms = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow:
+        raise errors.StateOverflowError(f"a timer's time has 64 bits: {value} does not fit")
+    return time_ms
+
+
+def timer_time(value):
+    """Return a timer's time as an int of 64 bits, or say what is wrong with it."""
+    return time_of(value)
+
+
 cdef class DueTimers:
     """Timers that are due, with the batch of their keys.
 
@@ -13,11 +43,11 @@ cdef class DueTimers:
     cdef pst_domain domain
     cdef uint64_t missed
 
-    def __init__(self, Batch keys, object times, size_t address, int domain):
+    def __init__(self, Batch keys, object times, size_t address, domain):
         self.keys = keys
         self.times = times
         self.at = <const int64_t *> address
-        self.domain = <pst_domain> domain
+        self.domain = <pst_domain> domain_of(domain)
         self.missed = pst_timers_missed(keys.table.t)
 
     @property
@@ -83,60 +113,71 @@ cdef class TimerService:
                 f"{self.table.where}: it was opened without timers")
         return self.table.check(status)
 
-    def register(self, int domain, int64_t time_ms):
+    @cython.binding(False)
+    def register(self, domain, timestamp):
         """Register a timer of the current key."""
+        cdef int64_t time_ms = time_of(timestamp)
+        cdef int number = domain_of(domain)
         self.ready()
-        self.check(pst_timer_register(self.table.t, <pst_domain> domain, time_ms))
+        self.check(pst_timer_register(self.table.t, <pst_domain> number, time_ms))
 
-    def delete(self, int domain, int64_t time_ms):
+    @cython.binding(False)
+    def delete(self, domain, timestamp):
         """Delete a timer of the current key."""
+        cdef int64_t time_ms = time_of(timestamp)
+        cdef int number = domain_of(domain)
         self.ready()
-        self.check(pst_timer_delete(self.table.t, <pst_domain> domain, time_ms))
+        self.check(pst_timer_delete(self.table.t, <pst_domain> number, time_ms))
 
-    def register_all(self, Batch keys, int domain, ArrayRef times):
+    def register_all(self, Batch keys, domain, ArrayRef times):
         """Register a timer per key; nulls are skipped."""
         cdef pst_status status
+        cdef int number = domain_of(domain)
         keys.check_length(times)
         self.table.state = BUSY
         try:
             with nogil:
-                status = pst_batch_timer_register(keys.b, <pst_domain> domain, &times.c)
+                status = pst_batch_timer_register(keys.b, <pst_domain> number, &times.c)
         finally:
             self.table.state = USABLE
         self.check(status)
 
-    def delete_all(self, Batch keys, int domain, ArrayRef times):
+    def delete_all(self, Batch keys, domain, ArrayRef times):
         """Delete a timer per key; nulls are skipped."""
         cdef pst_status status
+        cdef int number = domain_of(domain)
         keys.check_length(times)
         self.table.state = BUSY
         try:
             with nogil:
-                status = pst_batch_timer_delete(keys.b, <pst_domain> domain, &times.c)
+                status = pst_batch_timer_delete(keys.b, <pst_domain> number, &times.c)
         finally:
             self.table.state = USABLE
         self.check(status)
 
-    def next(self, int domain):
+    def next(self, domain):
         """Return the earliest timer's time, or None."""
         cdef int64_t time_ms = 0
+        cdef int number = domain_of(domain)
         self.table.ready()
-        cdef pst_status status = pst_timer_next(self.table.t, <pst_domain> domain, &time_ms)
+        cdef pst_status status = pst_timer_next(self.table.t, <pst_domain> number, &time_ms)
         if status == PST_NOT_FOUND:
             return None
         self.check(status)
         return time_ms
 
-    def take_due(self, Batch keys, int domain, int64_t until_ms, int64_t most, size_t times):
+    def take_due(self, Batch keys, domain, until, int64_t most, size_t times):
         """Fill an unmade batch with the keys of due timers, and their times; whether any is."""
         cdef pst_status status
+        cdef int number = domain_of(domain)
+        cdef int64_t until_ms = time_of(until)
         self.table.ready()
         if keys.b is not NULL:
             raise errors.InvalidArgumentError("a batch is made once")
         self.table.state = BUSY
         try:
             with nogil:
-                status = pst_timers_due(self.table.t, <pst_domain> domain, until_ms, most,
+                status = pst_timers_due(self.table.t, <pst_domain> number, until_ms, most,
                                         <int64_t *> times, &keys.b)
         finally:
             self.table.state = USABLE

@@ -11,7 +11,7 @@ import numpy as np
 
 from pystate import _core
 from pystate.arrays import as_array, is_column, reference
-from pystate.errors import InvalidArgumentError, StateOverflowError, WrongTypeError
+from pystate.errors import InvalidArgumentError
 from pystate.handles import KeyBatch, checked_batch
 from pystate.types import StateType
 
@@ -19,28 +19,7 @@ __all__ = ["DueTimers", "TimeDomain", "Timers"]
 
 TimeDomain: TypeAlias = Literal["event", "processing"]
 
-_DOMAINS = {"event": 0, "processing": 1}
 _LONG = StateType("long")
-
-
-def _domain(name: str) -> int:
-    try:
-        return _DOMAINS[name]
-    except KeyError:
-        raise InvalidArgumentError(
-            f"a timer's domain is 'event' or 'processing', got {name!r}"
-        ) from None
-
-
-def _time(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise WrongTypeError(
-            f"a timer's time is a whole number of milliseconds since 1970, got {value!r:.60}"
-        )
-    time = int(value.__index__())
-    if not -(2**63) <= time < 2**63:
-        raise StateOverflowError(f"a timer's time has 64 bits: {time} does not fit")
-    return time
 
 
 class DueTimers(_core.DueTimers):
@@ -69,14 +48,9 @@ class Timers:
     def __init__(self, table: _core.Table) -> None:
         self._table = table
         self._core = _core.TimerService(table)
-
-    def register(self, domain: TimeDomain, timestamp: int) -> None:
-        """Register a timer of the current key."""
-        self._core.register(_domain(domain), _time(timestamp))
-
-    def delete(self, domain: TimeDomain, timestamp: int) -> None:
-        """Delete a timer of the current key, if there is one."""
-        self._core.delete(_domain(domain), _time(timestamp))
+        #: Of the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
+        self.register = self._core.register
+        self.delete = self._core.delete
 
     def register_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
         """Register a timer per key; a null registers none."""
@@ -88,27 +62,26 @@ class Timers:
 
     def _batch(
         self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
-    ) -> tuple[KeyBatch, int, _core.ArrayRef]:
+    ) -> tuple[KeyBatch, TimeDomain, _core.ArrayRef]:
         checked_batch(keys, self._table, "timers")
         if not (is_column(timestamps) or isinstance(timestamps, (list, tuple))):
-            timestamps = [_time(timestamps)]
+            timestamps = [_core.timer_time(timestamps)]
         array = as_array(timestamps, _LONG, "timers: timestamps")
         if len(array) not in (1, len(keys)):
             raise InvalidArgumentError(f"{len(array)} timestamps for {len(keys)} keys")
-        return keys, _domain(domain), reference(array, _LONG)
+        return keys, domain, reference(array, _LONG)
 
     def next(self, domain: TimeDomain) -> int | None:
         """The time of the earliest timer, None where there is none."""
-        return self._core.next(_domain(domain))
+        return self._core.next(domain)
 
     def due(
         self, domain: TimeDomain, until_ms: int, most: int, types: list[StateType]
     ) -> DueTimers | None:
         """Up to `most` timers that are due; see `KeyedStateBackend.due_timers`."""
-        number = _domain(domain)
         times = np.empty(most, np.int64)
         batch = KeyBatch(self._table, None, types)
-        if not self._core.take_due(batch, number, _time(until_ms), most, times.ctypes.data):
+        if not self._core.take_due(batch, domain, until_ms, most, times.ctypes.data):
             return None
         times = times[: len(batch)].copy()
-        return DueTimers(batch, times, times.ctypes.data, number)
+        return DueTimers(batch, times, times.ctypes.data, domain)
