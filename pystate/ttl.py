@@ -36,7 +36,8 @@ class StateTtl:
     days, hours, minutes, seconds, milliseconds : float
         In place of `duration`, added up.
     update : {"create_and_write", "read_and_write"}
-        Whether reading counts as use.
+        Whether reading counts as use: of a value, an aggregate, or a map's entry by its key. Going
+        through a list or a map does not.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
         Whether what has expired may be seen until it is cleaned up.
     time : {"processing", "event"}

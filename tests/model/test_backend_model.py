@@ -573,7 +573,7 @@ MACHINES = [LongMachine, StringMachine, PairMachine, DoubleMachine]
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[BackendMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings_for(25, 50))
+    run_state_machine_as_test(machine, settings=settings_for(40, 50))
 
 
 def run_long(machines: Sequence[Any]) -> None:
