@@ -96,6 +96,21 @@ static inline void pst_get_words(uint64_t *dst, const uint64_t *src, size_t n) {
         dst[i] = pst_get64(src + i);
 }
 
+/* Bytes from private or immutable memory into a block, whose last word is filled up with zeros. */
+static inline void pst_put_bytes(void *dst, const void *src, size_t n) {
+    uint64_t *to = (uint64_t *)dst, word;
+    size_t whole = n / 8, rest = n % 8;
+    for (size_t i = 0; i < whole; i++) {
+        memcpy(&word, (const uint8_t *)src + i * 8, 8);
+        pst_put64(to + i, word);
+    }
+    if (!rest)
+        return;
+    word = 0;
+    memcpy(&word, (const uint8_t *)src + whole * 8, rest);
+    pst_put64(to + whole, word);
+}
+
 /* n bytes of the table into private memory, beside a writer. Bytes that are stored meanwhile come out
  * old, new or mixed: a reader believes none of them before it has looked again (reader.c), and the
  * fence of that look holds the copy before it. */

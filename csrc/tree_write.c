@@ -5,20 +5,6 @@ enum { LEAF_BYTES = 512, INNER_BYTES = 1024, LEAST = 8 };
 
 /* ---- bytes ------------------------------------------------------------------------------------- */
 
-static void write_bytes(uint64_t *to, pst_bytes b) {
-    uint64_t word;
-    uint32_t whole = b.size / 8, rest = b.size % 8;
-    for (uint32_t i = 0; i < whole; i++) {
-        memcpy(&word, b.data + (size_t)i * 8, 8);
-        pst_put64(to + i, word);
-    }
-    if (!rest)
-        return;
-    word = 0;
-    memcpy(&word, b.data + (size_t)whole * 8, rest);
-    pst_put64(to + whole, word);
-}
-
 pst_status pst_tw_store_bytes(const pst_tree_writer *w, pst_bytes b, uint64_t ref[2]) {
     pst_ref_make(ref, b);
     if (!pst_ref_is_block(ref))
@@ -28,7 +14,7 @@ pst_status pst_tw_store_bytes(const pst_tree_writer *w, pst_bytes b, uint64_t re
     if (s)
         return s;
     uint8_t *block = pst_block(w->t, granule);
-    write_bytes((uint64_t *)(void *)block, b);
+    pst_put_bytes(block, b.data, b.size);
     pst_put32(block + pst_tree_block_bytes(b.size) - 4, w->now);
     ref[1] = granule;
     return PST_OK;

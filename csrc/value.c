@@ -5,20 +5,6 @@
 #include "hash.h"
 #include "ttl.h"
 
-static void write_block(pst_table *t, uint32_t granule, pst_bytes b) {
-    uint64_t *to = (uint64_t *)pst_block(t, granule), word;
-    uint32_t whole = b.size / 8, rest = b.size % 8;
-    for (uint32_t i = 0; i < whole; i++) {
-        memcpy(&word, b.data + (size_t)i * 8, 8);
-        pst_put64(to + i, word);
-    }
-    if (!rest)
-        return;
-    word = 0;
-    memcpy(&word, b.data + (size_t)whole * 8, rest);
-    pst_put64(to + whole, word);
-}
-
 uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
     uint64_t key = row[t->lay.key_offset / 8];
     if (t->lay.key_kind == PST_KEY_BYTES)
@@ -55,7 +41,7 @@ pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
             s = pst_block_alloc(t, pst_class_of(key->bytes.size), &granule);
             if (s)
                 return s;
-            write_block(t, granule, key->bytes);
+            pst_put_bytes(pst_block(t, granule), key->bytes.data, key->bytes.size);
             ref[1] = granule;
         }
     }
@@ -116,7 +102,7 @@ static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes by
             if (s)
                 return s;
         }
-        write_block(t, granule, bytes);
+        pst_put_bytes(pst_block(t, granule), bytes.data, bytes.size);
         ref[1] = granule;
     }
     PST_FENCE(__ATOMIC_RELEASE);
@@ -131,13 +117,9 @@ pst_status pst_row_put(pst_table *t, uint64_t *row, int32_t i, const pst_cell *c
     if (f->is_bytes)
         return put_bytes(t, row, i, cell->bytes);
     if (f->type == PST_FIXED) {
-        uint64_t *to = pst_field_at(&t->lay, row, i), word;
         if (cell->bytes.size != f->width)
             return PST_WRONG_TYPE;
-        for (uint32_t at = 0; at < f->width; at += 8) {
-            memcpy(&word, cell->bytes.data + at, 8);
-            pst_put64(to + at / 8, word);
-        }
+        pst_put_bytes(pst_field_at(&t->lay, row, i), cell->bytes.data, f->width);
     } else {
         pst_field_store(f, row, cell->word);
     }
