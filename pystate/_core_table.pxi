@@ -376,28 +376,6 @@ cdef class Table:
 
     # -- rows
 
-    def scan(self, uint64_t cursor, Py_ssize_t limit):
-        """Copy up to `limit` live rows: (cursor or None at the end, rows, columns)."""
-        cdef _Rows rows = _Rows(self.schema)
-        cdef pst_record *record = new_record()
-        cdef pst_status status = PST_OK
-        self.ready()
-        self.state = BUSY
-        try:
-            with nogil:
-                while rows.n < limit and rows.bytes < ROWS_BYTES:
-                    status = pst_table_next(self.t, &cursor, record)
-                    if status == PST_OK:
-                        status = rows.append(record)
-                    if status != PST_OK:
-                        break
-        finally:
-            self.state = USABLE
-            free(record)
-        if status != PST_NOT_FOUND:
-            self.check(status)
-        return None if status == PST_NOT_FOUND else cursor, rows.n, rows.take()
-
     def load(self, FileReader reader, int32_t first_key_group, int32_t last_key_group,
              list columns):
         """Apply a range of a file to the open epoch; returns the number of records."""

@@ -46,6 +46,11 @@ class _Fold:
 
     _kept: ValueHandle | None = None
 
+    @property
+    def _holder(self) -> Any:
+        """The handle of the value that is kept."""
+        return self._kept
+
     def __init__(self, table: _core.Table, column: int, name: str) -> None:
         self.table = table
         self.column = column
@@ -59,7 +64,8 @@ class _Fold:
         """The current key's result; None where nothing was added."""
         raise NotImplementedError
 
-    def _merge_from(self, source: Any, target: Any) -> None:
+    def _merge(self, kept: Any) -> None:
+        """Merge what a namespace kept into what the current one keeps."""
         raise NotImplementedError
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
@@ -70,8 +76,15 @@ class _Fold:
         current = self.table.current_namespace()
         try:
             for source in sources:
-                if source != target:
-                    self._merge_from(source, target)
+                if source == target:
+                    continue
+                self.table.set_namespace(source)
+                kept = self._holder.value()
+                if kept is None:
+                    continue
+                self._holder.clear()
+                self.table.set_namespace(target)
+                self._merge(kept)
         finally:
             self.table.set_namespace(current)
 
@@ -186,14 +199,8 @@ class ReducingHandle(_Fold):
         """Clear the keys' values."""
         self._kept.clear_all(keys)
 
-    def _merge_from(self, source: Any, target: Any) -> None:
-        self.table.set_namespace(source)
-        value = self._kept.value()
-        if value is None:
-            return
-        self._kept.clear()
-        self.table.set_namespace(target)
-        self.add(value)
+    def _merge(self, kept: Any) -> None:
+        self.add(kept)
 
 
 class AggregatingHandle(_Fold):
@@ -309,17 +316,11 @@ class _ColumnAggregate(AggregatingHandle):
         array = self._kept.values(keys)
         return array.fill_null(0) if self._counts else array
 
-    def _merge_from(self, source: Any, target: Any) -> None:
-        self.table.set_namespace(source)
-        value = self._kept.value()
-        if value is None:
-            return
-        self._kept.clear()
-        self.table.set_namespace(target)
+    def _merge(self, kept: Any) -> None:
         if not self._counts:
-            self.add(value)
+            self.add(kept)
             return
-        self._kept.update((self._kept.value() or 0) + value)
+        self._kept.update((self._kept.value() or 0) + kept)
 
 
 def _less(a: Any, b: Any) -> bool:
@@ -371,6 +372,11 @@ class _CoreAggregate(AggregatingHandle):
         self._raw = _core.ScalarHandle(table, column, codec, None)
         self.clear = self._raw.clear
 
+    @property
+    def _holder(self) -> Any:
+        """The handle of the accumulator."""
+        return self._raw
+
     def add(self, value: Any, /) -> None:
         """Add a value to the current key's."""
         if value is None:
@@ -413,14 +419,8 @@ class _CoreAggregate(AggregatingHandle):
         results: pa.Array[Any] = self.results(keys)
         return results
 
-    def _merge_from(self, source: Any, target: Any) -> None:
-        self.table.set_namespace(source)
-        state = self._raw.value()
-        if state is None:
-            return
-        self._raw.clear()
-        self.table.set_namespace(target)
-        self._accumulator.merge(state)
+    def _merge(self, kept: Any) -> None:
+        self._accumulator.merge(kept)
 
 
 class _PythonAggregate(AggregatingHandle):
@@ -476,12 +476,6 @@ class _PythonAggregate(AggregatingHandle):
         """Clear the keys' aggregates."""
         self._kept.clear_all(keys)
 
-    def _merge_from(self, source: Any, target: Any) -> None:
-        self.table.set_namespace(source)
+    def _merge(self, kept: Any) -> None:
         mine = self._kept.value()
-        if mine is None:
-            return
-        self._kept.clear()
-        self.table.set_namespace(target)
-        theirs = self._kept.value()
-        self._kept.update(mine if theirs is None else self._aggregate.merge(theirs, mine))
+        self._kept.update(kept if mine is None else self._aggregate.merge(mine, kept))
