@@ -141,6 +141,7 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
     raise make_error(status, detail, where, schema)
 
 
+include "_core_instants.pxi"
 include "_core_cells.pxi"
 include "_core_nested_bytes.pxi"
 include "_core_nested.pxi"
@@ -151,6 +152,7 @@ include "_core_handles.pxi"
 include "_core_files.pxi"
 include "_core_rows.pxi"
 include "_core_elements.pxi"
+include "_core_maps.pxi"
 include "_core_timers.pxi"
 
 

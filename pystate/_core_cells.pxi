@@ -19,7 +19,6 @@ cdef dict TYPE_NAMES = {code: name for name, code in TYPE_CODES.items()}
 cdef object UTC = datetime.timezone.utc
 cdef object EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 cdef object NAIVE_EPOCH = datetime.datetime(1970, 1, 1)
-cdef object MICROSECOND = datetime.timedelta(microseconds=1)
 cdef object NAN = float("nan")
 cdef object TEN = 10  # an object: C's integers are too short for decimals
 
@@ -226,8 +225,9 @@ cdef class Codec:
             if self.code == PST_DATE32:
                 return datetime.date.fromordinal(<int64_t> cell.word[0] + 719163)
             if self.code == PST_TIMESTAMP:
-                return ((NAIVE_EPOCH if self.naive else EPOCH)
-                        + <int64_t> cell.word[0] * MICROSECOND)
+                if not in_years(<int64_t> cell.word[0]):
+                    raise OverflowError
+                return instant(<int64_t> cell.word[0], None if self.naive else UTC)
         except (OverflowError, ValueError):
             raise errors.StateOverflowError(
                 f"{self.label}: {<int64_t> cell.word[0]} since 1970 is no {self.ddl} that Python "

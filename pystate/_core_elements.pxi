@@ -1,11 +1,11 @@
-# Lists and maps: of the current key, and of a batch of keys.
+# Lists: of the current key, and of a batch of keys; and what maps share with them.
 
 cdef enum:
     ELEMENTS_BYTES = 1 << 31
 
 
 cdef class CollectionHandle:
-    """The list or map of the current key."""
+    """The elements of the current key, and of a batch of keys."""
 
     cdef readonly Table table
     cdef readonly int column
@@ -57,138 +57,6 @@ cdef class CollectionHandle:
         return errors.WrongTypeError(
             f"state {self.codec.name!r}: None is no {what}")
 
-    # -- lists
-
-    @cython.binding(False)
-    def add(self, value):
-        """Append an item to the current key's list."""
-        cdef pst_cell cell
-        self.ready()
-        if value is None:
-            raise self.none("item")
-        owner = self.codec.encode(value, &cell)
-        self.table.check(pst_list_add(self.table.t, self.column, &cell))
-
-    @cython.binding(False)
-    def items_list(self):
-        """Return the current key's items."""
-        cdef pst_cell key, cell
-        cdef pst_status status
-        cdef list result = []
-        self.start()
-        while True:
-            status = pst_elements_next(self.walk, &key, &cell)
-            if status != PST_OK:
-                break
-            if self.codec.is_int:
-                result.append(PyLong_FromLongLong(<long long> cell.word[0]))
-            else:
-                result.append(self.codec.decode(&cell))
-        if status != PST_NOT_FOUND:
-            self.table.check(status)
-        return result
-
-    # -- maps
-
-    @cython.binding(False)
-    def get_entry(self, key, default):
-        """Return the value under `key` of the current key's map."""
-        cdef pst_cell at, cell
-        cdef pst_status status
-        self.ready()
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        status = pst_map_get(self.table.t, self.column, &at, &cell)
-        if status == PST_OK:
-            return self.codec.decode(&cell)
-        if status == PST_NOT_FOUND:
-            return default
-        self.table.check(status)
-
-    @cython.binding(False)
-    def put_entry(self, key, value):
-        """Store a value under `key`."""
-        cdef pst_cell at, cell
-        self.ready()
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        other = self.codec.encode(value, &cell)
-        self.table.check(pst_map_put(self.table.t, self.column, &at, &cell))
-
-    @cython.binding(False)
-    def remove_entry(self, key):
-        """Remove the entry under `key`; returns whether there was one."""
-        cdef pst_cell at
-        cdef pst_status status
-        self.ready()
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        status = pst_map_remove(self.table.t, self.column, &at)
-        if status == PST_NOT_FOUND:
-            return False
-        self.table.check(status)
-        return True
-
-    @cython.binding(False)
-    def has_entry(self, key):
-        """Whether there is an entry under `key`."""
-        cdef pst_cell at, cell
-        cdef pst_status status
-        self.ready()
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        status = pst_map_get(self.table.t, self.column, &at, &cell)
-        if status != PST_NOT_FOUND:
-            self.table.check(status)
-        return status == PST_OK
-
-    @cython.binding(False)
-    def entries_list(self):
-        """Return the current key's entries as (key, value) pairs."""
-        cdef pst_cell key, cell
-        cdef pst_status status
-        cdef list result = []
-        self.start()
-        while True:
-            status = pst_elements_next(self.walk, &key, &cell)
-            if status != PST_OK:
-                break
-            result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
-        if status != PST_NOT_FOUND:
-            self.table.check(status)
-        return result
-
-    # -- many keys
-
-    def append_all(self, Batch keys, ArrayRef items):
-        """Append an item to the list of each key."""
-        cdef pst_status status
-        keys.check_length(items)
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_list_append(keys.b, self.column, &items.c)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "an item")
-
-    def append_lists(self, Batch keys, size_t offsets, ArrayRef items):
-        """Append items[offsets[i]:offsets[i + 1]] to the list of key i."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_list_append_many(keys.b, self.column,
-                                                    <const int32_t *> offsets, &items.c)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "an item")
-
     def offsets(self, Batch keys, size_t out):
         """Write where each key's elements begin in one run of all: 64-bit, one more than keys."""
         cdef pst_status status
@@ -197,19 +65,6 @@ cdef class CollectionHandle:
         try:
             with nogil:
                 status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> out)
-        finally:
-            self.table.state = USABLE
-        self.table.check(status)
-
-    def copy_items(self, Batch keys, size_t offsets, size_t values):
-        """Copy items of fixed width."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_list_copy(keys.b, self.column, <const int64_t *> offsets,
-                                             <void *> values)
         finally:
             self.table.state = USABLE
         self.table.check(status)
@@ -263,58 +118,6 @@ cdef class CollectionHandle:
                 return status
         return PST_OK
 
-    def put_all_entries(self, Batch keys, ArrayRef map_keys, ArrayRef values):
-        """Put an entry into the map of each key."""
-        cdef pst_status status
-        keys.check_length(values)
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "a map key or value")
-
-    def remove_all(self, Batch keys, ArrayRef map_keys):
-        """Remove an entry of the map of each key."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_map_remove(keys.b, self.column, &map_keys.c)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "a map key")
-
-    def get_all(self, Batch keys, ArrayRef map_keys, size_t values, size_t valid):
-        """Copy a fixed-width value per key, as `Batch.get`."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
-                                           <uint8_t *> valid)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "a map key")
-
-    def get_all_bytes(self, Batch keys, ArrayRef map_keys, size_t offsets, size_t valid,
-                      size_t data):
-        """Copy a value of variable width per key, as `Batch.get_bytes`."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c,
-                                                 <int32_t *> offsets, <uint8_t *> valid,
-                                                 <uint8_t *> data)
-        finally:
-            self.table.state = USABLE
-        self.check_elements(status, "a map key")
-
     cdef int check_elements(self, pst_status status, str what) except -1:
         cdef const pst_detail *detail = pst_table_detail(self.table.t)
         if status == PST_INVALID and detail.row >= 0:
@@ -322,6 +125,77 @@ cdef class CollectionHandle:
                 f"{self.table.where}, state {self.codec.name!r}, row {detail.row}: null is not "
                 f"{what}; nothing was written")
         return self.table.check(status)
+
+
+cdef class ListElements(CollectionHandle):
+    """The list of the current key, and of a batch of keys."""
+
+    @cython.binding(False)
+    def add(self, value):
+        """Append an item to the current key's list."""
+        cdef pst_cell cell
+        self.ready()
+        if value is None:
+            raise self.none("item")
+        owner = self.codec.encode(value, &cell)
+        self.table.check(pst_list_add(self.table.t, self.column, &cell))
+
+    @cython.binding(False)
+    def items_list(self):
+        """Return the current key's items."""
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef list result = []
+        self.start()
+        while True:
+            status = pst_elements_next(self.walk, &key, &cell)
+            if status != PST_OK:
+                break
+            if self.codec.is_int:
+                result.append(PyLong_FromLongLong(<long long> cell.word[0]))
+            else:
+                result.append(self.codec.decode(&cell))
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
+    def append_all(self, Batch keys, ArrayRef items):
+        """Append an item to the list of each key."""
+        cdef pst_status status
+        keys.check_length(items)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_append(keys.b, self.column, &items.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "an item")
+
+    def append_lists(self, Batch keys, size_t offsets, ArrayRef items):
+        """Append items[offsets[i]:offsets[i + 1]] to the list of key i."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_append_many(keys.b, self.column,
+                                                    <const int32_t *> offsets, &items.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "an item")
+
+    def copy_items(self, Batch keys, size_t offsets, size_t values):
+        """Copy items of fixed width."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_list_copy(keys.b, self.column, <const int64_t *> offsets,
+                                             <void *> values)
+        finally:
+            self.table.state = USABLE
+        self.table.check(status)
 
 
 cdef object take_cells(Cells *c, Py_ssize_t n):

@@ -20,6 +20,7 @@ from pystate.types import StateType, parse_type, refuse_nested_key
 __all__ = [
     "as_array",
     "bits",
+    "datetimes",
     "decoded",
     "encoded",
     "from_parts",
@@ -192,6 +193,22 @@ def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
         array,
         type.inline_bytes,
     )
+
+
+def datetimes(array: pa.Array[Any]) -> list[Any]:
+    """The datetimes of an array of microseconds, in UTC if it has a time zone; None for null.
+
+    Raises
+    ------
+    OverflowError
+        One is outside the years 1 to 9999; it is the error's argument.
+
+    Notes
+    -----
+    Arrow's own conversion takes 3 µs a value, as long as a whole row may take.
+    """
+    validity, times = (0 if buffer is None else buffer.address for buffer in array.buffers())
+    return _core.instants(times, validity, array.offset, len(array), array.type.tz is None)
 
 
 def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any]:

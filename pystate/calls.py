@@ -74,6 +74,11 @@ class Calls:
         """The key columns of some rows."""
         return [rows.column(name) for name in self.run.spec.key]
 
+    def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
+        """The keys as a function sees them: values, or tuples where there are several columns."""
+        values = map(python_values, columns, self.run.spec.key)
+        return next(values) if len(columns) == 1 else zip(*values, strict=True)
+
 
 class _KeyedCalls(Calls):
     """What the shapes of `KeyedProcessFunction` share: `on_timer`, and rows that are held back."""
@@ -98,7 +103,7 @@ class _KeyedCalls(Calls):
         run, context, on_timer = self.run, self.context, self.function.on_timer
         clock = run.row_clock
         fired = 0
-        pairs = zip(_key_values(due.keys.key_arrays()), due.timestamps.tolist(), strict=True)
+        pairs = zip(self.key_values(due.keys.key_arrays()), due.timestamps.tolist(), strict=True)
         for i, (key, timestamp) in enumerate(pairs):
             if not due.fire(i):
                 continue
@@ -130,7 +135,7 @@ class RowCalls(_KeyedCalls):
         columns = self.key_columns(rows)
         moments = None if times is None else times.to_pylist()
         return self.process_elements(
-            columns, _key_values(columns), self._factory.rows(rows), moments
+            columns, self.key_values(columns), self._factory.rows(rows), moments
         )
 
     def process_elements(
@@ -195,7 +200,7 @@ class _KeyRowsCalls(_KeyedCalls):
         ends = [*starts[1:].tolist(), len(order)]
         clock, named = self.run.row_clock, self.run.named
         latest = None if clock is None else self._latest(order, starts)
-        for i, key in enumerate(_key_values(firsts)):
+        for i, key in enumerate(self.key_values(firsts)):
             keys.select(i)
             if clock is not None:
                 clock(latest[i] if latest is not None else None)
@@ -259,13 +264,6 @@ SHAPES: dict[str, type[Calls]] = {
 def is_batch(value: object) -> bool:
     """Whether a value is rows by column."""
     return isinstance(value, (pa.RecordBatch, pa.Table, dict))
-
-
-def _key_values(columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
-    """The keys as a function sees them: values, or tuples where there are several columns."""
-    if len(columns) == 1:
-        return python_values(columns[0])
-    return zip(*map(python_values, columns), strict=True)
 
 
 def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -19,7 +19,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.handles import KeyBatch, checked_batch, copied, pickled, unpickled
 from pystate.types import StateType
 
-__all__ = ["ListHandle", "MapHandle"]
+__all__ = ["ListHandle", "MapHandle", "ObjectListHandle", "ObjectMapHandle"]
 
 _LENGTHS = "they have different lengths"
 
@@ -85,7 +85,7 @@ class _Elements(_core.CollectionHandle):
         return f"<{type(self).__name__} {self.name!r}>"
 
 
-class ListHandle(_Elements):
+class ListHandle(_Elements, _core.ListElements):
     """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
 
     ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
@@ -99,12 +99,6 @@ class ListHandle(_Elements):
     type : StateType
         The items' type.
     """
-
-    def __new__(
-        cls, table: _core.Table, column: int, name: str, declaration: ListState
-    ) -> ListHandle:
-        """Choose by the items' type."""
-        return super().__new__(_ObjectListHandle if declaration.type.is_object else cls)
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ListState) -> None:
         type_ = declaration.type
@@ -157,7 +151,7 @@ class ListHandle(_Elements):
                 self.clear()
                 table.set_namespace(target)
                 for item in items:
-                    _Elements.add(self, item)
+                    _core.ListElements.add(self, item)
         finally:
             table.set_namespace(current)
 
@@ -242,7 +236,7 @@ class ListHandle(_Elements):
         return _list_array(offsets, decoded(items, self.type, self.codec))
 
 
-class _ObjectListHandle(ListHandle):
+class ObjectListHandle(ListHandle):
     """Items that are pickled."""
 
     def add(self, value: Any, /) -> None:
@@ -250,11 +244,12 @@ class _ObjectListHandle(ListHandle):
         super().add(value if value is None else self._packed(value))
 
 
-class MapHandle(_Elements):
+class MapHandle(_Elements, _core.MapElements):
     """A map per key. `MapState` declares it, a backend's `register` or a store gives it.
 
-    The methods that a map has work on the current key's and raise `NoCurrentKeyError` without one;
-    ``len(handle)`` counts its entries. Those that take a `KeyBatch` work on many.
+    ``get``, ``put``, ``remove``, ``contains`` and the other methods that a map has work on the
+    current key's and raise `NoCurrentKeyError` without one; ``len(handle)`` counts its entries.
+    Those that take a `KeyBatch` work on many.
 
     Attributes
     ----------
@@ -277,43 +272,11 @@ class MapHandle(_Elements):
             table, column, name, type_, type_.codec(name), self.key_type.codec(f"{name}'s key")
         )
 
-    def get(self, key: Any, default: Any = None, /) -> Any:
-        """The value under `key`, or the default."""
-        if not self._pickles:
-            return self.get_entry(key, default)
-        found = self.get_entry(key, None)
-        return default if found is None else unpickled(self.name, found)
-
-    def put(self, key: Any, value: Any, /) -> None:
-        """Store a value under `key`.
-
-        Raises
-        ------
-        WrongTypeError
-            The key or the value is None, or of another type; nothing was written.
-        """
-        if value is None:
-            raise WrongTypeError(
-                f"state {self.name!r}: None is no value of a map; remove({key!r:.40}) takes it away"
-            )
-        self.put_entry(key, self._packed(value))
-
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
         """Store several entries."""
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         for key, value in list(pairs):
             self.put(key, value)
-
-    def remove(self, key: Any, /) -> None:
-        """Remove the entry under `key`, if there is one."""
-        self.remove_entry(key)
-
-    def contains(self, key: Any, /) -> bool:
-        """Whether there is an entry under `key`."""
-        return self.has_entry(key)
-
-    def __contains__(self, key: Any) -> bool:
-        return self.has_entry(key)
 
     def is_empty(self) -> bool:
         """Whether there is no entry."""
@@ -422,6 +385,19 @@ class MapHandle(_Elements):
     def _map_keys(self, keys: KeyBatch, map_keys: Any) -> _core.ArrayRef:
         what = f"state {self.name!r}'s map keys"
         return self._reference(self._checked(keys), map_keys, self.key_type, self.map_codec, what)
+
+
+class ObjectMapHandle(MapHandle):
+    """Values that are pickled."""
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        """The value under `key`, or the default."""
+        found = super().get(key)
+        return default if found is None else unpickled(self.name, found)
+
+    def put(self, key: Any, value: Any, /) -> None:
+        """Store a value under `key`."""
+        super().put(key, value if value is None else self._packed(value))
 
 
 def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Any]:

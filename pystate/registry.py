@@ -19,7 +19,7 @@ from pystate.declarations import (
     State,
     ValueState,
 )
-from pystate.elements import ListHandle, MapHandle
+from pystate.elements import ListHandle, MapHandle, ObjectListHandle, ObjectMapHandle
 from pystate.errors import DeclarationError
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import NestedHandle, ObjectHandle, ValueHandle
@@ -147,9 +147,11 @@ def _kept(handle: Handle) -> ObjectHandle | None:
 
 def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Handle:
     if isinstance(declaration, ListState):
-        return ListHandle(table, column, name, declaration)
+        lists = ObjectListHandle if declaration.type.is_object else ListHandle
+        return lists(table, column, name, declaration)
     if isinstance(declaration, MapState):
-        return MapHandle(table, column, name, declaration)
+        maps = ObjectMapHandle if declaration.type.is_object else MapHandle
+        return maps(table, column, name, declaration)
     if isinstance(declaration, ReducingState):
         return ReducingHandle(table, column, name, declaration)
     if isinstance(declaration, AggregatingState):

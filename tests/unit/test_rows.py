@@ -5,9 +5,13 @@ from __future__ import annotations
 import datetime
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from pystate.arrays import datetimes
 from pystate.errors import InvalidArgumentError
 from pystate.rows import RowFactory
 
@@ -50,3 +54,38 @@ def test_timestamps_are_aware_whatever_the_session() -> None:
     rows = list(RowFactory(["t", "n"]).rows(pa.record_batch(arrays, names=["t", "n"])))
     epoch = datetime.datetime(1970, 1, 1)
     assert rows == [(epoch.replace(tzinfo=datetime.timezone.utc), epoch), (None, None)]
+
+
+FIRST = -62_135_596_800_000_000
+LAST = 253_402_300_799_999_999
+EPOCH = datetime.datetime(1970, 1, 1)
+MICROSECOND = datetime.timedelta(microseconds=1)
+
+
+@given(st.lists(st.none() | st.integers(FIRST, LAST)), st.integers(0, 9))
+@example([FIRST, FIRST + 1, -1, 0, 1, LAST - 1, LAST], 0)
+def test_datetimes_are_those_of_pythons_own_arithmetic(
+    times: list[int | None], skipped: int
+) -> None:
+    expected = [None if time is None else EPOCH + time * MICROSECOND for time in times][skipped:]
+    assert datetimes(pa.array(times, pa.timestamp("us")).slice(skipped)) == expected
+
+
+def test_every_day_of_four_centuries() -> None:
+    first = datetime.datetime(1799, 1, 1)
+    days = np.arange(150_000) * 86_400_000_000 + (first - EPOCH) // MICROSECOND
+    expected = [first + datetime.timedelta(n) for n in range(len(days))]
+    assert datetimes(pa.array(days, pa.timestamp("us"))) == expected
+    assert datetimes(pa.array(days + 86_399_999_999, pa.timestamp("us", "UTC"))) == [
+        day.replace(
+            hour=23, minute=59, second=59, microsecond=999_999, tzinfo=datetime.timezone.utc
+        )
+        for day in expected
+    ]
+
+
+@pytest.mark.parametrize("time", [FIRST - 1, LAST + 1, -(1 << 63), (1 << 63) - 1])
+def test_a_timestamp_that_python_cannot_hold(time: int) -> None:
+    batch = pa.record_batch([pa.array([0, time], pa.timestamp("us"))], names=["at"])
+    with pytest.raises(InvalidArgumentError, match=f"column 'at': {time} microseconds since 1970"):
+        list(RowFactory(["at"]).rows(batch))

@@ -1,0 +1,139 @@
+# Maps: of the current key, and of a batch of keys.
+
+cdef class MapElements(CollectionHandle):
+    """The map of the current key, and of a batch of keys."""
+
+    @cython.binding(False)
+    def get(self, key, default=None, /):
+        """Return the value under `key`, or the default."""
+        cdef pst_cell at, cell
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_get(self.table.t, self.column, &at, &cell)
+        if status == PST_OK:
+            return self.codec.decode(&cell)
+        if status == PST_NOT_FOUND:
+            return default
+        self.table.check(status)
+
+    @cython.binding(False)
+    def put(self, key, value, /):
+        """Store a value under `key`.
+
+        Raises
+        ------
+        WrongTypeError
+            The key or the value is None, or of another type; nothing was written.
+        """
+        cdef pst_cell at, cell
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        if value is None:
+            raise errors.WrongTypeError(
+                f"state {self.codec.name!r}: None is no value of a map; remove({key!r:.40}) takes "
+                "it away")
+        owner = self.map_codec.encode(key, &at)
+        other = self.codec.encode(value, &cell)
+        self.table.check(pst_map_put(self.table.t, self.column, &at, &cell))
+
+    @cython.binding(False)
+    def remove(self, key, /):
+        """Remove the entry under `key`, if there is one."""
+        cdef pst_cell at
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_remove(self.table.t, self.column, &at)
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+
+    @cython.binding(False)
+    def contains(self, key, /):
+        """Whether there is an entry under `key`."""
+        cdef pst_cell at, cell
+        cdef pst_status status
+        self.ready()
+        if key is None:
+            raise self.none("map key")
+        owner = self.map_codec.encode(key, &at)
+        status = pst_map_get(self.table.t, self.column, &at, &cell)
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return status == PST_OK
+
+    def __contains__(self, key):
+        return self.contains(key)
+
+    @cython.binding(False)
+    def entries_list(self):
+        """Return the current key's entries as (key, value) pairs."""
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef list result = []
+        self.start()
+        while True:
+            status = pst_elements_next(self.walk, &key, &cell)
+            if status != PST_OK:
+                break
+            result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
+    def put_all_entries(self, Batch keys, ArrayRef map_keys, ArrayRef values):
+        """Put an entry into the map of each key."""
+        cdef pst_status status
+        keys.check_length(values)
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key or value")
+
+    def remove_all(self, Batch keys, ArrayRef map_keys):
+        """Remove an entry of the map of each key."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_remove(keys.b, self.column, &map_keys.c)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
+
+    def get_all(self, Batch keys, ArrayRef map_keys, size_t values, size_t valid):
+        """Copy a fixed-width value per key, as `Batch.get`."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
+                                           <uint8_t *> valid)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
+
+    def get_all_bytes(self, Batch keys, ArrayRef map_keys, size_t offsets, size_t valid,
+                      size_t data):
+        """Copy a value of variable width per key, as `Batch.get_bytes`."""
+        cdef pst_status status
+        keys.ready()
+        self.table.state = BUSY
+        try:
+            with nogil:
+                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c,
+                                                 <int32_t *> offsets, <uint8_t *> valid,
+                                                 <uint8_t *> data)
+        finally:
+            self.table.state = USABLE
+        self.check_elements(status, "a map key")
