@@ -73,17 +73,14 @@ class OutputColumns:
             A row that is no tuple, has another number of values, or holds a value that its column
             cannot; the message names the column, the value and both types.
         """
-        for kind in set(map(type, rows)):
+        kinds = set(map(type, rows))
+        for kind in kinds:
             if not issubclass(kind, (tuple, list)):
                 raise WrongTypeError(
                     f"{self.owner} yielded {_shown(next(r for r in rows if type(r) is kind))}: "
                     f"yield a tuple with a value for each of {', '.join(self.names)}"
                 )
-        try:
-            columns = list(zip(*rows, strict=True))
-        except ValueError:
-            columns = []
-        if rows and len(columns) != len(self.names):
+        if set(map(len, rows)) - {len(self.names)}:
             wrong = next(row for row in rows if len(row) != len(self.names))
             raise WrongTypeError(
                 f"{self.owner} yielded {len(wrong)} values, {_shown(wrong)}; its schema has "
@@ -91,7 +88,10 @@ class OutputColumns:
             )
         if not rows:
             return self.empty()
-        arrays = [self._array(i, column) for i, column in enumerate(columns)]
+        if kinds != {tuple}:
+            rows = list(map(tuple, rows))
+        # zip(*rows) would make an iterator per row, and Python's collector look at all of them.
+        arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(self.names))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def empty(self) -> pa.RecordBatch:
