@@ -1,10 +1,11 @@
 """P12: a function of one row with a value, a map and timers, beside Spark's transformWithState.
 
-Both run in one session over the same stream, shuffle by key into as many partitions, and write the
+All run in one session over the same stream, shuffle by key into as many partitions, and write the
 rows that they yield to Parquet in `foreachBatch`; these are compared at the end. Each counts the
 rows of a key, and of each window of a key, whose count leaves when a timer finds the window closed.
-Spark's processor sees all of a key's rows at once and asks for the state once for them, as one
-would write it there, where every access to state is a message to the JVM.
+Two processors stand for Spark: the same one, which asks for its state row by row, and one that
+uses that it is given a key's rows together, and asks once for them, because there every access is a
+message to the JVM.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from bench.spark_jobs import (
 from pystate.spark import Job, ParquetSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -89,17 +91,55 @@ def windows_function() -> ps.KeyedProcessFunction:
     return Windows()
 
 
-def windows_processor() -> StatefulProcessor:
+def windows_processor(*, grouped: bool) -> StatefulProcessor:
     """The same for Spark."""
     window_ms = WINDOW_MS
 
     class Windows(StatefulProcessor):
+        """Row by row."""
+
         def init(self, handle: Any) -> None:
+            """Make the states."""
             self.handle = handle
             self.n = handle.getValueState("n", "n long")
             self.windows = handle.getMapState("windows", "until long", "n long")
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803
+            """Count each row."""
+            for row in rows:
+                found = self.n.get()
+                n = 1 if found is None else found[0] + 1
+                self.n.update((n,))
+                until = row["ms"] // window_ms * window_ms + window_ms
+                self.count(until, 1)
+                yield SparkRow(key=key[0], until=None, n=n)
+
+        def count(self, until: int, more: int) -> None:
+            """Add rows to a window."""
+            found = self.windows.getValue((until,))
+            if found is None:
+                self.handle.registerTimer(until)
+            self.windows.updateValue((until,), ((0 if found is None else found[0]) + more,))
+
+        def handleExpiredTimer(  # noqa: N802
+            self,
+            key: Any,
+            timerValues: Any,  # noqa: N803
+            expiredTimerInfo: Any,  # noqa: N803
+        ) -> Any:
+            """Emit a window's count."""
+            until = expiredTimerInfo.getExpiryTimeInMs()
+            yield SparkRow(key=key[0], until=until, n=self.windows.getValue((until,))[0])
+            self.windows.removeKey((until,))
+
+        def close(self) -> None:
+            """Nothing is held."""
+
+    class GroupedWindows(Windows):
+        """One access to each state for all of a key's rows."""
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803
+            """Count each row, and store the counts at the end."""
             found = self.n.get()
             n = 0 if found is None else found[0]
             added: Counter[int] = Counter()
@@ -109,25 +149,9 @@ def windows_processor() -> StatefulProcessor:
                 yield SparkRow(key=key[0], until=None, n=n)
             self.n.update((n,))
             for until, more in added.items():
-                count = self.windows.getValue((until,))
-                if count is None:
-                    self.handle.registerTimer(until)
-                self.windows.updateValue((until,), ((0 if count is None else count[0]) + more,))
+                self.count(until, more)
 
-        def handleExpiredTimer(  # noqa: N802
-            self,
-            key: Any,
-            timerValues: Any,  # noqa: N803
-            expiredTimerInfo: Any,  # noqa: N803
-        ) -> Any:
-            until = expiredTimerInfo.getExpiryTimeInMs()
-            yield SparkRow(key=key[0], until=until, n=self.windows.getValue((until,))[0])
-            self.windows.removeKey((until,))
-
-        def close(self) -> None:
-            pass
-
-    return Windows()
+    return GroupedWindows() if grouped else Windows()
 
 
 def start_with_pystate(stream: DataFrame, folder: Path) -> StreamingQuery:
@@ -146,20 +170,27 @@ def start_with_pystate(stream: DataFrame, folder: Path) -> StreamingQuery:
     return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
 
 
-def start_native(stream: DataFrame, folder: Path) -> StreamingQuery:
+def start_native(stream: DataFrame, folder: Path, *, grouped: bool) -> StreamingQuery:
     """Spark's own."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
 
     rows = stream.withWatermark("at", "0 seconds").groupBy("key")
-    windows = rows.transformWithState(windows_processor(), OUTPUT, "Update", "EventTime")
+    windows = rows.transformWithState(
+        windows_processor(grouped=grouped), OUTPUT, "Update", "EventTime"
+    )
     return started(windows.writeStream.outputMode("update").foreachBatch(write), folder)
 
 
 STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
     "pystate": start_with_pystate,
-    "transformWithState": start_native,
+    "transformWithState": partial(start_native, grouped=False),
+    "transformWithState, a key's rows at once": partial(start_native, grouped=True),
+}
+EXPECTED = {
+    "transformWithState": ">= 40x",
+    "transformWithState, a key's rows at once": "",
 }
 
 
@@ -172,7 +203,7 @@ def jobs(scale: Scale) -> list[Row]:
             spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS["RocksDB"])
             # A batch that only moves the watermark would be one more for Spark than for pystate.
             spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-            folders = {name: root / name for name in STARTS}
+            folders = {name: root / f"job{i}" for i, name in enumerate(STARTS)}
             queries = {
                 name: start(source(spark, folders[name]), folders[name])
                 for name, start in STARTS.items()
@@ -185,45 +216,44 @@ def jobs(scale: Scale) -> list[Row]:
                     seconds[name].append(batch_seconds(query, turn))
             for query in queries.values():
                 query.stop()
-            written = compared(spark, *folders.values())
+            written = compared(spark, folders)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    return list(rows_of({name: taken[WARM_UP:] for name, taken in seconds.items()}, written, scale))
+    timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
+    return [row_of(name, timed, written, scale) for name in STARTS]
 
 
-def compared(spark: SparkSession, ours: Path, theirs: Path) -> dict[str, int]:
-    """Both outputs hold the same rows; how many of rows and of timers."""
-    one, other = (
-        spark.read.parquet(str(folder / "out")).select("key", "until", "n")
-        for folder in (ours, theirs)
+def compared(spark: SparkSession, folders: dict[str, Path]) -> dict[str, int]:
+    """All outputs hold the same rows; how many of rows and of timers."""
+    frames = {
+        name: spark.read.parquet(str(folder / "out")).select("key", "until", "n")
+        for name, folder in folders.items()
+    }
+    ours = frames.pop("pystate")
+    for name, theirs in frames.items():
+        missing, more = theirs.exceptAll(ours).count(), ours.exceptAll(theirs).count()
+        if missing or more:
+            raise AssertionError(f"{name}: {missing} rows missing, {more} too many")
+    fired = ours.where("until is not null").count()
+    return {"rows": ours.count() - fired, "timers": fired}
+
+
+def row_of(
+    name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
+) -> Row:
+    """A job's rate, and how far ahead of it pystate is, batch by batch."""
+    ratio = None
+    if name != "pystate":
+        pairs = zip(seconds["pystate"], seconds[name], strict=True)
+        ratio = Spread.of([theirs / ours for ours, theirs in pairs])
+    return Row(
+        "P12",
+        f"value, map and timer, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: "
+        + name,
+        Spread.of([scale.timed_rows / one / 1e3 for one in seconds[name]]),
+        "k rows/s",
+        peer="" if ratio is None else f"pystate / {name}",
+        ratio=ratio,
+        expected=EXPECTED.get(name, ""),
+        detail={"seconds": seconds[name], "written": written},
     )
-    missing, more = other.exceptAll(one).count(), one.exceptAll(other).count()
-    if missing or more:
-        raise AssertionError(f"the outputs differ: {missing} rows missing, {more} too many")
-    fired = one.where("until is not null").count()
-    return {"rows": one.count() - fired, "timers": fired}
-
-
-def rows_of(
-    seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
-) -> Iterator[Row]:
-    """Rates, and how far ahead pystate is, batch by batch."""
-    ratio = Spread.of(
-        [
-            theirs / ours
-            for ours, theirs in zip(seconds["pystate"], seconds["transformWithState"], strict=True)
-        ]
-    )
-    for name, taken in seconds.items():
-        ours = name == "pystate"
-        yield Row(
-            "P12",
-            f"value, map and timer, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: "
-            + name,
-            Spread.of([scale.timed_rows / one / 1e3 for one in taken]),
-            "k rows/s",
-            peer="transformWithState" if ours else "",
-            ratio=ratio if ours else None,
-            expected=">= 40x" if ours else "",
-            detail={"seconds": taken, "written": written},
-        )
