@@ -227,8 +227,23 @@ static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, cons
     return s;
 }
 
+/* Which of the table's columns records have, and where. */
+typedef struct pst_mapping {
+    const int32_t *columns; /* NULL: as the table */
+    int32_t n;
+    uint64_t here; /* the table's columns among them */
+} pst_mapping;
+
+static pst_mapping mapping_of(const int32_t *columns, int32_t n) {
+    pst_mapping m = {columns, n, 0};
+    for (int32_t i = 0; i < n; i++)
+        if (!columns || columns[i] >= 0)
+            m.here |= UINT64_C(1) << (columns ? columns[i] : i);
+    return m;
+}
+
 static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
-                               int present) {
+                               int present, uint64_t here) {
     uint64_t *row = pst_row(t, slot);
     pst_kind kind = (pst_kind)t->lay.fields[column].kind;
     pst_touch(t, slot, row);
@@ -239,20 +254,21 @@ static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, cons
     if (!present)
         return pst_row_clear(t, row, column);
     pst_status s = pst_row_put(t, row, column, cell);
-    /* A file from before the state had a time to live: the time follows, or this is the time. */
-    if (!s && t->lay.fields[column].time >= 0)
+    /* From before the state had a time to live: this is the time. Else it follows, or stays. */
+    int32_t time = t->lay.fields[column].time;
+    if (!s && time >= 0 && !(here >> time & 1))
         pst_row_stamp(t, row, column);
     return s;
 }
 
 static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
-                            const int32_t *columns, int32_t n_columns) {
+                            const pst_mapping *m) {
     uint32_t slot = pst_index_find(t, key);
     pst_status s = PST_OK;
-    uint64_t changed = n_columns >= 64 ? r->changed : r->changed & ((UINT64_C(1) << n_columns) - 1);
+    uint64_t changed = m->n >= 64 ? r->changed : r->changed & ((UINT64_C(1) << m->n) - 1);
     for (uint64_t left = changed; !s && left; left &= left - 1) {
         int i = __builtin_ctzll(left);
-        int32_t column = columns ? columns[i] : i;
+        int32_t column = m->columns ? m->columns[i] : i;
         if (column < 0)
             continue;
         int present = (int)(r->present >> i & 1);
@@ -262,13 +278,13 @@ static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *
             s = pst_row_insert(t, key, &slot);
         }
         if (!s)
-            s = apply_column(t, slot, column, &r->cells[i], present);
+            s = apply_column(t, slot, column, &r->cells[i], present, m->here);
     }
     return s;
 }
 
-static pst_status apply_row(pst_table *t, const pst_record *r, const int32_t *columns,
-                            int32_t n_columns, int has_element) {
+static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping *m,
+                            int has_element) {
     if (t->poisoned)
         return PST_POISONED;
     if (!t->attached)
@@ -290,7 +306,7 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const int32_t *co
     if (has_element && !(r->key_nulls >> n_keys & 1))
         return t->lay.has_elements ? pst_poison(t, pst_element_apply(t, &key, r)) : PST_OK;
     if (r->op == PST_PUT)
-        return pst_poison(t, apply_put(t, &key, r, columns, n_columns));
+        return pst_poison(t, apply_put(t, &key, r, m));
     uint32_t slot = pst_index_find(t, &key);
     if (slot == PST_NONE)
         return PST_OK;
@@ -301,7 +317,8 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const int32_t *co
 
 pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
                            int32_t n_columns) {
-    return apply_row(t, r, columns, n_columns, t->lay.has_elements);
+    pst_mapping m = mapping_of(columns, n_columns);
+    return apply_row(t, r, &m, t->lay.has_elements);
 }
 
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
@@ -311,9 +328,10 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     uint64_t n = 0;
     pst_status s;
+    pst_mapping m = mapping_of(columns, n_columns);
     int has_element = pst_schema_has_element(pst_sst_reader_schema(r));
     while ((s = pst_sst_reader_next(r, record)) == PST_OK) {
-        s = apply_row(t, record, columns, n_columns, has_element);
+        s = apply_row(t, record, &m, has_element);
         if (s)
             break;
         n++;

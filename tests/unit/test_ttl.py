@@ -301,3 +301,22 @@ def test_reading_an_empty_string_in_a_batch_counts_as_use() -> None:
         for now in (NOW + 60, NOW + 120):
             made.set_clock(processing_time=now)
             assert made["v"].values(made.keys([1])).to_pylist() == [""]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_value_updated_within_the_same_instant_keeps_its_time_in_files(merged: bool) -> None:
+    states = {"v": ps.ValueState("string", ttl=ps.StateTtl(40))}
+    with backend(**states) as made, backend(**states) as other:
+        files = []
+        for value in ("a", "b"):
+            made.set_current_key(1)
+            made["v"].update(value)  # the second delta holds the value alone: its time is the same
+            files.append(sealed(made))
+        if merged:
+            whole = io.BytesIO()
+            ps.merge_files(files, whole)
+            files = [whole]
+        other.restore(files)
+        for now, found in ((NOW + 39, "b"), (NOW + 40, None)):
+            other.set_clock(processing_time=now)
+            assert other["v"].values(other.keys([1])).to_pylist() == [found]
