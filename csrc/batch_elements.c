@@ -121,7 +121,10 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
 static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *count) {
     uint32_t slot = pst_batch_slot(b, i);
     *count = 0;
-    return slot == PST_NONE ? PST_OK : pst_row_count(b->t, slot, column, count);
+    if (slot == PST_NONE)
+        return PST_OK;
+    pst_status s = pst_row_use_elements(b->t, slot, column);
+    return s ? s : pst_row_count(b->t, slot, column, count);
 }
 
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {

@@ -6,9 +6,6 @@
 #include "ttl.h"
 #include "xxh64.h"
 
-/* A sweep looks at so many elements of one list or map at a time. */
-enum { SOME = 64 };
-
 static uint8_t value_words(const pst_column *c) {
     if (c->type == PST_FIXED)
         return (uint8_t)(c->width / 8);
@@ -152,8 +149,8 @@ void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *
         unmark(t, row, i);
 }
 
-static void store_map(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
-                      pst_tree_root root) {
+void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
+                         pst_tree_root root) {
     if (!memcmp(&before, &root, sizeof root))
         return;
     uint64_t *row = pst_row(t, slot), word;
@@ -192,61 +189,6 @@ pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst
     return st;
 }
 
-/* Writes the list anew, with a time for the items from before the clock was known. */
-static pst_status stamp_list(pst_table *t, int32_t i, pst_list *l) {
-    const pst_list_shape *s = &t->collections[i].list;
-    pst_list fresh = {0};
-    pst_list_cursor c;
-    pst_item item;
-    pst_status st;
-    pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, l, 0);
-    while ((st = pst_list_next(&c, &item, NULL)) == PST_OK) {
-        if (item.time == PST_NO_TIME)
-            item.time = pst_ttl_stamp(t, i);
-        st = pst_list_append(t, s, &fresh, &item);
-        if (st)
-            return st;
-    }
-    if (st == PST_NOT_FOUND)
-        st = pst_list_clear(t, l);
-    *l = fresh;
-    return st;
-}
-
-/* Frees what has expired at the head chunk by chunk, and a short list once all of it has. A list
- * that is long is taken for timeless by its first item. */
-static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                              uint64_t *removed) {
-    const pst_list_shape *s = &t->collections[i].list;
-    pst_list l = pst_row_list(t, pst_row(t, slot), i), before = l;
-    uint64_t dropped = 0;
-    pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
-    uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
-    *looked_at += 1 + (dropped + left) / SOME;
-    if (!st && l.first) {
-        /* Of few all: whole chunks are too coarse for them. */
-        uint64_t most = left <= SOME ? left : 1;
-        pst_list_cursor c;
-        pst_item item;
-        pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, &l, 0);
-        for (uint64_t k = 0; k < most && (st = pst_list_next(&c, &item, NULL)) == PST_OK; k++) {
-            dead += (uint64_t)pst_ttl_expired(t, i, item.time);
-            timeless += item.time == PST_NO_TIME;
-        }
-        if (!st && dead == left) {
-            st = pst_list_clear(t, &l);
-            dropped += dead;
-        } else if (!st && timeless) {
-            *looked_at += left;
-            st = stamp_list(t, i, &l);
-        }
-    }
-    *removed += dropped;
-    if (!st && memcmp(&l, &before, sizeof l) != 0)
-        pst_row_list_store(t, slot, i, &l);
-    return st;
-}
-
 /* ---- maps ----------------------------------------------------------------------------------- */
 
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
@@ -281,7 +223,7 @@ pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_t
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
     if (!st)
-        store_map(t, slot, i, before, root);
+        pst_row_map_replace(t, slot, i, before, root);
     return st;
 }
 
@@ -296,83 +238,8 @@ pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_
     st = pst_tree_remove(t, s, &root, e);
     if (st)
         return st;
-    store_map(t, slot, i, before, root);
+    pst_row_map_replace(t, slot, i, before, root);
     return hidden ? PST_NOT_FOUND : PST_OK;
-}
-
-/* Makes the entry's value the caller's own: what goes into a tree must not point into it. */
-static void own_value(const pst_tree_shape *s, pst_tree_entry *e,
-                      uint64_t value[PST_TREE_MAX_VALUE_WORDS], uint8_t inlined[PST_INLINE_BYTES]) {
-    if (s->value_is_ref && e->value_bytes.size && e->value_bytes.size <= PST_INLINE_BYTES)
-        e->value_bytes.data = memcpy(inlined, e->value_bytes.data, e->value_bytes.size);
-    else if (!s->value_is_ref && s->value_words)
-        e->value = memcpy(value, e->value, s->value_words * sizeof *value);
-}
-
-/* Gives an entry from before the clock was known its time. */
-static pst_status stamp_entry(pst_table *t, int32_t i, pst_tree_root *root, pst_tree_entry *e) {
-    const pst_tree_shape *s = &t->collections[i].map;
-    uint64_t value[PST_TREE_MAX_VALUE_WORDS];
-    uint8_t inlined[PST_INLINE_BYTES];
-    pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), s, *root, e);
-    own_value(s, e, value, inlined);
-    e->time = pst_ttl_stamp(t, i);
-    return st ? st : pst_tree_put(t, s, root, e);
-}
-
-/* Expired entries are found first and removed then, some at a time: a cursor does not outlive a
- * write. */
-static pst_status expire_map(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                             uint64_t *removed) {
-    const pst_tree_shape *s = &t->collections[i].map;
-    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
-    pst_tree_entry dead[SOME];
-    uint8_t keys[SOME][PST_INLINE_BYTES];
-    int n = 0;
-    pst_status st = PST_OK;
-    do {
-        pst_tree_cursor c;
-        pst_tree_seek(&c, t->heap, pst_heap_bytes(t), s, root, n ? &dead[SOME - 1] : NULL);
-        for (n = 0; n < SOME && (st = pst_tree_next(&c, &dead[n])) == PST_OK; ++*looked_at) {
-            pst_bytes *key = &dead[n].key_bytes;
-            if (dead[n].time != PST_NO_TIME && !pst_ttl_expired(t, i, dead[n].time))
-                continue;
-            /* Short keys lie in the node; the blocks of long ones stay as they are (B1). */
-            if (s->key_is_ref && key->size && key->size <= PST_INLINE_BYTES)
-                key->data = memcpy(keys[n], key->data, key->size);
-            n++;
-        }
-        st = st == PST_NOT_FOUND ? PST_OK : st;
-        for (int k = 0; k < n && !st; k++) {
-            int timeless = dead[k].time == PST_NO_TIME;
-            st = timeless ? stamp_entry(t, i, &root, &dead[k])
-                          : pst_tree_remove(t, s, &root, &dead[k]);
-            *removed += !timeless;
-        }
-    } while (n == SOME && !st);
-    if (!st)
-        store_map(t, slot, i, before, root);
-    return st;
-}
-
-/* Gives the entry just found its new time, and makes e->value point at where it lies now. */
-static pst_status map_refresh(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
-    const pst_tree_shape *s = &t->collections[i].map;
-    uint64_t value[PST_TREE_MAX_VALUE_WORDS];
-    uint8_t inlined[PST_INLINE_BYTES];
-    pst_tree_entry own = *e;
-    own_value(s, &own, value, inlined);
-    pst_status st = pst_row_map_store(t, slot, i, &own);
-    return st ? st : pst_row_map_get(t, slot, i, e);
-}
-
-pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
-    pst_status st = pst_row_map_get(t, slot, i, e);
-    if (st || !t->ttl[i].on_read || !pst_ttl_is_stale(t, i, e->time))
-        return st;
-    st = pst_undo_reserve(t, 1);
-    e->time = pst_ttl_stamp(t, i);
-    return pst_poison(t, st ? st : map_refresh(t, slot, i, e));
 }
 
 /* The elements of a timed list or map that are not hidden. */
@@ -412,12 +279,4 @@ pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count
         *count = pst_row_map(t, row, i).count;
     }
     return PST_OK;
-}
-
-pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                                   uint64_t *removed) {
-    if (!pst_row_has(&t->lay, pst_row(t, slot), i) || pst_ttl_horizon(t, i) == PST_NO_TIME)
-        return PST_OK;
-    return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, looked_at, removed)
-                                             : expire_map(t, slot, i, looked_at, removed);
 }

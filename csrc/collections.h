@@ -67,6 +67,9 @@ void pst_entry_value_cell(const pst_table *t, int32_t i, const pst_tree_entry *e
 pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst_item *item);
 /* Gives the row that list, in place of what it had, which the caller has dealt with. */
 void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *l);
+/* The same for a map whose root was `before`; nothing is written where they are equal. */
+void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
+                         pst_tree_root root);
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* The same whatever the entry's age: what files carry has its own time. */
 pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
@@ -74,14 +77,19 @@ pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_t
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* PST_NOT_FOUND, also for an entry that is hidden by its age. */
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
-/* The same as a reader's: where reading counts as use, that is noted. Reserves room by itself. */
-pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Elements that a reader sees. */
 pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count);
+/* Frees what the row's list or map holds; its presence is the caller's. */
+pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
+
+/* ---- times: ttl_elements.c ------------------------------------------------------------------- */
+
+/* As pst_row_map_get; where reading counts as use, that is noted. Reserves room by itself. */
+pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
+/* Notes that all elements were read, where that counts as use. Reserves room by itself. */
+pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
 /* Takes expired elements away. `removed` and `looked_at` are added to. */
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
                                    uint64_t *removed);
-/* Frees what the row's list or map holds; its presence is the caller's. */
-pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
 
 #endif

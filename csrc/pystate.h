@@ -266,7 +266,7 @@ typedef struct pst_ttl {
     int64_t duration_ms;    /* 0: nothing expires */
     int64_t granularity_ms; /* a time that moved by less is not written again */
     uint8_t event_time;     /* else processing time */
-    uint8_t on_read;        /* reading counts as use */
+    uint8_t on_read;        /* reading counts as use: of a value, an entry, or all elements */
     uint8_t lenient;        /* what has expired is visible until it is taken away */
 } pst_ttl;
 
@@ -372,7 +372,7 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count);
 typedef struct pst_elements pst_elements;
 pst_status pst_elements_create(pst_table *t, pst_elements **elements);
 void pst_elements_destroy(pst_elements *e);
-/* Of the current key, or of the key of batch row i. */
+/* Of the current key, as a reader; or of the key of batch row i. */
 pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
 /* `key` is filled for maps. PST_NOT_FOUND at the end. */
@@ -384,7 +384,8 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
 /* items[offsets[i] .. offsets[i + 1]) to the list of key i. */
 pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                       const pst_array *items);
-/* offsets[length + 1]: where each list or map begins in one run of all that a reader sees. */
+/* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
+ * which reading them begins (pst_ttl.on_read). */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
 /* Items of fixed width as that run, offsets as just counted. PST_INVALID for variable width. */
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values);

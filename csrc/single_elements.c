@@ -131,6 +131,8 @@ pst_status pst_elements_start(pst_elements *e, int32_t column) {
     pst_status s = check_collection(e->t, column);
     if (!s)
         s = pst_current_row(e->t, 0, &slot);
+    if (!s && slot != PST_NONE)
+        s = pst_row_use_elements(e->t, slot, column);
     if (!s)
         start(e, slot, column);
     return s;

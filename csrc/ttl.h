@@ -12,7 +12,7 @@
  *      Times near the ends of the range do not wrap.
  *  X2. The time written is the epoch's processing time, or the row's event time and at least the
  *      watermark. It moves only by `granularity` at least while the value stays the same, so that
- *      neither reads nor equal writes fill the deltas.
+ *      neither reads nor equal writes fill the deltas; the items of a list move together.
  *  X3. Times lie under undo and in files like any value; the settings are the process's own and may
  *      differ from run to run.
  */

@@ -36,8 +36,8 @@ class StateTtl:
     days, hours, minutes, seconds, milliseconds : float
         In place of `duration`, added up.
     update : {"create_and_write", "read_and_write"}
-        Whether reading counts as use: of a value, an aggregate, or a map's entry by its key. Going
-        through a list or a map does not.
+        Whether reading counts as use, too: of a value, an aggregate, a map's entry by its key, or
+        all elements of a list or map that is gone through.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
         Whether what has expired may be seen until it is cleaned up.
     time : {"processing", "event"}
@@ -56,6 +56,7 @@ class StateTtl:
 
     To keep reads, and writes of what is there already, from filling the snapshots, their time is
     noted only once it has moved by a 64th of the duration: such a value may expire so much early.
+    Where reading counts as use, a list of which an item's time has moved so far is written anew.
 
     What was written before its clock was known (event time without a watermark or timestamp)
     counts as written when it is first looked through after.

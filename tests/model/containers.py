@@ -205,7 +205,13 @@ class Items(Kind):
     """
 
     def read(self, row: Row) -> list[Any]:
-        return [item for item, written in self.cells.get(row, []) if not self.hides(written)]
+        seen = [cell for cell in self.cells.get(row, []) if not self.hides(cell[1])]
+        if self.counts_reads and any(self.is_stale(written) for _, written in seen):
+            stamp = self.stamp()
+            for cell in seen:
+                if cell[1] is None or cell[1] < stamp:
+                    cell[1] = stamp
+        return [item for item, _ in seen]
 
     def append(self, row: Row, item: Any) -> None:
         self.cells.setdefault(row, []).append([copy.deepcopy(item), self.stamp()])
@@ -247,8 +253,11 @@ class Entries(Kind):
     """A dict of values with their times."""
 
     def read(self, row: Row) -> dict[Any, Any]:
+        return {key: self.get(row, key) for key in self.visible(row)}
+
+    def visible(self, row: Row) -> list[Any]:
         cell = self.cells.get(row, {})
-        return {key: value for key, (value, written) in cell.items() if not self.hides(written)}
+        return [key for key, (_, written) in cell.items() if not self.hides(written)]
 
     def get(self, row: Row, key: Any) -> Any:
         entry = self.cells.get(row, {}).get(key)
@@ -271,7 +280,7 @@ class Entries(Kind):
             self.cells.pop(row, None)
 
     def is_visible(self, row: Row) -> bool:
-        return bool(self.read(row))
+        return bool(self.visible(row))
 
     def sweep_row(self, row: Row) -> None:
         for key, entry in list(self.cells[row].items()):

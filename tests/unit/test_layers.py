@@ -131,6 +131,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "tree_walk",
             "tree_write",
             "ttl",
+            "ttl_elements",
             "undo",
             "value",
         },

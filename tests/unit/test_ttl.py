@@ -303,6 +303,57 @@ def test_reading_an_empty_string_in_a_batch_counts_as_use() -> None:
             assert made["v"].values(made.keys([1])).to_pylist() == [""]
 
 
+@pytest.mark.parametrize("type", ["long", "string", "object"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_going_through_a_list_or_a_map_counts_as_use_of_all_of_it(type: Any, batch: bool) -> None:
+    ttl = ps.StateTtl(640, update="read_and_write")
+    value: Any = {"long": 7, "string": "seven", "object": {"seven": 7}}[type]
+    states = {"l": ps.ListState(type, ttl=ttl), "m": ps.MapState("long", type, ttl=ttl)}
+    with backend(**states) as made:
+
+        def read() -> tuple[list[Any], list[Any]]:
+            if not batch:
+                made.set_current_key(1)
+                return made["l"].get(), made["m"].items()
+            keys = made.keys([1])
+            lists, maps = made["l"].lists(keys), made["m"].maps(keys)
+            if type == "object":
+                return lists[0], list(maps[0].items())
+            return lists[0].as_py(), maps[0].as_py()
+
+        now = NOW
+        for i in range(100):  # enough for several chunks, and for a tree
+            made.set_clock(processing_time=now + i)
+            made["l"].add(value)
+            made["m"].put(i, value)
+        now += 99
+        everything = [value] * 100, [(i, value) for i in range(100)]
+        for _ in range(3):
+            sealed(made)
+            now += 500
+            made.set_clock(processing_time=now)
+            assert read() == everything
+        sealed(made)
+        made.set_clock(processing_time=now + 9)
+        assert read() == everything
+        with made.seal() as snapshot:
+            assert snapshot.rows == 0  # within the granularity
+        made.set_clock(processing_time=now + 640)
+        assert read() == ([], [])
+
+
+def test_reading_does_not_revive_what_has_expired() -> None:
+    ttl = ps.StateTtl(640, update="read_and_write")
+    with backend(l=ps.ListState("long", ttl=ttl), m=ps.MapState("long", "long", ttl=ttl)) as made:
+        for i in range(2):
+            made.set_clock(processing_time=NOW + 600 * i)
+            made["l"].add(i)
+            made["m"].put(i, i)
+        for now in (700, 1300):
+            made.set_clock(processing_time=NOW + now)
+            assert (made["l"].get(), made["m"].keys()) == ([1], [1])
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_value_updated_within_the_same_instant_keeps_its_time_in_files(merged: bool) -> None:
     states = {"v": ps.ValueState("string", ttl=ps.StateTtl(40))}
