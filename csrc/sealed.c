@@ -16,7 +16,10 @@ struct pst_pool {
     pthread_mutex_t lock;
     int references;
     int n;
-    pst_words spare[POOL_BUFFERS];
+    struct {
+        pst_words entries;
+        pst_key_buffer bytes;
+    } spare[POOL_BUFFERS];
 };
 
 pst_pool *pst_pool_create(void) {
@@ -37,8 +40,10 @@ static void pool_drop(pst_pool *p) {
     pthread_mutex_unlock(&p->lock);
     if (left)
         return;
-    for (int i = 0; i < p->n; i++)
-        pst_free(p->spare[i].words);
+    for (int i = 0; i < p->n; i++) {
+        pst_free(p->spare[i].entries.words);
+        pst_free(p->spare[i].bytes.data);
+    }
     pthread_mutex_destroy(&p->lock);
     pst_free(p);
 }
@@ -48,43 +53,51 @@ void pst_pool_release(pst_pool *p) {
         pool_drop(p);
 }
 
-static pst_status pool_take(pst_pool *p, size_t words, pst_words *b) {
-    *b = (pst_words){NULL, 0};
+/* Buffers for s, with room for so many words. */
+static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
     pthread_mutex_lock(&p->lock);
     p->references++;
-    if (p->n)
-        *b = p->spare[--p->n];
-    pthread_mutex_unlock(&p->lock);
-    if (b->capacity >= words)
-        return PST_OK;
-    pst_free(b->words);
-    b->capacity = words;
-    b->words = pst_malloc(words * sizeof *b->words);
-    if (b->words)
-        return PST_OK;
-    pool_drop(p);
-    return PST_NO_MEMORY;
-}
-
-static void pool_give(pst_pool *p, pst_words b, size_t used) {
-    /* One huge epoch must not pin its buffer for ever. */
-    int keep = b.capacity <= ((size_t)1 << 20) || used * 8 >= b.capacity;
-    pthread_mutex_lock(&p->lock);
-    if (keep && p->n < POOL_BUFFERS) {
-        p->spare[p->n++] = b;
-        b.words = NULL;
+    if (p->n) {
+        s->entries = p->spare[--p->n].entries;
+        s->bytes = p->spare[p->n].bytes;
+        s->bytes.size = 0;
     }
     pthread_mutex_unlock(&p->lock);
-    pst_free(b.words);
+    s->pool = p;
+    if (s->entries.capacity >= words)
+        return PST_OK;
+    pst_free(s->entries.words);
+    s->entries = (pst_words){pst_malloc(words * sizeof *s->entries.words), words};
+    return s->entries.words ? PST_OK : PST_NO_MEMORY;
+}
+
+/* One huge epoch must not pin its buffers for ever. */
+static int worth_keeping(size_t capacity, size_t used) {
+    return capacity <= ((size_t)1 << 23) || used * 8 >= capacity;
+}
+
+static void pool_give(pst_pool *p, pst_sealed *s) {
+    int keep = worth_keeping(s->entries.capacity * 8, s->n_words * 8) &&
+               worth_keeping(s->bytes.capacity, s->bytes.size);
+    pthread_mutex_lock(&p->lock);
+    if (keep && p->n < POOL_BUFFERS) {
+        p->spare[p->n].entries = s->entries;
+        p->spare[p->n++].bytes = s->bytes;
+        s->entries.words = NULL;
+        s->bytes.data = NULL;
+    }
+    pthread_mutex_unlock(&p->lock);
     pool_drop(p);
 }
 
 void pst_sealed_destroy(pst_sealed *s) {
     if (!s)
         return;
-    if (s->entries.words)
-        pool_give(s->pool, s->entries, s->n_words);
+    if (s->pool)
+        pool_give(s->pool, s);
+    pst_free(s->entries.words);
     pst_free(s->bytes.data);
+    pst_free(s->scratch.data);
     pst_file_schema_destroy(s->schema);
     pst_free(s);
 }
@@ -213,9 +226,11 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
             __builtin_prefetch(pst_undo_record(t, t->undo, i + 4 * AHEAD));
         if (i + AHEAD < t->undo_count)
             pst_prefetch_row(t, (uint32_t)*pst_undo_record(t, t->undo, i + AHEAD));
+        if (t->lay.has_elements && i + AHEAD / 2 < t->undo_count)
+            pst_sealed_prefetch_elements(t, pst_undo_record(t, t->undo, i + AHEAD / 2));
         const uint64_t *record = pst_undo_record(t, t->undo, i);
         const uint64_t *row = pst_row(t, (uint32_t)record[0]);
-        uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
+        uint64_t before = pst_undo_presence(t, record);
         uint64_t after = pst_presence(&t->lay, row);
         if (t->lay.has_elements) {
             pst_status s_row = pst_sealed_row_with_elements(s, t, row, before, record + 2);
@@ -250,11 +265,9 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     for (int32_t i = 0; i < t->lay.n_states; i++)
         per_row += pst_is_wide_value(t->schema.states[i].type) ? 2 : 1;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
-    pst_status st = pool_take(t->pool, rows * (per_row + 1) + 1, &s->entries);
-    if (st)
-        return st;
-    s->pool = t->pool;
-    st = gather_touched(s, t);
+    pst_status st = pool_take(t->pool, rows * (per_row + 1) + 1, s);
+    if (!st)
+        st = gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++)
         st = gather_inserted(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
     for (uint32_t slot = before->slots; !st && slot < t->m->slots; slot++)

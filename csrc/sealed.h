@@ -34,6 +34,7 @@ struct pst_sealed {
     pst_words entries;
     size_t n_words;
     pst_key_buffer bytes;
+    pst_key_buffer scratch; /* for what is put together before it is kept */
     uint64_t rows;
     uint64_t logical_bytes;
     pst_lineage lineage;
@@ -69,6 +70,9 @@ pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *r
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before_presence, const uint64_t *before);
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
+/* Brings in what comparing the lists and maps of a touched row begins with: row and undo record are
+ * in cache. */
+void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record);
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 

@@ -9,6 +9,7 @@
 #include "mem.h"
 #include "sealed.h"
 #include "timers.h"
+#include "undo.h"
 
 /* One column's part of the encoding in key.c. */
 static uint8_t *put_part(uint8_t *p, pst_bytes b) {
@@ -170,58 +171,59 @@ static pst_status emit_run(pst_sealed *s, const pst_table *t, const uint64_t *ro
     return PST_OK;
 }
 
+/* Room for that much to be put together. */
+static uint8_t *scratch(pst_sealed *s, size_t size) {
+    pst_key_buffer *b = &s->scratch;
+    if (b->capacity < size) {
+        pst_free(b->data);
+        b->capacity = 0;
+        b->data = pst_malloc(2 * size);
+        if (b->data)
+            b->capacity = 2 * size;
+    }
+    return b->data;
+}
+
 static pst_status emit_items(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
                              const pst_list *l, uint64_t from) {
     pst_list_cursor c;
-    pst_status st = PST_OK;
-    size_t capacity = 0;
-    uint8_t *room = NULL;
+    pst_status st = scratch(s, PST_RUN_BYTES) ? PST_OK : PST_NO_MEMORY;
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, l, from);
     while (!st) {
         uint64_t taken, seq = c.seq;
-        size_t size = capacity;
-        st = pst_list_pack_next(&c, PST_RUN_BYTES, room, &size, &taken);
-        if (st == PST_TOO_LARGE && size > capacity) {
-            capacity = size > 2 * (size_t)PST_RUN_BYTES ? size : 2 * (size_t)PST_RUN_BYTES;
-            pst_free(room);
-            room = pst_malloc(capacity);
-            st = room ? PST_OK : PST_NO_MEMORY;
-        } else if (!st) {
-            st = emit_run(s, t, row, i, seq, room, size);
-        }
+        size_t size = s->scratch.capacity;
+        st = pst_list_pack_next(&c, PST_RUN_BYTES, s->scratch.data, &size, &taken);
+        if (st == PST_TOO_LARGE && size > s->scratch.capacity)
+            st = scratch(s, size) ? PST_OK : PST_NO_MEMORY;
+        else if (!st)
+            st = emit_run(s, t, row, i, seq, s->scratch.data, size);
     }
-    pst_free(room);
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
 /* The element of an entry: its words in big-endian order, or its bytes. */
-static pst_status entry_element(const pst_table *t, int32_t i, const pst_tree_entry *e,
-                                pst_key_buffer *room, pst_bytes *element) {
+static pst_status entry_element(pst_sealed *s, const pst_table *t, int32_t i,
+                                const pst_tree_entry *e, pst_bytes *element) {
     const pst_tree_shape *shape = &t->collections[i].map;
     size_t size = 4 + (shape->key_is_ref ? e->key_bytes.size : shape->key_words * 8u);
-    if (room->capacity < size) {
-        pst_free(room->data);
-        room->capacity = 0;
-        room->data = pst_malloc(2 * size);
-        if (!room->data)
-            return PST_NO_MEMORY;
-        room->capacity = 2 * size;
-    }
-    pst_put_big(room->data, t->collections[i].id, 4);
+    uint8_t *room = scratch(s, size);
+    if (!room)
+        return PST_NO_MEMORY;
+    pst_put_big(room, t->collections[i].id, 4);
     if (!shape->key_is_ref)
         for (int k = 0; k < shape->key_words; k++)
-            pst_put_big(room->data + 4 + 8 * k, e->key[k], 8);
+            pst_put_big(room + 4 + 8 * k, e->key[k], 8);
     else if (e->key_bytes.size)
-        memcpy(room->data + 4, e->key_bytes.data, e->key_bytes.size);
-    *element = (pst_bytes){room->data, (uint32_t)size};
+        memcpy(room + 4, e->key_bytes.data, e->key_bytes.size);
+    *element = (pst_bytes){room, (uint32_t)size};
     return PST_OK;
 }
 
 static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
-                             pst_record_op op, const pst_tree_entry *e, pst_key_buffer *room) {
+                             pst_record_op op, const pst_tree_entry *e) {
     uint64_t *w, bit = UINT64_C(1) << i;
     pst_bytes element;
-    pst_status st = entry_element(t, i, e, room, &element);
+    pst_status st = entry_element(s, t, i, e, &element);
     if (!st)
         st = begin_entry(s, t, row, element, 3, &w);
     if (st)
@@ -254,18 +256,16 @@ static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *
 
 static pst_status emit_entries(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
                                pst_tree_root before, pst_tree_root after) {
-    pst_key_buffer room = {NULL, 0, 0};
     pst_tree_diff d;
     pst_tree_entry e;
     pst_record_op op;
     pst_status st;
     pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &t->collections[i].map, before, after);
     while ((st = pst_tree_diff_next(&d, &op, &e)) == PST_OK) {
-        st = emit_entry(s, t, row, i, op, &e, &room);
+        st = emit_entry(s, t, row, i, op, &e);
         if (st)
             break;
     }
-    pst_free(room.data);
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
@@ -292,14 +292,30 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
     return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
 }
 
+void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
+    const uint64_t *row = pst_row(t, (uint32_t)record[0]);
+    uint64_t before = pst_undo_presence(t, record);
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        if (t->lay.fields[i].kind == PST_LIST) {
+            pst_list l = pst_row_list(t, row, i);
+            pst_list_prefetch_first(t->heap, &l);
+            pst_list_prefetch(t->heap, &l);
+        } else if (t->lay.fields[i].kind == PST_MAP) {
+            pst_tree_prefetch(t->heap, map_before(t, record + 2, before, i));
+            pst_tree_prefetch(t->heap, pst_row_map(t, row, i));
+        }
+    }
+}
+
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before, const uint64_t *image) {
     uint64_t after = pst_presence(&t->lay, row), values = 0, elements = 0;
-    marker markers[PST_MAX_STATES] = {{0, 0, 0}};
+    marker markers[PST_MAX_STATES];
     uint64_t marked = 0;
     if (!after)
         return before ? emit_delete(s, t, row) : PST_OK;
     for (int32_t i = 0; i < t->lay.n_states; i++) {
+        markers[i] = (marker){0, 0, 0};
         pst_kind kind = (pst_kind)t->lay.fields[i].kind;
         uint64_t bit = UINT64_C(1) << i;
         if (kind == PST_LIST || kind == PST_MAP)

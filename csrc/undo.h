@@ -30,6 +30,11 @@ static inline uint64_t *pst_undo_record(const pst_table *t, uint8_t *log, uint64
     return (uint64_t *)(log + i * t->lay.record_size);
 }
 
+/* Which states were present in the image that a record keeps. */
+static inline uint64_t pst_undo_presence(const pst_table *t, const uint64_t *record) {
+    return t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
+}
+
 /* The log of an epoch. */
 static inline uint8_t *pst_undo_log(const pst_table *t, uint64_t epoch) {
     return pst_space(&t->arena, PST_SPACE_UNDO + (int)(epoch % PST_UNDO_LOGS));
