@@ -39,6 +39,12 @@ pst_status pst_collections_create(const pst_schema *schema, pst_collection **col
                                  (uint8_t)has_bytes((uint8_t)c->type), timed};
         }
     }
+    for (int32_t i = 0; i < schema->n_states; i++) {
+        int32_t k = i;
+        for (; k > 0 && own[own[k - 1].nth].id > own[i].id; k--)
+            own[k].nth = own[k - 1].nth;
+        own[k].nth = i;
+    }
     *collections = own;
     return PST_OK;
 }

@@ -25,6 +25,7 @@ typedef struct pst_collection {
     pst_tree_shape map;
     pst_list_shape list;
     uint32_t id; /* by which files name the column: a hash of its name */
+    int32_t nth; /* of entry k: the column whose id is the k-th in order, as files have them */
 } pst_collection;
 
 pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);

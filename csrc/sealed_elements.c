@@ -339,8 +339,12 @@ pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const
     pst_status st = PST_OK;
     if (changed | marked)
         st = emit_row(s, t, row, changed, changed & after, markers);
-    for (uint64_t left = elements; !st && left; left &= left - 1)
-        st = emit_collection(s, t, row, __builtin_ctzll(left), before, image);
+    for (int32_t k = 0; !st && elements && k < t->lay.n_states; k++) {
+        int32_t i = t->collections[k].nth;
+        if (elements >> i & 1)
+            st = emit_collection(s, t, row, i, before, image);
+        elements &= ~(UINT64_C(1) << i);
+    }
     return st;
 }
 

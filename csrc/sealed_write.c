@@ -6,12 +6,25 @@
 #include "schema.h"
 #include "sealed.h"
 
-enum { AHEAD = 16 };
+enum { AHEAD = 32 };
 
+/* An entry: its key group and its key's hash, which files are ordered by first, and its place. */
 typedef struct item {
-    uint64_t order; /* key group and the upper bits of the hash */
-    uint64_t at;    /* word offset of the entry */
+    uint64_t order; /* key group << 48 | hash >> 16 */
+    uint64_t rest;  /* low half-word of the hash << 48 | word offset of the entry */
 } item;
+
+static item make_item(int32_t group, uint64_t hash, uint64_t at) {
+    return (item){(uint64_t)group << 48 | hash >> 16, hash << 48 | at};
+}
+
+static uint64_t hash_of(const item *i) {
+    return i->order << 16 | i->rest >> 48;
+}
+
+static const uint64_t *entry_of(const pst_sealed *s, const item *i) {
+    return s->entries.words + (i->rest & ((UINT64_C(1) << 48) - 1));
+}
 
 static uint64_t entry_hash(const pst_sealed *s, const uint64_t *w) {
     if (s->key_kind == PST_KEY_WORD)
@@ -90,29 +103,66 @@ static item *radix_sort(item *a, item *b, size_t n) {
     return a;
 }
 
-static int comes_before(const pst_sealed *s, uint64_t a, uint64_t b) {
-    const uint64_t *x = s->entries.words + a, *y = s->entries.words + b;
-    uint64_t hx = entry_hash(s, x), hy = entry_hash(s, y);
-    if (hx != hy)
-        return hx < hy;
-    pst_record rx, ry;
-    pst_status st;
-    (void)decode(s, x, &rx, &st);
-    (void)decode(s, y, &ry, &st);
-    return pst_key_compare(s->schema->keys, s->schema->n_keys, rx.key, rx.key_nulls, ry.key,
-                           ry.key_nulls) < 0;
+/* Called for each i in turn: brings in the entry of an item further on, and the key of a nearer one,
+ * whose entry is in cache by then. */
+static void bring(const pst_sealed *s, const item *items, size_t i, size_t n) {
+    if (i + AHEAD < n)
+        __builtin_prefetch(entry_of(s, &items[i + AHEAD]));
+    if (s->key_kind == PST_KEY_BYTES && i + AHEAD / 2 < n)
+        __builtin_prefetch(s->bytes.data + entry_of(s, &items[i + AHEAD / 2])[1]);
 }
 
-/* Items whose upper bits agree, put into full order by insertion: runs are short, but for input
- * that was made to collide. */
-static void settle_ties(const pst_sealed *s, item *a, size_t n) {
-    for (size_t i = 1; i < n; i++)
-        for (size_t k = i;
-             k > 0 && a[k].order == a[k - 1].order && comes_before(s, a[k].at, a[k - 1].at); k--) {
-            item swap = a[k];
-            a[k] = a[k - 1];
-            a[k - 1] = swap;
+/* Of two items of one order. */
+static int comes_before(const pst_sealed *s, const item *a, const item *b) {
+    if (hash_of(a) != hash_of(b))
+        return hash_of(a) < hash_of(b);
+    pst_record x, y;
+    pst_status st;
+    (void)decode(s, entry_of(s, a), &x, &st);
+    (void)decode(s, entry_of(s, b), &y, &st);
+    return pst_key_compare(s->schema->keys, s->schema->n_keys, x.key, x.key_nulls, y.key,
+                           y.key_nulls) < 0;
+}
+
+/* Where the ascending run ends that begins at `from`. */
+static size_t run_end(const pst_sealed *s, const item *a, size_t from, size_t n) {
+    while (++from < n && !comes_before(s, &a[from], &a[from - 1]))
+        ;
+    return from < n ? from : n;
+}
+
+static void merge_runs(const pst_sealed *s, item *a, size_t n_left, size_t n, item *room) {
+    memcpy(room, a, n_left * sizeof *a);
+    size_t left = 0, right = n_left, out = 0;
+    while (left < n_left && right < n)
+        a[out++] = comes_before(s, &a[right], &room[left]) ? a[right++] : room[left++];
+    memcpy(a + out, room + left, (n_left - left) * sizeof *a);
+}
+
+/* Merges neighbouring runs until there is one. The elements of a key, which all have its hash, come
+ * as one, and its timers as another. */
+static void sort_tied(const pst_sealed *s, item *a, size_t n, item *room) {
+    size_t runs;
+    do {
+        runs = 0;
+        for (size_t from = 0, end; from < n; from = end, runs++) {
+            size_t middle = end = run_end(s, a, from, n);
+            if (middle == n)
+                continue;
+            end = run_end(s, a, middle, n);
+            merge_runs(s, a + from, middle - from, end - from, room);
         }
+    } while (runs > 1);
+}
+
+static void settle_ties(const pst_sealed *s, item *a, size_t n, item *room) {
+    for (size_t from = 0, to; from < n; from = to) {
+        bring(s, a, from, n);
+        for (to = from + 1; to < n && a[to].order == a[from].order; to++)
+            bring(s, a, to, n);
+        if (to - from > 1)
+            sort_tied(s, a + from, to - from, room);
+    }
 }
 
 static pst_status write_sorted(const pst_sealed *s, const item *items, pst_sst_writer *writer) {
@@ -121,11 +171,9 @@ static pst_status write_sorted(const pst_sealed *s, const item *items, pst_sst_w
         return PST_NO_MEMORY;
     pst_status st = PST_OK;
     for (size_t i = 0; !st && i < s->rows; i++) {
-        if (i + AHEAD < s->rows)
-            __builtin_prefetch(s->entries.words + items[i + AHEAD].at);
-        const uint64_t *w = s->entries.words + items[i].at;
-        (void)decode(s, w, r, &st);
-        r->hash = entry_hash(s, w);
+        bring(s, items, i, (size_t)s->rows);
+        (void)decode(s, entry_of(s, &items[i]), r, &st);
+        r->hash = hash_of(&items[i]);
         r->key_group = pst_key_group(r->hash, s->max_parallelism);
         if (!st)
             st = pst_sst_writer_add(writer, r);
@@ -147,12 +195,12 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     const uint64_t *w = s->entries.words;
     for (size_t i = 0; i < n; i++) {
         uint64_t hash = entry_hash(s, w);
-        uint64_t group = (uint64_t)pst_key_group(hash, s->max_parallelism);
-        items[i] = (item){group << 48 | hash >> 16, (uint64_t)(w - s->entries.words)};
+        int32_t group = pst_key_group(hash, s->max_parallelism);
+        items[i] = make_item(group, hash, (uint64_t)(w - s->entries.words));
         w = skip(s, w);
     }
     item *sorted = n ? radix_sort(items, items + n, n) : items;
-    settle_ties(s, sorted, n);
+    settle_ties(s, sorted, n, sorted == items ? items + n : items);
     pst_sst_writer *writer = NULL;
     pst_status st = pst_sst_writer_create(s->schema, &out, io, &writer);
     if (!st)

@@ -227,3 +227,33 @@ def test_handles_cannot_be_pickled(backend: ps.KeyedStateBackend) -> None:
     for handle in backend.states.values():
         with pytest.raises((DeclarationError, WrongTypeError), match="cannot be pickled"):
             pickle.dumps(handle)
+
+
+def test_a_key_with_many_elements_of_several_states() -> None:
+    """In a file they lie side by side under one hash, whatever order the states were declared in."""
+    n = 20_000
+    names = ["a", "b", "c", "d"]
+    states: dict[str, ps.State] = {name: ps.MapState("long", "long") for name in names}
+    states |= {f"{name}-list": ps.ListState("string") for name in names}
+    with (
+        ps.KeyedStateBackend("long", states=states, timers=True) as made,
+        ps.KeyedStateBackend("long", states=states, timers=True) as other,
+    ):
+        keys = made.keys(np.full(n, 7))
+        numbers = np.random.default_rng(1).permutation(n)
+        for name in names:
+            made[name].put_entries(keys, numbers, numbers)
+            made[f"{name}-list"].append(keys, pa.array(map(str, numbers)))
+        made.register_timers(keys, "event", numbers)
+        made.register_timers(keys, "processing", numbers)
+        file = io.BytesIO()
+        with made.seal() as snapshot:
+            snapshot.write(file)
+        other.restore([file])
+        other.set_current_key(7)
+        for name in names:
+            assert other[name].items() == [(i, i) for i in range(n)]
+            assert other[f"{name}-list"].get() == list(map(str, numbers))
+        for domain in ("event", "processing"):
+            due = other.due_timers(domain, n, 2 * n)
+            assert due is not None and due.timestamps.tolist() == list(range(n))
