@@ -230,7 +230,7 @@ def test_handles_cannot_be_pickled(backend: ps.KeyedStateBackend) -> None:
 
 
 def test_a_key_with_many_elements_of_several_states() -> None:
-    """In a file they lie side by side under one hash, whatever order the states were declared in."""
+    """In a file they lie side by side under one hash, in another order than the states."""
     n = 20_000
     names = ["a", "b", "c", "d"]
     states: dict[str, ps.State] = {name: ps.MapState("long", "long") for name in names}
