@@ -12,13 +12,6 @@ uint32_t pst_class_of(uint64_t bytes) {
     return 4 + (top - 6) * 4 + step;
 }
 
-uint64_t pst_class_size(uint32_t c) {
-    if (c < 4)
-        return (uint64_t)(c + 1) * 16;
-    uint32_t top = 6 + (c - 4) / 4, step = (c - 4) % 4;
-    return ((uint64_t)1 << top) + (uint64_t)(step + 1) * ((uint64_t)1 << (top - 2));
-}
-
 static uint32_t *cells(const pst_table *t, uint32_t ring) {
     return (uint32_t *)pst_space(&t->arena, (int)(PST_SPACE_RING + ring));
 }

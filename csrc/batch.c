@@ -341,19 +341,13 @@ void pst_batch_bring(pst_batch *b, int64_t i) {
     prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
 }
 
-uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
-    if (b->slots[i] == PST_NONE) {
-        pst_key key;
-        pst_batch_key(b, i, &key);
-        b->slots[i] = pst_index_find(b->t, &key);
-    }
-    return b->slots[i];
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    return b->slots[i] = pst_index_find(b->t, &key);
 }
 
-pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
-    *slot = b->slots[i];
-    if (*slot != PST_NONE)
-        return PST_OK;
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot) {
     pst_key key;
     pst_batch_key(b, i, &key);
     *slot = pst_index_find(b->t, &key);

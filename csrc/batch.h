@@ -60,12 +60,21 @@ static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
 
 /* Looks up the keys before `to`, in groups, if that was not done. Slots found are in cache. */
 void pst_batch_resolve(pst_batch *b, int64_t to);
+/* Looks for key i where the look-up of its group found none, and makes its row. */
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot);
 /* The row of key i for writing, made if it is not there. Room was reserved. */
-pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot);
+static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    *slot = b->slots[i];
+    return *slot == PST_NONE ? pst_batch_make_row(b, i, slot) : PST_OK;
+}
 /* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
 void pst_batch_bring(pst_batch *b, int64_t i);
+/* Looks for key i where the look-up of its group found none. */
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
 /* The row of key i, or PST_NONE. */
-uint32_t pst_batch_slot(pst_batch *b, int64_t i);
+static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
+    return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
+}
 
 /* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
 pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);

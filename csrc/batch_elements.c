@@ -29,21 +29,24 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
     return PST_OK;
 }
 
-/* What an operation wants of a list: where it ends, or where it begins. */
-typedef enum pst_list_end { LIST_TAIL, LIST_HEAD } pst_list_end;
+/* What an operation wants first of a list or map. A constant wherever it is passed. */
+typedef enum pst_wanted { LIST_TAIL, LIST_HEAD, MAP_ROOT } pst_wanted;
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 /* Brings in what the root of row i names: the row is in cache. */
-static void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
+static ALWAYS_INLINE void prefetch_root(const pst_batch *b, int32_t column, int64_t i,
+                                        pst_wanted wanted) {
     const pst_table *t = b->t;
     if (i >= b->length || b->slots[i] == PST_NONE)
         return;
     const uint64_t *row = pst_row(t, b->slots[i]);
-    if (t->lay.fields[column].kind != PST_LIST) {
+    if (wanted == MAP_ROOT) {
         pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
         return;
     }
     pst_list l = pst_row_list(t, row, column);
-    if (end == LIST_TAIL)
+    if (wanted == LIST_TAIL)
         pst_list_prefetch(t->heap, &l);
     else
         pst_list_prefetch_first(t->heap, &l);
@@ -51,27 +54,35 @@ static void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_lis
 
 /* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
  * root names on its way there. One at a time, for the processor waits for few lines at once. */
-static inline void bring_elements(pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
+static ALWAYS_INLINE void bring_elements(pst_batch *b, int32_t column, int64_t i,
+                                         pst_wanted wanted) {
     if (i % PST_GROUP == 0) {
         if (i == 0)
             pst_batch_bring(b, 0);
         for (int64_t k = 0; i == 0 && k < PST_GROUP; k++)
-            prefetch_root(b, column, k, end);
+            prefetch_root(b, column, k, wanted);
         if (i + PST_GROUP < b->length)
             pst_batch_bring(b, i + PST_GROUP);
     }
-    prefetch_root(b, column, i + PST_GROUP, end);
+    prefetch_root(b, column, i + PST_GROUP, wanted);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_array *items,
-                             int64_t at) {
+/* Items that are words side by side, for lists without times; else NULL. */
+static const uint64_t *words_of(const pst_table *t, int32_t column, const pst_array *items) {
+    const pst_list_shape *s = &t->collections[column].list;
+    return s->width == 8 && !s->timed ? (const uint64_t *)items->values + items->offset : NULL;
+}
+
+static ALWAYS_INLINE pst_status append_one(pst_batch *b, int64_t i, int32_t column,
+                                           const pst_array *items, const uint64_t *words,
+                                           int64_t at) {
     pst_cell cell;
     pst_item item;
     uint32_t slot;
     pst_status s = pst_batch_row(b, i, &slot);
-    if (s)
+    if (s || (words && pst_row_list_append_word(b->t, slot, column, words[at])))
         return s;
     pst_array_cell(items, at, &cell);
     s = pst_item_of(b->t, column, &cell, &item);
@@ -86,12 +97,13 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
         s = PST_INVALID;
     if (s)
         return s;
+    const uint64_t *words = words_of(t, column, items);
     for (int64_t i = 0; !s && i < b->length; i++) {
         bring_elements(b, column, i, LIST_TAIL);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         if (!s)
-            s = append_one(b, i, column, items, i);
+            s = append_one(b, i, column, items, words, i);
     }
     return pst_poison(t, s);
 }
@@ -106,12 +118,13 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
             s = PST_INVALID;
     if (s)
         return s;
+    const uint64_t *words = words_of(t, column, items);
     for (int64_t i = 0; !s && i < b->length; i++) {
         bring_elements(b, column, i, LIST_TAIL);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
-            s = append_one(b, i, column, items, k);
+            s = append_one(b, i, column, items, words, k);
     }
     return pst_poison(t, s);
 }
@@ -124,20 +137,27 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     return slot == PST_NONE ? PST_OK : pst_row_count(b->t, slot, column, count);
 }
 
+static ALWAYS_INLINE pst_status offsets_of(pst_batch *b, int32_t column, int64_t *offsets,
+                                           pst_wanted wanted) {
+    pst_status s = PST_OK;
+    offsets[0] = 0;
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        uint64_t count;
+        bring_elements(b, column, i, wanted);
+        s = count_of(b, i, column, &count);
+        offsets[i + 1] = offsets[i] + (int64_t)count;
+    }
+    return s;
+}
+
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {
     pst_status s = pst_batch_usable(b);
     if (!s && pst_check_kind(b->t, column, PST_LIST))
         s = pst_check_kind(b->t, column, PST_MAP);
     if (s)
         return s;
-    offsets[0] = 0;
-    for (int64_t i = 0; !s && i < b->length; i++) {
-        uint64_t count;
-        bring_elements(b, column, i, LIST_HEAD);
-        s = count_of(b, i, column, &count);
-        offsets[i + 1] = offsets[i] + (int64_t)count;
-    }
-    return s;
+    return b->t->lay.fields[column].kind == PST_LIST ? offsets_of(b, column, offsets, LIST_HEAD)
+                                                     : offsets_of(b, column, offsets, MAP_ROOT);
 }
 
 /* Copies the runs that a reader sees; where nothing can be hidden, whole chunks. */
@@ -240,7 +260,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     if (s)
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
+        bring_elements(b, column, i, MAP_ROOT);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         pst_cell key, value;
@@ -267,7 +287,7 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
     if (s)
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
+        bring_elements(b, column, i, MAP_ROOT);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         pst_cell key;
@@ -300,7 +320,7 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
                                                                   size_t width, uint8_t *values,
                                                                   uint8_t *valid) {
     for (int64_t i = 0; i < b->length; i++) {
-        bring_elements(b, column, i, LIST_HEAD);
+        bring_elements(b, column, i, MAP_ROOT);
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         pst_status s = get_entry(b, i, column, keys, &e);
         uint8_t *out = values + (size_t)i * width;
@@ -340,7 +360,7 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
     int64_t total = 0;
     for (int64_t i = 0; i < b->length; i++) {
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        bring_elements(b, column, i, LIST_HEAD);
+        bring_elements(b, column, i, MAP_ROOT);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;

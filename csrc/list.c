@@ -11,9 +11,10 @@
  *     times                         timed lists: from the back, the oldest last
  *
  * A variable item is its size in 32 bits and its bytes, padded to whole words. */
-enum { HEADER = 16, FIRST_CHUNK = 32, LARGE_CHUNK = 4096 };
+enum { HEADER = PST_LIST_CHUNK_HEADER, FIRST_CHUNK = 32, LARGE_CHUNK = 4096 };
 
-#define MAX_SEQ (UINT64_C(1) << 56)
+/* Numbers for a whole chunk of items are left. */
+#define MAX_SEQ ((UINT64_C(1) << PST_LIST_CLASS_SHIFT) - LARGE_CHUNK)
 
 typedef pst_list_chunk chunk;
 
@@ -110,10 +111,10 @@ static void put_time(uint8_t *at, uint64_t bytes, uint64_t i, int64_t time) {
 
 /* The item becomes the first of a new chunk at the end of the chain. */
 static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *l,
-                               const pst_item *item, uint64_t last_bytes) {
+                               const pst_item *item) {
     uint64_t used = item_bytes(s, item), need = HEADER + used + (s->timed ? 8 : 0);
-    uint64_t bytes = l->first ? last_bytes * 2 : FIRST_CHUNK;
-    if (need > PST_MAX_BYTES || l->end >= MAX_SEQ - 1)
+    uint64_t bytes = l->first ? 2 * pst_class_size((uint32_t)l->last_class) : FIRST_CHUNK;
+    if (need > PST_MAX_BYTES || l->end >= MAX_SEQ)
         return PST_TOO_LARGE;
     if (bytes > LARGE_CHUNK)
         bytes = LARGE_CHUNK;
@@ -137,6 +138,7 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
         l->born = (uint32_t)t->h->active;
     }
     l->last = granule;
+    l->last_class = class;
     l->used = (uint32_t)used;
     l->end++;
     return PST_OK;
@@ -145,12 +147,12 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
 pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
                            const pst_item *item) {
     if (!l->first)
-        return append_chunk(t, s, l, item, 0);
+        return append_chunk(t, s, l, item);
     uint8_t *at = pst_block(t, l->last);
-    uint64_t word = pst_get64(at + 8), bytes = pst_class_size((uint32_t)(word & 0xFF));
-    uint64_t used = item_bytes(s, item), i = l->end - (word >> 8);
+    uint64_t bytes = pst_class_size((uint32_t)l->last_class), used = item_bytes(s, item);
+    uint64_t i = s->timed ? l->end - (pst_get64(at + 8) >> 8) : 0;
     if (HEADER + l->used + used + (s->timed ? 8 * (i + 1) : 0) > bytes)
-        return append_chunk(t, s, l, item, bytes);
+        return append_chunk(t, s, l, item);
     put_item(s, at + HEADER + l->used, item);
     if (s->timed)
         put_time(at, bytes, i, item->time);
@@ -176,7 +178,7 @@ static pst_status drop_chunk(pst_table *t, pst_list *l, const chunk *first) {
     int born = l->born == (uint32_t)t->h->active;
     uint32_t granule = l->first;
     if (granule == l->last)
-        l->first = l->last = l->used = l->born = 0;
+        *l = (pst_list){.end = l->end};
     else
         l->first = first->next;
     return pst_block_free(t, pst_class_of(first->bytes), granule, born);
@@ -251,16 +253,6 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
     c.from = c.replaced || c.start > before->end ? c.start : before->end;
     c.changed = before->first != after->first || before->end != after->end;
     return c;
-}
-
-void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
-    const uint8_t *at = heap + (uint64_t)l->last * PST_GRANULE;
-    __builtin_prefetch(at, 1);
-    __builtin_prefetch(at + HEADER + l->used, 1);
-}
-
-void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
-    __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
 }
 
 uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,

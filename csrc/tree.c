@@ -28,13 +28,6 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
                                                                                     : PST_CORRUPT;
 }
 
-void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
-    const uint8_t *node = heap + (uint64_t)root.node * PST_GRANULE;
-    __builtin_prefetch(node);
-    __builtin_prefetch(node + 64);
-    __builtin_prefetch(node + 128);
-}
-
 /* ---- put --------------------------------------------------------------------------------------- */
 
 /* The separator of two neighbouring leaves. Of bytes the shortest prefix that serves. */

@@ -25,6 +25,7 @@
 #ifndef PST_TREE_H
 #define PST_TREE_H
 
+#include "layout.h"
 #include "pystate.h"
 
 enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
@@ -71,7 +72,12 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
 /* Brings in the first lines of the root node. */
-void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root);
+static inline void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
+    const uint8_t *node = heap + (uint64_t)root.node * PST_GRANULE;
+    __builtin_prefetch(node);
+    __builtin_prefetch(node + 64);
+    __builtin_prefetch(node + 128);
+}
 
 /* A node on the way from the root to a position. */
 typedef struct pst_tree_frame {
