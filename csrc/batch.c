@@ -220,7 +220,7 @@ static void find_lines(pst_batch *b, int64_t to) {
         pst_cursor c;
         c.line = (uint64_t *)(uintptr_t)nothing;
         if (pst_cursor_home(&c, &shards[pst_shard_of(t, hash)], heap, pst_tag_of(t, hash)))
-            __builtin_prefetch(c.line);
+            __builtin_prefetch(c.line, 0, 2);
         lines[i % PST_LINES] = c.line;
     }
     if (to > b->lined)
@@ -235,7 +235,7 @@ static void try_next_line(pst_batch *b, int64_t i) {
                          pst_tag_of(t, b->hash[i])))
         return;
     pst_cursor_step(&c, t->heap);
-    __builtin_prefetch(c.line);
+    __builtin_prefetch(c.line, 0, 2);
     b->lines[i % PST_LINES] = c.line;
     b->moved[b->moved_tail++ % PST_LINES] = i;
 }
