@@ -227,16 +227,26 @@ static void find_lines(pst_batch *b, int64_t to) {
         b->lined = to;
 }
 
-/* The home line is full of other keys: brings in the one after it. */
-static void try_next_line(pst_batch *b, int64_t i) {
+/* What few keys need stays out of the loops, whose registers it would take. */
+#define RARE __attribute__((noinline))
+
+/* The line so many steps behind the home line of key i. */
+static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
     const pst_table *t = b->t;
     pst_cursor c;
     if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, b->hash[i])], t->heap,
                          pst_tag_of(t, b->hash[i])))
-        return;
-    pst_cursor_step(&c, t->heap);
-    __builtin_prefetch(c.line, 0, 2);
-    b->lines[i % PST_LINES] = c.line;
+        return b->lines[i % PST_LINES];
+    while (steps--)
+        pst_cursor_step(&c, t->heap);
+    return c.line;
+}
+
+/* The home line is full of other keys: brings in the two after it. */
+static void try_next_lines(pst_batch *b, int64_t i) {
+    b->lines[i % PST_LINES] = line_behind(b, i, 1);
+    __builtin_prefetch(b->lines[i % PST_LINES]);
+    __builtin_prefetch(line_behind(b, i, 2));
     b->moved[b->moved_tail++ % PST_LINES] = i;
 }
 
@@ -255,7 +265,7 @@ static void guess_slots(pst_batch *b, int64_t to) {
         } else {
             slot = PST_NONE;
             if (line[PST_LINE - 1])
-                try_next_line(b, i);
+                try_next_lines(b, i);
         }
         slots[i] = slot;
     }
@@ -263,18 +273,26 @@ static void guess_slots(pst_batch *b, int64_t to) {
         b->guessed = to;
 }
 
-/* The keys that were not in their home lines. */
-static void guess_moved(pst_batch *b, int64_t to) {
+/* A slot under this tag, or PST_NONE. */
+static uint32_t slot_in(const pst_table *t, const uint64_t *line, uint32_t tag) {
+    uint32_t m = pst_line_matches(line, tag);
+    uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+    return slot < t->m->slots ? slot : PST_NONE;
+}
+
+/* The keys that were not in their home lines: most of them are in the next one, one in four in the
+ * one after that. */
+static RARE void guess_moved(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
         int64_t i = b->moved[b->moved_head++ % PST_LINES];
         const uint64_t *line = b->lines[i % PST_LINES];
-        uint32_t m = pst_line_matches(line, pst_tag_of(t, b->hash[i]));
-        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
-        if (slot < t->m->slots) {
+        uint32_t tag = pst_tag_of(t, b->hash[i]), slot = slot_in(t, line, tag);
+        if (slot == PST_NONE && line[PST_LINE - 1])
+            slot = slot_in(t, line_behind(b, i, 2), tag);
+        if (slot != PST_NONE)
             pst_prefetch_row(t, slot);
-            b->slots[i] = slot;
-        }
+        b->slots[i] = slot;
     }
 }
 
