@@ -52,19 +52,20 @@ static ALWAYS_INLINE void prefetch_root(const pst_batch *b, int32_t column, int6
         pst_list_prefetch_first(t->heap, &l);
 }
 
+/* Brings in row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
+static ALWAYS_INLINE void bring_ahead(pst_batch *b, int32_t column, int64_t i, pst_wanted wanted) {
+    if (i % PST_GROUP == 0 && i + PST_GROUP < b->length)
+        pst_batch_bring(b, i + PST_GROUP);
+    prefetch_root(b, column, i + PST_GROUP, wanted);
+}
+
 /* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
  * root names on its way there. One at a time, for the processor waits for few lines at once. */
 static ALWAYS_INLINE void bring_elements(pst_batch *b, int32_t column, int64_t i,
                                          pst_wanted wanted) {
-    if (i % PST_GROUP == 0) {
-        if (i == 0)
-            pst_batch_bring(b, 0);
-        for (int64_t k = 0; i == 0 && k < PST_GROUP; k++)
-            prefetch_root(b, column, k, wanted);
-        if (i + PST_GROUP < b->length)
-            pst_batch_bring(b, i + PST_GROUP);
-    }
-    prefetch_root(b, column, i + PST_GROUP, wanted);
+    for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
+        bring_ahead(b, column, k, wanted);
+    bring_ahead(b, column, i, wanted);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -162,13 +163,14 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
 
 /* Copies the runs that a reader sees; where nothing can be hidden, whole chunks. */
 static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *l, uint64_t count,
-                            uint8_t *out) {
+                            uint8_t *out, int stream) {
     const pst_list_shape *s = &t->collections[column].list;
     if (!s->timed || !pst_ttl_is_set(t, column)) {
         if (count != pst_list_count(t->heap, pst_heap_bytes(t), l))
             return PST_STALE;
         if (!s->timed)
-            return pst_list_copy(t->heap, pst_heap_bytes(t), s, l, out, (size_t)count * s->width);
+            return (stream ? pst_list_stream : pst_list_copy)(t->heap, pst_heap_bytes(t), s, l, out,
+                                                              (size_t)count * s->width);
     }
     pst_list_cursor c;
     pst_list_run run;
@@ -186,33 +188,42 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
-/* Brings in the lists of the group that begins at `from`, a chunk of each in turn, for a chain
- * followed alone waits at every chunk. Of long ones the beginning. */
-static void bring_chains(pst_batch *b, int32_t column, int64_t from) {
-    enum { CHUNKS = 8 };
-    const pst_table *t = b->t;
-    pst_list lists[PST_GROUP];
+/* Lists that are about to be copied: of list i, at i % PST_GROUP, the chunk to bring in next. */
+typedef struct chains {
+    pst_list list[PST_GROUP];
     uint32_t at[PST_GROUP];
-    int n = 0;
-    for (int64_t i = from; i < b->length && i < from + PST_GROUP; i++) {
-        uint32_t slot = pst_batch_slot(b, i);
-        if (slot == PST_NONE)
-            continue;
-        lists[n] = pst_row_list(t, pst_row(t, slot), column);
-        at[n] = lists[n].first;
-        __builtin_prefetch(pst_block(t, lists[n].last));
-        n++;
+} chains;
+
+/* A chain is followed from a group ahead, a chunk with every other list that is copied: followed all
+ * at once it waits at every chunk. Of long ones the beginning. */
+static void follow_ahead(pst_batch *b, int32_t column, int64_t i, chains *c) {
+    const pst_table *t = b->t;
+    int64_t next = i + PST_GROUP;
+    bring_ahead(b, column, i, LIST_HEAD);
+    c->at[next % PST_GROUP] = 0;
+    if (next < b->length && b->slots[next] != PST_NONE) {
+        pst_list l = pst_row_list(t, pst_row(t, b->slots[next]), column);
+        c->list[next % PST_GROUP] = l;
+        c->at[next % PST_GROUP] = l.first;
     }
-    for (int chunks = 0; n && chunks < CHUNKS; chunks++) {
-        int left = 0;
-        for (int k = 0; k < n; k++) {
-            at[left] = pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &lists[k], at[k]);
-            lists[left] = lists[k];
-            left += at[left] != 0;
-        }
-        n = left;
+    for (int64_t k = next - 2; k > i; k -= 2) {
+        uint64_t at = (uint64_t)k % PST_GROUP;
+        if (c->at[at])
+            c->at[at] =
+                pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &c->list[at], c->at[at]);
     }
 }
+
+/* As bring_elements, all of a list. */
+static void bring_chains(pst_batch *b, int32_t column, int64_t i, chains *c) {
+    for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
+        follow_ahead(b, column, k, c);
+    follow_ahead(b, column, i, c);
+}
+
+/* From here on an output is not in the nearer caches anyway when it is used: copied and summed, up to
+ * 8 MB are faster through them, 16 MB past them. */
+#define STREAM_BYTES ((uint64_t)12 << 20)
 
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
     pst_table *t = b->t;
@@ -224,17 +235,21 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     uint32_t width = t->collections[column].list.width;
     if (!width)
         return PST_INVALID;
+    uint64_t bytes = (uint64_t)(offsets[b->length] - offsets[0]) * width;
+    int stream = width % 8 == 0 && bytes >= STREAM_BYTES;
+    chains c = {0};
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_HEAD);
-        if (i % PST_GROUP == 0)
-            bring_chains(b, column, i);
+        bring_chains(b, column, i, &c);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)
             continue;
         pst_list l = pst_row_list(t, pst_row(t, slot), column);
-        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width);
+        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width,
+                      stream);
     }
+    if (stream)
+        pst_streamed();
     return s;
 }
 

@@ -146,7 +146,8 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
 
 /* The line that an append touches; of a timed list not that of the time. */
 static inline void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
-    __builtin_prefetch(heap + (uint64_t)l->last * PST_GRANULE + PST_LIST_CHUNK_HEADER + l->used, 1, 2);
+    __builtin_prefetch(heap + (uint64_t)l->last * PST_GRANULE + PST_LIST_CHUNK_HEADER + l->used, 1,
+                       2);
 }
 /* The line with which a reader begins. */
 static inline void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
@@ -203,6 +204,10 @@ pst_status pst_list_next_run(pst_list_cursor *c, pst_list_run *run);
  * items. */
 pst_status pst_list_copy(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
                          const pst_list *l, void *out, size_t size);
+/* The same past the caches (store.h), for a part of an output that is larger than they are.
+ * REQUIRES: items of whole words; pst_streamed() when all is copied. */
+pst_status pst_list_stream(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
+                           const pst_list *l, void *out, size_t size);
 
 /* ---- packed items: what files carry (FORMAT.md) -------------------------------------------- */
 
