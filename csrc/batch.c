@@ -331,6 +331,9 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
 void pst_batch_resolve(pst_batch *b, int64_t to) {
     while (b->resolved < to) {
         int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
+        pst_prefetch_words(b->hash, from + 3 * PST_GROUP, b->length);
+        if (b->words)
+            pst_prefetch_words(b->words, from, b->length);
         find_lines(b, min64(end + 3 * PST_GROUP, b->length));
         guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
         guess_moved(b, min64(end + PST_GROUP, b->length));

@@ -32,11 +32,8 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
 /* What an operation wants first of a list or map. A constant wherever it is passed. */
 typedef enum pst_wanted { LIST_TAIL, LIST_HEAD, MAP_ROOT } pst_wanted;
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 /* Brings in what the root of row i names: the row is in cache. */
-static ALWAYS_INLINE void prefetch_root(const pst_batch *b, int32_t column, int64_t i,
-                                        pst_wanted wanted) {
+PST_PREFETCH void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_wanted wanted) {
     const pst_table *t = b->t;
     if (i >= b->length || b->slots[i] == PST_NONE)
         return;
@@ -53,7 +50,8 @@ static ALWAYS_INLINE void prefetch_root(const pst_batch *b, int32_t column, int6
 }
 
 /* Brings in row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
-static ALWAYS_INLINE void bring_ahead(pst_batch *b, int32_t column, int64_t i, pst_wanted wanted) {
+static inline __attribute__((always_inline)) void bring_ahead(pst_batch *b, int32_t column,
+                                                              int64_t i, pst_wanted wanted) {
     if (i % PST_GROUP == 0 && i + PST_GROUP < b->length)
         pst_batch_bring(b, i + PST_GROUP);
     prefetch_root(b, column, i + PST_GROUP, wanted);
@@ -61,8 +59,8 @@ static ALWAYS_INLINE void bring_ahead(pst_batch *b, int32_t column, int64_t i, p
 
 /* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
  * root names on its way there. One at a time, for the processor waits for few lines at once. */
-static ALWAYS_INLINE void bring_elements(pst_batch *b, int32_t column, int64_t i,
-                                         pst_wanted wanted) {
+static inline __attribute__((always_inline)) void bring_elements(pst_batch *b, int32_t column,
+                                                                 int64_t i, pst_wanted wanted) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
         bring_ahead(b, column, k, wanted);
     bring_ahead(b, column, i, wanted);
@@ -76,9 +74,11 @@ static const uint64_t *words_of(const pst_table *t, int32_t column, const pst_ar
     return s->width == 8 && !s->timed ? (const uint64_t *)items->values + items->offset : NULL;
 }
 
-static ALWAYS_INLINE pst_status append_one(pst_batch *b, int64_t i, int32_t column,
-                                           const pst_array *items, const uint64_t *words,
-                                           int64_t at) {
+static inline __attribute__((always_inline)) pst_status append_one(pst_batch *b, int64_t i,
+                                                                   int32_t column,
+                                                                   const pst_array *items,
+                                                                   const uint64_t *words,
+                                                                   int64_t at) {
     pst_cell cell;
     pst_item item;
     uint32_t slot;
@@ -101,8 +101,10 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
     const uint64_t *words = words_of(t, column, items);
     for (int64_t i = 0; !s && i < b->length; i++) {
         bring_elements(b, column, i, LIST_TAIL);
-        if (i % PST_GROUP == 0)
+        if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
+            pst_array_prefetch(items, i);
+        }
         if (!s)
             s = append_one(b, i, column, items, words, i);
     }
@@ -138,8 +140,9 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     return slot == PST_NONE ? PST_OK : pst_row_count(b->t, slot, column, count);
 }
 
-static ALWAYS_INLINE pst_status offsets_of(pst_batch *b, int32_t column, int64_t *offsets,
-                                           pst_wanted wanted) {
+static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b, int32_t column,
+                                                                   int64_t *offsets,
+                                                                   pst_wanted wanted) {
     pst_status s = PST_OK;
     offsets[0] = 0;
     for (int64_t i = 0; !s && i < b->length; i++) {
@@ -276,8 +279,11 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
         return s;
     for (int64_t i = 0; !s && i < b->length; i++) {
         bring_elements(b, column, i, MAP_ROOT);
-        if (i % PST_GROUP == 0)
+        if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
+            pst_array_prefetch(keys, i);
+            pst_array_prefetch(values, i);
+        }
         pst_cell key, value;
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         uint64_t room[PST_TREE_MAX_VALUE_WORDS];
@@ -336,6 +342,8 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
                                                                   uint8_t *valid) {
     for (int64_t i = 0; i < b->length; i++) {
         bring_elements(b, column, i, MAP_ROOT);
+        if (i % PST_GROUP == 0)
+            pst_array_prefetch(keys, i);
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         pst_status s = get_entry(b, i, column, keys, &e);
         uint8_t *out = values + (size_t)i * width;

@@ -145,12 +145,12 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
                                  const pst_list *after);
 
 /* The line that an append touches; of a timed list not that of the time. */
-static inline void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
+PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
     __builtin_prefetch(heap + (uint64_t)l->last * PST_GRANULE + PST_LIST_CHUNK_HEADER + l->used, 1,
                        2);
 }
 /* The line with which a reader begins. */
-static inline void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
+PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
     __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
 }
 /* Brings in a chunk whose first line is in cache, and the first line of the next one, which it

@@ -87,6 +87,10 @@ static inline uint64_t pst_acquire64(const void *p) {
     return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
 }
 
+/* For functions that only prefetch: a compiler takes a call of one for a call without effect and
+ * drops it, unless it is inlined before that. */
+#define PST_PREFETCH static inline __attribute__((always_inline))
+
 /* n words from private or immutable memory into the table. */
 static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
     for (size_t i = 0; i < n; i++)

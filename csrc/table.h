@@ -125,7 +125,7 @@ static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
 }
 
 /* A row may lie across two cache lines: brings in both. */
-static inline void pst_prefetch_row(const pst_table *t, uint32_t slot) {
+PST_PREFETCH void pst_prefetch_row(const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     __builtin_prefetch(row, 1, 2);
     __builtin_prefetch((const uint8_t *)row + t->lay.row_size - 1, 1, 2);

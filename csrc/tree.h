@@ -27,6 +27,7 @@
 
 #include "layout.h"
 #include "pystate.h"
+#include "store.h"
 
 enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
 
@@ -72,7 +73,7 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
 /* Brings in the first lines of the root node. */
-static inline void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
+PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
     const uint8_t *node = heap + (uint64_t)root.node * PST_GRANULE;
     __builtin_prefetch(node);
     __builtin_prefetch(node + 64);
