@@ -32,38 +32,55 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
 /* What an operation wants first of a list or map. A constant wherever it is passed. */
 typedef enum pst_wanted { LIST_TAIL, LIST_HEAD, MAP_ROOT } pst_wanted;
 
-/* Brings in what the root of row i names: the row is in cache. */
-PST_PREFETCH void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_wanted wanted) {
+/* Where a column's roots lie: the caller's own copy, for a compiler must take any store to the table
+ * for one to the table's handle. */
+typedef struct roots {
+    const uint32_t *slots;
+    int64_t length;
+    uint8_t *rows;
+    uint64_t row_size;
+    uint8_t *heap;
+    uint32_t offset;
+    int32_t column;
+} roots;
+
+static inline roots roots_of(const pst_batch *b, int32_t column) {
     const pst_table *t = b->t;
-    if (i >= b->length || b->slots[i] == PST_NONE)
+    return (roots){b->slots,        b->length, t->rows,
+                   t->lay.row_size, t->heap,   t->lay.fields[column].offset,
+                   column};
+}
+
+/* Brings in what the root of row i names: the row is in cache. What an absent state's words name is
+ * brought in for nothing. */
+PST_PREFETCH void prefetch_root(const roots *r, int64_t i, pst_wanted wanted) {
+    if (i >= r->length || r->slots[i] == PST_NONE)
         return;
-    const uint64_t *row = pst_row(t, b->slots[i]);
-    if (wanted == MAP_ROOT) {
-        pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
-        return;
-    }
-    pst_list l = pst_row_list(t, row, column);
-    if (wanted == LIST_TAIL)
-        pst_list_prefetch(t->heap, &l);
+    const uint64_t *root =
+        (const uint64_t *)(const void *)(r->rows + r->slots[i] * r->row_size + r->offset);
+    if (wanted == MAP_ROOT)
+        pst_tree_prefetch(r->heap, root);
+    else if (wanted == LIST_TAIL)
+        pst_list_prefetch(r->heap, root);
     else
-        pst_list_prefetch_first(t->heap, &l);
+        pst_list_prefetch_first(r->heap, root);
 }
 
 /* Brings in row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
-static inline __attribute__((always_inline)) void bring_ahead(pst_batch *b, int32_t column,
+static inline __attribute__((always_inline)) void bring_ahead(pst_batch *b, const roots *r,
                                                               int64_t i, pst_wanted wanted) {
-    if (i % PST_GROUP == 0 && i + PST_GROUP < b->length)
+    if (i % PST_GROUP == 0 && i + PST_GROUP < r->length)
         pst_batch_bring(b, i + PST_GROUP);
-    prefetch_root(b, column, i + PST_GROUP, wanted);
+    prefetch_root(r, i + PST_GROUP, wanted);
 }
 
 /* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
  * root names on its way there. One at a time, for the processor waits for few lines at once. */
-static inline __attribute__((always_inline)) void bring_elements(pst_batch *b, int32_t column,
+static inline __attribute__((always_inline)) void bring_elements(pst_batch *b, const roots *r,
                                                                  int64_t i, pst_wanted wanted) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
-        bring_ahead(b, column, k, wanted);
-    bring_ahead(b, column, i, wanted);
+        bring_ahead(b, r, k, wanted);
+    bring_ahead(b, r, i, wanted);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -74,16 +91,31 @@ static const uint64_t *words_of(const pst_table *t, int32_t column, const pst_ar
     return s->width == 8 && !s->timed ? (const uint64_t *)items->values + items->offset : NULL;
 }
 
-static inline __attribute__((always_inline)) pst_status append_one(pst_batch *b, int64_t i,
-                                                                   int32_t column,
-                                                                   const pst_array *items,
-                                                                   const uint64_t *words,
-                                                                   int64_t at) {
+/* The frequent append, of a word to an untimed list with room in its last chunk. 0: not so. */
+static inline int append_word(pst_table *t, const roots *r, int64_t i, uint64_t word) {
+    uint32_t slot = r->slots[i];
+    if (slot == PST_NONE)
+        return 0;
+    uint64_t *row = (uint64_t *)(void *)(r->rows + slot * r->row_size);
+    uint64_t *field = (uint64_t *)(void *)((uint8_t *)row + r->offset);
+    if (!pst_row_has(&t->lay, row, r->column))
+        return 0;
+    pst_list l = pst_list_load(field);
+    if (!pst_list_append_word(r->heap, &l, word))
+        return 0;
+    pst_touch(t, slot, row);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_list_store_end(field, &l);
+    return 1;
+}
+
+static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_array *items,
+                             int64_t at) {
     pst_cell cell;
     pst_item item;
     uint32_t slot;
     pst_status s = pst_batch_row(b, i, &slot);
-    if (s || (words && pst_row_list_append_word(b->t, slot, column, words[at])))
+    if (s)
         return s;
     pst_array_cell(items, at, &cell);
     s = pst_item_of(b->t, column, &cell, &item);
@@ -99,14 +131,15 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
     if (s)
         return s;
     const uint64_t *words = words_of(t, column, items);
+    roots r = roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
+        bring_elements(b, &r, i, LIST_TAIL);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
             pst_array_prefetch(items, i);
         }
-        if (!s)
-            s = append_one(b, i, column, items, words, i);
+        if (!s && !(words && append_word(t, &r, i, words[i])))
+            s = append_one(b, i, column, items, i);
     }
     return pst_poison(t, s);
 }
@@ -122,12 +155,14 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
     if (s)
         return s;
     const uint64_t *words = words_of(t, column, items);
+    roots r = roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
+        bring_elements(b, &r, i, LIST_TAIL);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
-            s = append_one(b, i, column, items, words, k);
+            if (!(words && append_word(t, &r, i, words[k])))
+                s = append_one(b, i, column, items, k);
     }
     return pst_poison(t, s);
 }
@@ -144,10 +179,11 @@ static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b,
                                                                    int64_t *offsets,
                                                                    pst_wanted wanted) {
     pst_status s = PST_OK;
+    roots r = roots_of(b, column);
     offsets[0] = 0;
     for (int64_t i = 0; !s && i < b->length; i++) {
         uint64_t count;
-        bring_elements(b, column, i, wanted);
+        bring_elements(b, &r, i, wanted);
         s = count_of(b, i, column, &count);
         offsets[i + 1] = offsets[i] + (int64_t)count;
     }
@@ -199,13 +235,13 @@ typedef struct chains {
 
 /* A chain is followed from a group ahead, a chunk with every other list that is copied: followed all
  * at once it waits at every chunk. Of long ones the beginning. */
-static void follow_ahead(pst_batch *b, int32_t column, int64_t i, chains *c) {
+static void follow_ahead(pst_batch *b, const roots *r, int64_t i, chains *c) {
     const pst_table *t = b->t;
     int64_t next = i + PST_GROUP;
-    bring_ahead(b, column, i, LIST_HEAD);
+    bring_ahead(b, r, i, LIST_HEAD);
     c->at[next % PST_GROUP] = 0;
     if (next < b->length && b->slots[next] != PST_NONE) {
-        pst_list l = pst_row_list(t, pst_row(t, b->slots[next]), column);
+        pst_list l = pst_row_list(t, pst_row(t, b->slots[next]), r->column);
         c->list[next % PST_GROUP] = l;
         c->at[next % PST_GROUP] = l.first;
     }
@@ -218,10 +254,10 @@ static void follow_ahead(pst_batch *b, int32_t column, int64_t i, chains *c) {
 }
 
 /* As bring_elements, all of a list. */
-static void bring_chains(pst_batch *b, int32_t column, int64_t i, chains *c) {
+static void bring_chains(pst_batch *b, const roots *r, int64_t i, chains *c) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
-        follow_ahead(b, column, k, c);
-    follow_ahead(b, column, i, c);
+        follow_ahead(b, r, k, c);
+    follow_ahead(b, r, i, c);
 }
 
 /* From here on an output is not in the nearer caches anyway when it is used: copied and summed, up to
@@ -240,9 +276,10 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
         return PST_INVALID;
     uint64_t bytes = (uint64_t)(offsets[b->length] - offsets[0]) * width;
     int stream = width % 8 == 0 && bytes >= STREAM_BYTES;
+    roots r = roots_of(b, column);
     chains c = {0};
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_chains(b, column, i, &c);
+        bring_chains(b, &r, i, &c);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)
@@ -277,8 +314,9 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
         s = PST_INVALID;
     if (s)
         return s;
+    roots r = roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, MAP_ROOT);
+        bring_elements(b, &r, i, MAP_ROOT);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
             pst_array_prefetch(keys, i);
@@ -307,8 +345,9 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
     pst_status s = check_map_keys(b, column, keys);
     if (s)
         return s;
+    roots r = roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, MAP_ROOT);
+        bring_elements(b, &r, i, MAP_ROOT);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         pst_cell key;
@@ -340,8 +379,9 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
                                                                   const pst_array *keys,
                                                                   size_t width, uint8_t *values,
                                                                   uint8_t *valid) {
+    roots r = roots_of(b, column);
     for (int64_t i = 0; i < b->length; i++) {
-        bring_elements(b, column, i, MAP_ROOT);
+        bring_elements(b, &r, i, MAP_ROOT);
         if (i % PST_GROUP == 0)
             pst_array_prefetch(keys, i);
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
@@ -380,10 +420,11 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
         return s;
     if (!b->t->collections[column].map.value_is_ref)
         return PST_WRONG_TYPE;
+    roots r = roots_of(b, column);
     int64_t total = 0;
     for (int64_t i = 0; i < b->length; i++) {
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        bring_elements(b, column, i, MAP_ROOT);
+        bring_elements(b, &r, i, MAP_ROOT);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;

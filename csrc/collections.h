@@ -67,17 +67,6 @@ void pst_entry_value_cell(const pst_table *t, int32_t i, const pst_tree_entry *e
 pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst_item *item);
 /* Gives the row that list, in place of what it had, which the caller has dealt with. */
 void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *l);
-/* The frequent append, of an item of a word to an untimed list. 0: do it the other way. */
-static inline int pst_row_list_append_word(pst_table *t, uint32_t slot, int32_t i, uint64_t word) {
-    uint64_t *row = pst_row(t, slot);
-    pst_list l = pst_row_list(t, row, i);
-    if (!pst_list_append_word(t->heap, &l, word))
-        return 0;
-    pst_touch(t, slot, row);
-    PST_FENCE(__ATOMIC_RELEASE);
-    pst_list_store_end(pst_field_at(&t->lay, row, i), &l);
-    return 1;
-}
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* The same whatever the entry's age: what files carry has its own time. */
 pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);

@@ -144,14 +144,14 @@ typedef struct pst_list_change {
 pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const pst_list *before,
                                  const pst_list *after);
 
-/* The line that an append touches; of a timed list not that of the time. */
-PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
-    __builtin_prefetch(heap + (uint64_t)l->last * PST_GRANULE + PST_LIST_CHUNK_HEADER + l->used, 1,
-                       2);
+/* The line that an append to the list in a row touches; of a timed list not that of the time. */
+PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const uint64_t *field) {
+    uint64_t last = pst_get64(field) >> 32, used = (uint32_t)pst_get64(field + 1);
+    __builtin_prefetch(heap + last * PST_GRANULE + PST_LIST_CHUNK_HEADER + used, 1, 2);
 }
 /* The line with which a reader begins. */
-PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
-    __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
+PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const uint64_t *field) {
+    __builtin_prefetch(heap + (uint64_t)(uint32_t)pst_get64(field) * PST_GRANULE);
 }
 /* Brings in a chunk whose first line is in cache, and the first line of the next one, which it
  * returns; 0 after the last. Without pst_list_seek's checks beyond what keeps it in the heap. */

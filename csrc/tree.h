@@ -72,9 +72,9 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
-/* Brings in the first lines of the root node. */
-PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
-    const uint8_t *node = heap + (uint64_t)root.node * PST_GRANULE;
+/* Brings in the first lines of the root node of the tree in a row. */
+PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
+    const uint8_t *node = heap + (uint64_t)(uint32_t)pst_get64(root) * PST_GRANULE;
     __builtin_prefetch(node);
     __builtin_prefetch(node + 64);
     __builtin_prefetch(node + 128);
