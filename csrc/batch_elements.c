@@ -51,13 +51,17 @@ static inline roots roots_of(const pst_batch *b, int32_t column) {
                    column};
 }
 
+/* The column's words in row i: a root only where the state is present. */
+static inline const uint64_t *root_at(const roots *r, int64_t i) {
+    return (const uint64_t *)(const void *)(r->rows + r->slots[i] * r->row_size + r->offset);
+}
+
 /* Brings in what the root of row i names: the row is in cache. What an absent state's words name is
  * brought in for nothing. */
 PST_PREFETCH void prefetch_root(const roots *r, int64_t i, pst_wanted wanted) {
     if (i >= r->length || r->slots[i] == PST_NONE)
         return;
-    const uint64_t *root =
-        (const uint64_t *)(const void *)(r->rows + r->slots[i] * r->row_size + r->offset);
+    const uint64_t *root = root_at(r, i);
     if (wanted == MAP_ROOT)
         pst_tree_prefetch(r->heap, root);
     else if (wanted == LIST_TAIL)
@@ -295,6 +299,38 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
 
 /* ---- maps ------------------------------------------------------------------------------------- */
 
+/* Entries of a map whose nodes are not in the near caches. */
+enum { LARGE_MAP = 1 << 16 };
+
+static void bring_large(const pst_batch *b, const roots *r, const pst_array *keys, int64_t from,
+                        int64_t to) {
+    const pst_table *t = b->t;
+    pst_tree_root root[PST_GROUP];
+    pst_tree_entry e[PST_GROUP];
+    int n = 0;
+    for (int64_t i = from; i < to; i++) {
+        if (r->slots[i] == PST_NONE)
+            continue;
+        root[n] = pst_row_map(t, pst_row(t, r->slots[i]), r->column);
+        if (root[n].count < LARGE_MAP)
+            continue;
+        pst_cell key;
+        pst_array_cell(keys, i, &key);
+        pst_entry_key(t, r->column, &key, &e[n++]);
+    }
+    pst_tree_bring_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root, e, n);
+}
+
+/* Brings in the paths of the group that begins at i, if one of its maps is large. */
+static void bring_paths(const pst_batch *b, const roots *r, const pst_array *keys, int64_t i) {
+    int64_t to = i + PST_GROUP < r->length ? i + PST_GROUP : r->length;
+    int large = 0;
+    for (int64_t k = i; k < to; k++)
+        large |= r->slots[k] != PST_NONE && *root_at(r, k) >> 32 >= LARGE_MAP;
+    if (large)
+        bring_large(b, r, keys, i, to);
+}
+
 static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {
     pst_table *t = b->t;
     uint8_t type = 0;
@@ -321,6 +357,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
             s = pst_undo_reserve(t, PST_GROUP);
             pst_array_prefetch(keys, i);
             pst_array_prefetch(values, i);
+            bring_paths(b, &r, keys, i);
         }
         pst_cell key, value;
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
@@ -382,8 +419,10 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
     roots r = roots_of(b, column);
     for (int64_t i = 0; i < b->length; i++) {
         bring_elements(b, &r, i, MAP_ROOT);
-        if (i % PST_GROUP == 0)
+        if (i % PST_GROUP == 0) {
             pst_array_prefetch(keys, i);
+            bring_paths(b, &r, keys, i);
+        }
         pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
         pst_status s = get_entry(b, i, column, keys, &e);
         uint8_t *out = values + (size_t)i * width;
