@@ -209,7 +209,9 @@ static void bring_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c)
 
 /* From here on an output is not in the nearer caches anyway when it is used: copied and summed, up to
  * 8 MB are faster through them, 16 MB past them. */
-#define STREAM_BYTES ((uint64_t)12 << 20)
+#ifndef PST_STREAM_BYTES
+#define PST_STREAM_BYTES ((uint64_t)12 << 20) /* tests make it small */
+#endif
 
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
     pst_table *t = b->t;
@@ -222,7 +224,7 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     if (!width)
         return PST_INVALID;
     uint64_t bytes = (uint64_t)(offsets[b->length] - offsets[0]) * width;
-    int stream = width % 8 == 0 && bytes >= STREAM_BYTES;
+    int stream = width % 8 == 0 && bytes >= PST_STREAM_BYTES;
     pst_roots r = pst_roots_of(b, column);
     chains c = {0};
     for (int64_t i = 0; !s && i < b->length; i++) {

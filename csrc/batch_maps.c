@@ -5,7 +5,9 @@
 #include "schema.h"
 
 /* Entries of a map whose nodes are not in the near caches. */
-enum { LARGE_MAP = 1 << 16 };
+#ifndef PST_LARGE_MAP
+#define PST_LARGE_MAP (1u << 16) /* tests make it small */
+#endif
 
 static void bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
                         int64_t to) {
@@ -17,7 +19,7 @@ static void bring_large(const pst_batch *b, const pst_roots *r, const pst_array 
         if (r->slots[i] == PST_NONE)
             continue;
         root[n] = pst_row_map(t, pst_row(t, r->slots[i]), r->column);
-        if (root[n].count < LARGE_MAP)
+        if (root[n].count < PST_LARGE_MAP)
             continue;
         pst_cell key;
         pst_array_cell(keys, i, &key);
@@ -31,7 +33,7 @@ static void bring_paths(const pst_batch *b, const pst_roots *r, const pst_array 
     int64_t to = i + PST_GROUP < r->length ? i + PST_GROUP : r->length;
     int large = 0;
     for (int64_t k = i; k < to; k++)
-        large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= LARGE_MAP;
+        large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= PST_LARGE_MAP;
     if (large)
         bring_large(b, r, keys, i, to);
 }
