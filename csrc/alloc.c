@@ -12,13 +12,6 @@ uint32_t pst_class_of(uint64_t bytes) {
     return 4 + (top - 6) * 4 + step;
 }
 
-uint64_t pst_class_size(uint32_t c) {
-    if (c < 4)
-        return (uint64_t)(c + 1) * 16;
-    uint32_t top = 6 + (c - 4) / 4, step = (c - 4) % 4;
-    return ((uint64_t)1 << top) + (uint64_t)(step + 1) * ((uint64_t)1 << (top - 2));
-}
-
 static uint32_t *cells(const pst_table *t, uint32_t ring) {
     return (uint32_t *)pst_space(&t->arena, (int)(PST_SPACE_RING + ring));
 }
@@ -70,6 +63,18 @@ pst_status pst_ring_pop(pst_table *t, uint32_t ring, uint32_t *name) {
     return PST_OK;
 }
 
+/* Brings in the block that will be reused some blocks later: it was let go of long ago. */
+PST_PREFETCH void bring_block(const pst_table *t, uint32_t c) {
+    enum { AHEAD = 8, LINE = 64, MOST = 512 };
+    const pst_ring *r = &t->m->rings[c];
+    if (r->sealed_tail[2] - r->head <= AHEAD)
+        return;
+    const uint8_t *block = pst_block(t, pst_ring_at(t, c, r->head + AHEAD));
+    uint64_t size = pst_class_size(c);
+    for (uint64_t at = 0; at < size && at < MOST; at += LINE)
+        __builtin_prefetch(block + at, 1, 2);
+}
+
 pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
     pst_meta *m = t->m;
     if (m->hot[c]) {
@@ -77,8 +82,10 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
         pst_put32(&m->hot[c], *(uint32_t *)pst_block(t, *granule));
         return PST_OK;
     }
-    if (pst_ring_pop(t, c, granule) == PST_OK)
+    if (pst_ring_pop(t, c, granule) == PST_OK) {
+        bring_block(t, c);
         return PST_OK;
+    }
     uint64_t size = pst_class_size(c) / PST_GRANULE, at = m->heap_top;
     if (size >= 4)
         at = (at + 3) & ~(uint64_t)3; /* whole cache lines for index pages */

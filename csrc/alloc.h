@@ -26,7 +26,12 @@
 struct pst_table;
 
 uint32_t pst_class_of(uint64_t bytes); /* bytes in 1 .. PST_MAX_BYTES */
-uint64_t pst_class_size(uint32_t size_class);
+
+static inline uint64_t pst_class_size(uint32_t size_class) {
+    if (size_class < 4)
+        return (size_class + UINT64_C(1)) * 16;
+    return (5 + (size_class & UINT64_C(3))) << ((size_class >> 2) + 3);
+}
 
 pst_status pst_block_alloc(struct pst_table *t, uint32_t size_class, uint32_t *granule);
 pst_status pst_block_free(struct pst_table *t, uint32_t size_class, uint32_t granule, int born);

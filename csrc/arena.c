@@ -16,6 +16,10 @@
 #define SMALL_STEP ((uint64_t)64 << 10)
 #define LARGE_STEP ((uint64_t)2 << 20)
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1; unknown to older headers and kernels */
+#endif
+
 static uint64_t round_up(uint64_t n, uint64_t to) {
     return (n + to - 1) / to * to;
 }
@@ -52,6 +56,15 @@ static pst_status map_piece(pst_arena *a, uint64_t offset, uint64_t size) {
         return PST_OK;
     a->last_errno = errno;
     return PST_NO_MEMORY;
+}
+
+/* A space begins in small steps, and what is touched before the rest of its huge page is committed
+ * lies in small pages. Once all of that huge page is there, the kernel is asked to make it one;
+ * where it does not know how, it is only slower. */
+static void collapse(const pst_arena *a, int space, uint64_t have) {
+    uint64_t page = have / LARGE_STEP * LARGE_STEP;
+    if (a->fd < 0 && space < PST_SPACE_RING && have > page && a->mapped[space] >= page + LARGE_STEP)
+        (void)madvise(a->base + a->start[space] + page, LARGE_STEP, MADV_COLLAPSE);
 }
 
 /* Reserves the range so that every space begins on a huge page. */
@@ -151,6 +164,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
         a->committed_total += size;
         pst_release64(&h->committed[space], at);
     }
+    collapse(a, space, have);
     return PST_OK;
 }
 

@@ -220,23 +220,33 @@ static void find_lines(pst_batch *b, int64_t to) {
         pst_cursor c;
         c.line = (uint64_t *)(uintptr_t)nothing;
         if (pst_cursor_home(&c, &shards[pst_shard_of(t, hash)], heap, pst_tag_of(t, hash)))
-            __builtin_prefetch(c.line);
+            __builtin_prefetch(c.line, 0, 2);
         lines[i % PST_LINES] = c.line;
     }
     if (to > b->lined)
         b->lined = to;
 }
 
-/* The home line is full of other keys: brings in the one after it. */
-static void try_next_line(pst_batch *b, int64_t i) {
+/* What few keys need stays out of the loops, whose registers it would take. */
+#define RARE __attribute__((noinline))
+
+/* The line so many steps behind the home line of key i. */
+static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
     const pst_table *t = b->t;
     pst_cursor c;
     if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, b->hash[i])], t->heap,
                          pst_tag_of(t, b->hash[i])))
-        return;
-    pst_cursor_step(&c, t->heap);
-    __builtin_prefetch(c.line);
-    b->lines[i % PST_LINES] = c.line;
+        return b->lines[i % PST_LINES];
+    while (steps--)
+        pst_cursor_step(&c, t->heap);
+    return c.line;
+}
+
+/* The home line is full of other keys: brings in the two after it. */
+static void try_next_lines(pst_batch *b, int64_t i) {
+    b->lines[i % PST_LINES] = line_behind(b, i, 1);
+    __builtin_prefetch(b->lines[i % PST_LINES]);
+    __builtin_prefetch(line_behind(b, i, 2));
     b->moved[b->moved_tail++ % PST_LINES] = i;
 }
 
@@ -255,7 +265,7 @@ static void guess_slots(pst_batch *b, int64_t to) {
         } else {
             slot = PST_NONE;
             if (line[PST_LINE - 1])
-                try_next_line(b, i);
+                try_next_lines(b, i);
         }
         slots[i] = slot;
     }
@@ -263,18 +273,26 @@ static void guess_slots(pst_batch *b, int64_t to) {
         b->guessed = to;
 }
 
-/* The keys that were not in their home lines. */
-static void guess_moved(pst_batch *b, int64_t to) {
+/* A slot under this tag, or PST_NONE. */
+static uint32_t slot_in(const pst_table *t, const uint64_t *line, uint32_t tag) {
+    uint32_t m = pst_line_matches(line, tag);
+    uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+    return slot < t->m->slots ? slot : PST_NONE;
+}
+
+/* The keys that were not in their home lines: most of them are in the next one, one in four in the
+ * one after that. */
+static RARE void guess_moved(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
         int64_t i = b->moved[b->moved_head++ % PST_LINES];
         const uint64_t *line = b->lines[i % PST_LINES];
-        uint32_t m = pst_line_matches(line, pst_tag_of(t, b->hash[i]));
-        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
-        if (slot < t->m->slots) {
+        uint32_t tag = pst_tag_of(t, b->hash[i]), slot = slot_in(t, line, tag);
+        if (slot == PST_NONE && line[PST_LINE - 1])
+            slot = slot_in(t, line_behind(b, i, 2), tag);
+        if (slot != PST_NONE)
             pst_prefetch_row(t, slot);
-            b->slots[i] = slot;
-        }
+        b->slots[i] = slot;
     }
 }
 
@@ -313,6 +331,9 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
 void pst_batch_resolve(pst_batch *b, int64_t to) {
     while (b->resolved < to) {
         int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
+        pst_prefetch_words(b->hash, from + 3 * PST_GROUP, b->length);
+        if (b->words)
+            pst_prefetch_words(b->words, from, b->length);
         find_lines(b, min64(end + 3 * PST_GROUP, b->length));
         guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
         guess_moved(b, min64(end + PST_GROUP, b->length));
@@ -341,19 +362,13 @@ void pst_batch_bring(pst_batch *b, int64_t i) {
     prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
 }
 
-uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
-    if (b->slots[i] == PST_NONE) {
-        pst_key key;
-        pst_batch_key(b, i, &key);
-        b->slots[i] = pst_index_find(b->t, &key);
-    }
-    return b->slots[i];
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    return b->slots[i] = pst_index_find(b->t, &key);
 }
 
-pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
-    *slot = b->slots[i];
-    if (*slot != PST_NONE)
-        return PST_OK;
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot) {
     pst_key key;
     pst_batch_key(b, i, &key);
     *slot = pst_index_find(b->t, &key);

@@ -2,7 +2,7 @@
  *
  * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
  * in groups of PST_GROUP rows through four stages (find the index line, find the row in it, find it
- * in the next line where the first was full, use it). Each stage prefetches for the next and runs
+ * in the next lines where the first was full, use it). Each stage prefetches for the next and runs
  * a group ahead of it, so that the misses of one overlap the work of the others; the look-up is
  * fused with the first operation on the batch.
  *
@@ -60,12 +60,21 @@ static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
 
 /* Looks up the keys before `to`, in groups, if that was not done. Slots found are in cache. */
 void pst_batch_resolve(pst_batch *b, int64_t to);
+/* Looks for key i where the look-up of its group found none, and makes its row. */
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot);
 /* The row of key i for writing, made if it is not there. Room was reserved. */
-pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot);
+static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    *slot = b->slots[i];
+    return *slot == PST_NONE ? pst_batch_make_row(b, i, slot) : PST_OK;
+}
 /* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
 void pst_batch_bring(pst_batch *b, int64_t i);
+/* Looks for key i where the look-up of its group found none. */
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
 /* The row of key i, or PST_NONE. */
-uint32_t pst_batch_slot(pst_batch *b, int64_t i);
+static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
+    return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
+}
 
 /* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
 pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);
@@ -77,6 +86,23 @@ pst_status pst_batch_usable(const pst_batch *b);
 
 /* A single element of an array as a cell. */
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
+
+/* Brings in words of an array that is read in order, a group's some groups ahead of word i: among so
+ * many other lines the processor loses sight of such arrays. */
+PST_PREFETCH void pst_prefetch_words(const void *words, int64_t i, int64_t length) {
+    enum { AHEAD = 4 * PST_GROUP };
+    const uint64_t *at = (const uint64_t *)words + i + AHEAD;
+    if (i + AHEAD + PST_GROUP > length)
+        return;
+    __builtin_prefetch(at);
+    __builtin_prefetch(at + PST_GROUP / 2);
+}
+
+/* The same for the elements of an array, if they are words. */
+PST_PREFETCH void pst_array_prefetch(const pst_array *a, int64_t i) {
+    if (a->type == PST_INT64 || a->type == PST_FLOAT64 || a->type == PST_TIMESTAMP)
+        pst_prefetch_words((const uint64_t *)a->values + a->offset, i, a->length);
+}
 
 static inline int pst_array_is_null(const pst_array *a, int64_t i) {
     if (!a->validity)

@@ -1,13 +1,12 @@
-/* batch_elements.c: the lists and maps of many keys. */
+/* batch_elements.c: the lists of many keys, and how many elements they have. */
+#include "batch_elements.h"
+
 #include <string.h>
 
-#include "batch.h"
-#include "collections.h"
-#include "schema.h"
 #include "ttl.h"
 
-static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
-                               const pst_array *values) {
+pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
+                              const pst_array *values) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
     if (s)
@@ -29,41 +28,33 @@ static pst_status check_values(pst_batch *b, int32_t column, pst_kind kind, uint
     return PST_OK;
 }
 
-/* What an operation wants of a list: where it ends, or where it begins. */
-typedef enum pst_list_end { LIST_TAIL, LIST_HEAD } pst_list_end;
-
-/* Brings in what the root of row i names: the row is in cache. */
-static void prefetch_root(const pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
-    const pst_table *t = b->t;
-    if (i >= b->length || b->slots[i] == PST_NONE)
-        return;
-    const uint64_t *row = pst_row(t, b->slots[i]);
-    if (t->lay.fields[column].kind != PST_LIST) {
-        pst_tree_prefetch(t->heap, pst_row_map(t, row, column));
-        return;
-    }
-    pst_list l = pst_row_list(t, row, column);
-    if (end == LIST_TAIL)
-        pst_list_prefetch(t->heap, &l);
-    else
-        pst_list_prefetch_first(t->heap, &l);
-}
-
-/* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
- * root names on its way there. One at a time, for the processor waits for few lines at once. */
-static inline void bring_elements(pst_batch *b, int32_t column, int64_t i, pst_list_end end) {
-    if (i % PST_GROUP == 0) {
-        if (i == 0)
-            pst_batch_bring(b, 0);
-        for (int64_t k = 0; i == 0 && k < PST_GROUP; k++)
-            prefetch_root(b, column, k, end);
-        if (i + PST_GROUP < b->length)
-            pst_batch_bring(b, i + PST_GROUP);
-    }
-    prefetch_root(b, column, i + PST_GROUP, end);
-}
-
 /* ---- lists ---------------------------------------------------------------------------------- */
+
+/* Items that are words side by side, for lists without times; else NULL. */
+static const uint8_t *words_of(const pst_table *t, int32_t column, const pst_array *items) {
+    const pst_list_shape *s = &t->collections[column].list;
+    return s->width == 8 && !s->timed ? (const uint8_t *)items->values + items->offset * 8 : NULL;
+}
+
+/* The frequent append, of a word to an untimed list with room in its last chunk. 0: not so. */
+static inline int append_word(pst_table *t, const pst_roots *r, int64_t i, const uint8_t *item) {
+    uint32_t slot = r->slots[i];
+    if (slot == PST_NONE)
+        return 0;
+    uint64_t *row = (uint64_t *)(void *)(r->rows + slot * r->row_size);
+    uint64_t *field = (uint64_t *)(void *)((uint8_t *)row + r->offset);
+    if (!pst_row_has(&t->lay, row, r->column))
+        return 0;
+    uint64_t word;
+    memcpy(&word, item, sizeof word);
+    pst_list l = pst_list_load(field);
+    if (!pst_list_append_word(r->heap, &l, word))
+        return 0;
+    pst_touch(t, slot, row);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_list_store_end(field, &l);
+    return 1;
+}
 
 static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_array *items,
                              int64_t at) {
@@ -81,16 +72,20 @@ static pst_status append_one(pst_batch *b, int64_t i, int32_t column, const pst_
 pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items) {
     pst_table *t = b->t;
     uint8_t type = column >= 0 && column < t->lay.n_states ? t->lay.fields[column].type : 0;
-    pst_status s = check_values(b, column, PST_LIST, type, items);
+    pst_status s = pst_check_elements(b, column, PST_LIST, type, items);
     if (!s && items->length != b->length)
         s = PST_INVALID;
     if (s)
         return s;
+    const uint8_t *words = words_of(t, column, items);
+    pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
-        if (i % PST_GROUP == 0)
+        pst_bring_elements(b, &r, i, PST_LIST_TAIL);
+        if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
-        if (!s)
+            pst_array_prefetch(items, i);
+        }
+        if (!s && !(words && append_word(t, &r, i, words + i * 8)))
             s = append_one(b, i, column, items, i);
     }
     return pst_poison(t, s);
@@ -100,18 +95,21 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
                                       const pst_array *items) {
     pst_table *t = b->t;
     uint8_t type = column >= 0 && column < t->lay.n_states ? t->lay.fields[column].type : 0;
-    pst_status s = check_values(b, column, PST_LIST, type, items);
+    pst_status s = pst_check_elements(b, column, PST_LIST, type, items);
     for (int64_t i = 0; !s && i < b->length; i++)
         if (offsets[i] < 0 || offsets[i] > offsets[i + 1] || offsets[i + 1] > items->length)
             s = PST_INVALID;
     if (s)
         return s;
+    const uint8_t *words = words_of(t, column, items);
+    pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
+        pst_bring_elements(b, &r, i, PST_LIST_TAIL);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
-            s = append_one(b, i, column, items, k);
+            if (!(words && append_word(t, &r, i, words + k * 8)))
+                s = append_one(b, i, column, items, k);
     }
     return pst_poison(t, s);
 }
@@ -127,31 +125,41 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     return s ? s : pst_row_count(b->t, slot, column, count);
 }
 
-pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {
-    pst_status s = pst_batch_usable(b);
-    if (!s && pst_check_kind(b->t, column, PST_LIST))
-        s = pst_check_kind(b->t, column, PST_MAP);
-    if (s)
-        return s;
+static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b, int32_t column,
+                                                                   int64_t *offsets,
+                                                                   pst_wanted wanted) {
+    pst_status s = PST_OK;
+    pst_roots r = pst_roots_of(b, column);
     offsets[0] = 0;
     for (int64_t i = 0; !s && i < b->length; i++) {
         uint64_t count;
-        bring_elements(b, column, i, LIST_HEAD);
+        pst_bring_elements(b, &r, i, wanted);
         s = count_of(b, i, column, &count);
         offsets[i + 1] = offsets[i] + (int64_t)count;
     }
     return s;
 }
 
+pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {
+    pst_status s = pst_batch_usable(b);
+    if (!s && pst_check_kind(b->t, column, PST_LIST))
+        s = pst_check_kind(b->t, column, PST_MAP);
+    if (s)
+        return s;
+    return b->t->lay.fields[column].kind == PST_LIST ? offsets_of(b, column, offsets, PST_LIST_HEAD)
+                                                     : offsets_of(b, column, offsets, PST_MAP_ROOT);
+}
+
 /* Copies the runs that a reader sees; where nothing can be hidden, whole chunks. */
 static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *l, uint64_t count,
-                            uint8_t *out) {
+                            uint8_t *out, int stream) {
     const pst_list_shape *s = &t->collections[column].list;
     if (!s->timed || !pst_ttl_is_set(t, column)) {
         if (count != pst_list_count(t->heap, pst_heap_bytes(t), l))
             return PST_STALE;
         if (!s->timed)
-            return pst_list_copy(t->heap, pst_heap_bytes(t), s, l, out, (size_t)count * s->width);
+            return (stream ? pst_list_stream : pst_list_copy)(t->heap, pst_heap_bytes(t), s, l, out,
+                                                              (size_t)count * s->width);
     }
     pst_list_cursor c;
     pst_list_run run;
@@ -169,33 +177,44 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     return st == PST_NOT_FOUND ? PST_OK : st;
 }
 
-/* Brings in the lists of the group that begins at `from`, a chunk of each in turn, for a chain
- * followed alone waits at every chunk. Of long ones the beginning. */
-static void bring_chains(pst_batch *b, int32_t column, int64_t from) {
-    enum { CHUNKS = 8 };
-    const pst_table *t = b->t;
-    pst_list lists[PST_GROUP];
+/* Lists that are about to be copied: of list i, at i % PST_GROUP, the chunk to bring in next. */
+typedef struct chains {
+    pst_list list[PST_GROUP];
     uint32_t at[PST_GROUP];
-    int n = 0;
-    for (int64_t i = from; i < b->length && i < from + PST_GROUP; i++) {
-        uint32_t slot = pst_batch_slot(b, i);
-        if (slot == PST_NONE)
-            continue;
-        lists[n] = pst_row_list(t, pst_row(t, slot), column);
-        at[n] = lists[n].first;
-        __builtin_prefetch(pst_block(t, lists[n].last));
-        n++;
+} chains;
+
+/* A chain is followed from a group ahead, a chunk with every other list that is copied: followed all
+ * at once it waits at every chunk. Of long ones the beginning. */
+static void follow_ahead(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
+    const pst_table *t = b->t;
+    int64_t next = i + PST_GROUP;
+    pst_bring_ahead(b, r, i, PST_LIST_HEAD);
+    c->at[next % PST_GROUP] = 0;
+    if (next < b->length && b->slots[next] != PST_NONE) {
+        pst_list l = pst_row_list(t, pst_row(t, b->slots[next]), r->column);
+        c->list[next % PST_GROUP] = l;
+        c->at[next % PST_GROUP] = l.first;
     }
-    for (int chunks = 0; n && chunks < CHUNKS; chunks++) {
-        int left = 0;
-        for (int k = 0; k < n; k++) {
-            at[left] = pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &lists[k], at[k]);
-            lists[left] = lists[k];
-            left += at[left] != 0;
-        }
-        n = left;
+    for (int64_t k = next - 2; k > i; k -= 2) {
+        uint64_t at = (uint64_t)k % PST_GROUP;
+        if (c->at[at])
+            c->at[at] =
+                pst_list_prefetch_chunk(t->heap, pst_heap_bytes(t), &c->list[at], c->at[at]);
     }
 }
+
+/* As pst_bring_elements, all of a list. */
+static void bring_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
+    for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
+        follow_ahead(b, r, k, c);
+    follow_ahead(b, r, i, c);
+}
+
+/* From here on an output is not in the nearer caches anyway when it is used: copied and summed, up to
+ * 8 MB are faster through them, 16 MB past them. */
+#ifndef PST_STREAM_BYTES
+#define PST_STREAM_BYTES ((uint64_t)12 << 20) /* tests make it small */
+#endif
 
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
     pst_table *t = b->t;
@@ -207,158 +226,21 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     uint32_t width = t->collections[column].list.width;
     if (!width)
         return PST_INVALID;
+    uint64_t bytes = (uint64_t)(offsets[b->length] - offsets[0]) * width;
+    int stream = width % 8 == 0 && bytes >= PST_STREAM_BYTES;
+    pst_roots r = pst_roots_of(b, column);
+    chains c = {0};
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_HEAD);
-        if (i % PST_GROUP == 0)
-            bring_chains(b, column, i);
+        bring_chains(b, &r, i, &c);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE || !count)
             continue;
         pst_list l = pst_row_list(t, pst_row(t, slot), column);
-        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width);
+        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width,
+                      stream);
     }
+    if (stream)
+        pst_streamed();
     return s;
-}
-
-/* ---- maps ------------------------------------------------------------------------------------- */
-
-static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {
-    pst_table *t = b->t;
-    uint8_t type = 0;
-    if (column >= 0 && column < t->lay.n_states)
-        type = t->schema.states[column].map_key;
-    pst_status s = check_values(b, column, PST_MAP, type, keys);
-    return !s && keys->length != b->length ? PST_INVALID : s;
-}
-
-pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
-                             const pst_array *values) {
-    pst_table *t = b->t;
-    pst_status s = check_map_keys(b, column, keys);
-    if (!s)
-        s = check_values(b, column, PST_MAP, t->lay.fields[column].type, values);
-    if (!s && values->length != b->length && values->length != 1)
-        s = PST_INVALID;
-    if (s)
-        return s;
-    for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
-        if (i % PST_GROUP == 0)
-            s = pst_undo_reserve(t, PST_GROUP);
-        pst_cell key, value;
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        uint64_t room[PST_TREE_MAX_VALUE_WORDS];
-        uint32_t slot;
-        if (!s)
-            s = pst_batch_row(b, i, &slot);
-        if (s)
-            break;
-        pst_array_cell(keys, i, &key);
-        pst_array_cell(values, values->length == 1 ? 0 : i, &value);
-        pst_entry_key(t, column, &key, &e);
-        s = pst_entry_value(t, column, &value, room, &e);
-        if (!s)
-            s = pst_row_map_put(t, slot, column, &e);
-    }
-    return pst_poison(t, s);
-}
-
-pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
-    pst_table *t = b->t;
-    pst_status s = check_map_keys(b, column, keys);
-    if (s)
-        return s;
-    for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_elements(b, column, i, LIST_TAIL);
-        if (i % PST_GROUP == 0)
-            s = pst_undo_reserve(t, PST_GROUP);
-        pst_cell key;
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        uint32_t slot = pst_batch_slot(b, i);
-        if (s || slot == PST_NONE)
-            continue;
-        pst_array_cell(keys, i, &key);
-        pst_entry_key(t, column, &key, &e);
-        s = pst_row_map_remove(t, slot, column, &e);
-        s = s == PST_NOT_FOUND ? PST_OK : s;
-    }
-    return pst_poison(t, s);
-}
-
-static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys,
-                            pst_tree_entry *e) {
-    pst_cell key;
-    uint32_t slot = pst_batch_slot(b, i);
-    if (slot == PST_NONE)
-        return PST_NOT_FOUND;
-    pst_array_cell(keys, i, &key);
-    pst_entry_key(b->t, column, &key, e);
-    return pst_row_map_use(b->t, slot, column, e);
-}
-
-/* The low bytes of words come first. */
-static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, int32_t column,
-                                                                  const pst_array *keys,
-                                                                  size_t width, uint8_t *values,
-                                                                  uint8_t *valid) {
-    for (int64_t i = 0; i < b->length; i++) {
-        bring_elements(b, column, i, LIST_HEAD);
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        pst_status s = get_entry(b, i, column, keys, &e);
-        uint8_t *out = values + (size_t)i * width;
-        if (s && s != PST_NOT_FOUND)
-            return s;
-        valid[i] = s == PST_OK;
-        if (valid[i])
-            memcpy(out, e.value, width);
-        else
-            memset(out, 0, width);
-    }
-    return PST_OK;
-}
-
-pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
-                             uint8_t *valid) {
-    pst_table *t = b->t;
-    pst_status s = check_map_keys(b, column, keys);
-    if (s)
-        return s;
-    if (t->collections[column].map.value_is_ref)
-        return PST_WRONG_TYPE;
-    size_t width = t->lay.fields[column].type == PST_FIXED
-                       ? t->schema.states[column].width
-                       : pst_type_width((pst_type)t->lay.fields[column].type);
-    return width == 8 ? get_fixed(b, column, keys, 8, values, valid)
-                      : get_fixed(b, column, keys, width, values, valid);
-}
-
-pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
-                                   int32_t *offsets, uint8_t *valid, uint8_t *data) {
-    pst_status s = check_map_keys(b, column, keys);
-    if (s)
-        return s;
-    if (!b->t->collections[column].map.value_is_ref)
-        return PST_WRONG_TYPE;
-    int64_t total = 0;
-    for (int64_t i = 0; i < b->length; i++) {
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
-        bring_elements(b, column, i, LIST_HEAD);
-        s = get_entry(b, i, column, keys, &e);
-        if (s && s != PST_NOT_FOUND)
-            return s;
-        uint32_t size = s ? 0 : e.value_bytes.size;
-        if (!data) {
-            offsets[i] = (int32_t)total;
-            valid[i] = s == PST_OK;
-        } else if (size) {
-            memcpy(data + total, e.value_bytes.data, size);
-        }
-        total += size;
-        if (total > INT32_MAX)
-            return PST_TOO_LARGE;
-    }
-    if (!data)
-        offsets[b->length] = (int32_t)total;
-    return PST_OK;
 }

@@ -11,9 +11,10 @@
  *     times                         timed lists: from the back, the oldest last
  *
  * A variable item is its size in 32 bits and its bytes, padded to whole words. */
-enum { HEADER = 16, FIRST_CHUNK = 32, LARGE_CHUNK = 4096 };
+enum { HEADER = PST_LIST_CHUNK_HEADER, FIRST_CHUNK = 32, LARGE_CHUNK = 4096 };
 
-#define MAX_SEQ (UINT64_C(1) << 56)
+/* Numbers for a whole chunk of items are left. */
+#define MAX_SEQ ((UINT64_C(1) << PST_LIST_CLASS_SHIFT) - LARGE_CHUNK)
 
 typedef pst_list_chunk chunk;
 
@@ -110,10 +111,10 @@ static void put_time(uint8_t *at, uint64_t bytes, uint64_t i, int64_t time) {
 
 /* The item becomes the first of a new chunk at the end of the chain. */
 static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *l,
-                               const pst_item *item, uint64_t last_bytes) {
+                               const pst_item *item) {
     uint64_t used = item_bytes(s, item), need = HEADER + used + (s->timed ? 8 : 0);
-    uint64_t bytes = l->first ? last_bytes * 2 : FIRST_CHUNK;
-    if (need > PST_MAX_BYTES || l->end >= MAX_SEQ - 1)
+    uint64_t bytes = l->first ? 2 * pst_class_size((uint32_t)l->last_class) : FIRST_CHUNK;
+    if (need > PST_MAX_BYTES || l->end >= MAX_SEQ)
         return PST_TOO_LARGE;
     if (bytes > LARGE_CHUNK)
         bytes = LARGE_CHUNK;
@@ -137,6 +138,7 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
         l->born = (uint32_t)t->h->active;
     }
     l->last = granule;
+    l->last_class = class;
     l->used = (uint32_t)used;
     l->end++;
     return PST_OK;
@@ -145,12 +147,12 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
 pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
                            const pst_item *item) {
     if (!l->first)
-        return append_chunk(t, s, l, item, 0);
+        return append_chunk(t, s, l, item);
     uint8_t *at = pst_block(t, l->last);
-    uint64_t word = pst_get64(at + 8), bytes = pst_class_size((uint32_t)(word & 0xFF));
-    uint64_t used = item_bytes(s, item), i = l->end - (word >> 8);
+    uint64_t bytes = pst_class_size((uint32_t)l->last_class), used = item_bytes(s, item);
+    uint64_t i = s->timed ? l->end - (pst_get64(at + 8) >> 8) : 0;
     if (HEADER + l->used + used + (s->timed ? 8 * (i + 1) : 0) > bytes)
-        return append_chunk(t, s, l, item, bytes);
+        return append_chunk(t, s, l, item);
     put_item(s, at + HEADER + l->used, item);
     if (s->timed)
         put_time(at, bytes, i, item->time);
@@ -176,7 +178,7 @@ static pst_status drop_chunk(pst_table *t, pst_list *l, const chunk *first) {
     int born = l->born == (uint32_t)t->h->active;
     uint32_t granule = l->first;
     if (granule == l->last)
-        l->first = l->last = l->used = l->born = 0;
+        *l = (pst_list){.end = l->end};
     else
         l->first = first->next;
     return pst_block_free(t, pst_class_of(first->bytes), granule, born);
@@ -253,16 +255,6 @@ pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const
     return c;
 }
 
-void pst_list_prefetch(const uint8_t *heap, const pst_list *l) {
-    const uint8_t *at = heap + (uint64_t)l->last * PST_GRANULE;
-    __builtin_prefetch(at, 1);
-    __builtin_prefetch(at + HEADER + l->used, 1);
-}
-
-void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l) {
-    __builtin_prefetch(heap + (uint64_t)l->first * PST_GRANULE);
-}
-
 uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
                                  uint32_t granule) {
     enum { LINE = 64, MOST = 512 }; /* of longer chunks the processor sees the pattern */
@@ -271,39 +263,41 @@ uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const
         return 0;
     uint64_t bytes = granule == l->last ? HEADER + (uint64_t)l->used : c.bytes;
     for (uint64_t at = LINE; at < bytes && at < MOST; at += LINE)
-        __builtin_prefetch(c.at + at);
+        __builtin_prefetch(c.at + at, 0, 2);
     if (granule == l->last)
         return 0;
-    __builtin_prefetch(heap + (uint64_t)c.next * PST_GRANULE);
+    __builtin_prefetch(heap + (uint64_t)c.next * PST_GRANULE, 0, 2);
     return c.next;
+}
+
+/* The number after the last item of a chunk of the list, and the chunk behind it (granule 0: none).
+ * 0 where the items do not fit the chunk. */
+static inline int look_ahead(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
+                             const pst_list *l, const chunk *k, chunk *ahead, uint64_t *end) {
+    uint64_t items = l->used, room = k->bytes - HEADER;
+    *end = l->end;
+    ahead->granule = 0;
+    if (k->granule != l->last) {
+        if (!look(heap, heap_bytes, k->next, ahead) || ahead->prev != k->granule)
+            return 0;
+        *end = ahead->start;
+        items = (ahead->start - k->start) * s->width;
+    }
+    if (*end <= k->start || *end > l->end)
+        return 0;
+    uint64_t count = *end - k->start;
+    if (count > room || items > room || (s->width && count * s->width != items))
+        return 0;
+    return items + (s->timed ? 8 * count : 0) <= room;
 }
 
 /* Makes *k the chunk at hand, or sets PST_CORRUPT where its items do not fit it. */
 static void enter(pst_list_cursor *c, const chunk *k) {
-    const pst_list *l = &c->list;
-    uint64_t items = l->used, room = k->bytes - HEADER;
-    chunk ahead = {0};
-    c->status = PST_CORRUPT;
     c->chunk = *k;
-    c->chunk_end = l->end;
     c->at = HEADER;
-    if (k->granule != l->last) {
-        if (!look(c->heap, c->heap_bytes, k->next, &ahead) || ahead.prev != k->granule)
-            return;
-        c->chunk_end = ahead.start;
-        items = (ahead.start - k->start) * c->shape.width;
-    }
-    c->ahead = ahead;
-    if (c->chunk_end <= k->start || c->chunk_end > l->end)
-        return;
-    uint64_t count = c->chunk_end - k->start;
-    if (count > room || items > room)
-        return;
-    if (c->shape.width && count * c->shape.width != items)
-        return;
-    if (items + (c->shape.timed ? 8 * count : 0) > room)
-        return;
-    c->status = PST_OK;
+    c->status = look_ahead(c->heap, c->heap_bytes, &c->shape, &c->list, k, &c->ahead, &c->chunk_end)
+                    ? PST_OK
+                    : PST_CORRUPT;
 }
 
 /* `ahead` begins where the chunk at hand ends: that is where its end was taken from. */
@@ -422,22 +416,38 @@ pst_status pst_list_next_run(pst_list_cursor *c, pst_list_run *run) {
     return PST_OK;
 }
 
-pst_status pst_list_copy(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
-                         const pst_list *l, void *out, size_t size) {
-    pst_list_cursor c;
-    pst_list_run run;
-    pst_status st;
+static inline pst_status copy_chunks(const uint8_t *heap, uint64_t heap_bytes,
+                                     const pst_list_shape *s, const pst_list *l, void *out,
+                                     size_t size, void (*copy)(void *, const void *, size_t)) {
     uint8_t *to = out;
-    pst_list_seek(&c, heap, heap_bytes, s, l, 0);
-    while (!(st = pst_list_next_run(&c, &run))) {
-        size_t bytes = (size_t)run.count * s->width; /* within a chunk */
+    chunk c, ahead;
+    uint64_t end;
+    if (!s->width)
+        return PST_INVALID;
+    if (!l->first)
+        return size ? PST_CORRUPT : PST_OK;
+    if (!look(heap, heap_bytes, l->first, &c))
+        return PST_CORRUPT;
+    for (;; c = ahead) {
+        if (!look_ahead(heap, heap_bytes, s, l, &c, &ahead, &end))
+            return PST_CORRUPT;
+        size_t bytes = (size_t)(end - c.start) * s->width; /* within a chunk */
         if (bytes > size)
             return PST_CORRUPT;
-        pst_get_bytes(to, run.data, bytes);
+        copy(to, c.at + HEADER, bytes);
         to += bytes;
         size -= bytes;
+        if (!ahead.granule)
+            return size ? PST_CORRUPT : PST_OK;
     }
-    if (st != PST_NOT_FOUND)
-        return st;
-    return size ? PST_CORRUPT : PST_OK;
+}
+
+pst_status pst_list_copy(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
+                         const pst_list *l, void *out, size_t size) {
+    return copy_chunks(heap, heap_bytes, s, l, out, size, pst_get_bytes);
+}
+
+pst_status pst_list_stream(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
+                           const pst_list *l, void *out, size_t size) {
+    return copy_chunks(heap, heap_bytes, s, l, out, size, pst_stream_words);
 }

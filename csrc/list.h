@@ -17,10 +17,12 @@
  *      that is not the last end where its successor's begin; none is empty.
  *  Q3. `born` is the epoch in which the chain was begun: if that is the open one, no sealed epoch
  *      knows any of its chunks, and they may be taken again at once (B3).
- *  Q4. An empty list has no chunk: first, last, used and born are zero. `end` stays where items
- *      were trimmed away, so that sequence numbers are never given twice.
+ *  Q4. An empty list has no chunk: all but `end` are zero. That stays where items were trimmed away,
+ *      so that sequence numbers are never given twice.
  *  Q5. After a failed append the list's words are as before. After any other failed call the table
  *      is to be rolled back.
+ *  Q6. `last_class` is what the last chunk's header says of its size, so that an append needs only
+ *      the line that it writes to.
  *
  * Complexity: append O(item); clear and trim O(chunks dropped); seek O(chunks between the place and
  * the nearer end), so what was appended last is found in O(1). Chunks double from 32 bytes to 4 KB.
@@ -30,6 +32,8 @@
 
 #include <string.h>
 
+#include "alloc.h"
+#include "layout.h"
 #include "pystate.h"
 #include "store.h"
 
@@ -40,9 +44,13 @@ typedef struct pst_list {
     uint32_t used; /* bytes of items in the last chunk */
     uint32_t born; /* low half of the epoch */
     uint64_t end;  /* sequence number after the last item; below 2^56 */
+    uint64_t last_class;
 } pst_list;
 
-enum { PST_LIST_WORDS = 3, PST_LIST_MAX_WIDTH = 256 };
+/* `end` and the last chunk's class share a word. */
+enum { PST_LIST_WORDS = 3, PST_LIST_CLASS_SHIFT = 56 };
+enum { PST_LIST_MAX_WIDTH = 256 };
+enum { PST_LIST_CHUNK_HEADER = 16 };
 
 typedef struct pst_list_shape {
     uint16_t width; /* bytes of an item: 1, 2, 4, 8, a multiple of 8 up to 256, or 0: variable */
@@ -67,15 +75,23 @@ static inline pst_list pst_list_load(const uint64_t *field) {
     l.last = (uint32_t)(chunks >> 32);
     l.used = (uint32_t)last;
     l.born = (uint32_t)(last >> 32);
-    l.end = pst_get64(field + 2);
+    uint64_t end = pst_get64(field + 2);
+    l.end = end & ((UINT64_C(1) << PST_LIST_CLASS_SHIFT) - 1);
+    l.last_class = end >> PST_LIST_CLASS_SHIFT;
     return l;
 }
 
-/* REQUIRES: a release fence since the list was written to, as before any reference. */
+/* What an append to the last chunk changes.
+ * REQUIRES: a release fence since the list was written to, as before any reference. */
+static inline void pst_list_store_end(uint64_t *field, const pst_list *l) {
+    pst_put64(field + 1, l->used | (uint64_t)l->born << 32);
+    pst_put64(field + 2, l->end | l->last_class << PST_LIST_CLASS_SHIFT);
+}
+
+/* REQUIRES: the same. */
 static inline void pst_list_store(uint64_t *field, const pst_list *l) {
     pst_put64(field, l->first | (uint64_t)l->last << 32);
-    pst_put64(field + 1, l->used | (uint64_t)l->born << 32);
-    pst_put64(field + 2, l->end);
+    pst_list_store_end(field, l);
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -84,6 +100,17 @@ static inline void pst_list_store(uint64_t *field, const pst_list *l) {
  * near PST_MAX_BYTES; what pst_block_alloc returns. */
 pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
                            const pst_item *item);
+/* The frequent append: an item of a word, without time, behind others in the last chunk. 0: there is
+ * no room for it. */
+static inline int pst_list_append_word(uint8_t *heap, pst_list *l, uint64_t word) {
+    uint64_t at = PST_LIST_CHUNK_HEADER + (uint64_t)l->used;
+    if (at + 8 > pst_class_size((uint32_t)l->last_class))
+        return 0;
+    pst_put64(heap + (uint64_t)l->last * PST_GRANULE + at, word);
+    l->used += 8;
+    l->end++;
+    return 1;
+}
 /* Appends every item of another list of the same shape. */
 pst_status pst_list_extend(pst_table *t, const pst_list_shape *s, pst_list *l,
                            const pst_list *from);
@@ -117,10 +144,15 @@ typedef struct pst_list_change {
 pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const pst_list *before,
                                  const pst_list *after);
 
-/* The lines that an append touches. */
-void pst_list_prefetch(const uint8_t *heap, const pst_list *l);
-/* The lines with which a reader begins. */
-void pst_list_prefetch_first(const uint8_t *heap, const pst_list *l);
+/* The line that an append to the list in a row touches; of a timed list not that of the time. */
+PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const uint64_t *field) {
+    uint64_t last = pst_get64(field) >> 32, used = (uint32_t)pst_get64(field + 1);
+    __builtin_prefetch(heap + last * PST_GRANULE + PST_LIST_CHUNK_HEADER + used, 1, 2);
+}
+/* The line with which a reader begins. */
+PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const uint64_t *field) {
+    __builtin_prefetch(heap + (uint64_t)(uint32_t)pst_get64(field) * PST_GRANULE);
+}
 /* Brings in a chunk whose first line is in cache, and the first line of the next one, which it
  * returns; 0 after the last. Without pst_list_seek's checks beyond what keeps it in the heap. */
 uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
@@ -172,6 +204,10 @@ pst_status pst_list_next_run(pst_list_cursor *c, pst_list_run *run);
  * items. */
 pst_status pst_list_copy(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
                          const pst_list *l, void *out, size_t size);
+/* The same past the caches (store.h), for a part of an output that is larger than they are.
+ * REQUIRES: items of whole words; pst_streamed() when all is copied. */
+pst_status pst_list_stream(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
+                           const pst_list *l, void *out, size_t size);
 
 /* ---- packed items: what files carry (FORMAT.md) -------------------------------------------- */
 

@@ -20,6 +20,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #ifdef PST_CRASH_POINTS
 extern void (*pst_crash_hook)(void);
@@ -84,6 +87,10 @@ static inline uint64_t pst_acquire64(const void *p) {
     return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
 }
 
+/* For functions that only prefetch: a compiler takes a call of one for a call without effect and
+ * drops it, unless it is inlined before that. */
+#define PST_PREFETCH static inline __attribute__((always_inline))
+
 /* n words from private or immutable memory into the table. */
 static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
     for (size_t i = 0; i < n; i++)
@@ -120,6 +127,27 @@ static inline void pst_get_bytes(void *dst, const void *src, size_t n) {
         ((uint8_t *)dst)[i] = pst_get8((const uint8_t *)src + i);
 #else
     memcpy(dst, src, n);
+#endif
+}
+
+/* The same for whole words to a buffer that is larger than the caches and aligned to words, past
+ * them: a line that is written as a whole need not be read first, nor push out another.
+ * pst_streamed() comes before anybody else may look at the buffer. */
+static inline void pst_stream_words(void *dst, const void *src, size_t n) {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+    for (size_t i = 0; i < n; i += 8) {
+        long long word;
+        memcpy(&word, (const uint8_t *)src + i, 8);
+        _mm_stream_si64((long long *)(void *)((uint8_t *)dst + i), word);
+    }
+#else
+    pst_get_bytes(dst, src, n);
+#endif
+}
+
+static inline void pst_streamed(void) {
+#ifdef __SSE2__
+    _mm_sfence();
 #endif
 }
 

@@ -125,10 +125,10 @@ static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
 }
 
 /* A row may lie across two cache lines: brings in both. */
-static inline void pst_prefetch_row(const pst_table *t, uint32_t slot) {
+PST_PREFETCH void pst_prefetch_row(const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
-    __builtin_prefetch(row, 1);
-    __builtin_prefetch((const uint8_t *)row + t->lay.row_size - 1, 1);
+    __builtin_prefetch(row, 1, 2);
+    __builtin_prefetch((const uint8_t *)row + t->lay.row_size - 1, 1, 2);
 }
 
 static inline uint8_t *pst_block(const pst_table *t, uint32_t granule) {

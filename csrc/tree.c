@@ -28,11 +28,36 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
                                                                                     : PST_CORRUPT;
 }
 
-void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root) {
-    const uint8_t *node = heap + (uint64_t)root.node * PST_GRANULE;
-    __builtin_prefetch(node);
-    __builtin_prefetch(node + 64);
-    __builtin_prefetch(node + 128);
+/* All lines of a full node: who writes to it may have to copy it. */
+PST_PREFETCH void prefetch_node(const uint8_t *heap, uint32_t granule, uint32_t level) {
+    enum { LINE = 64, LEAF = 512, INNER = 1024 };
+    const uint8_t *node = heap + (uint64_t)granule * PST_GRANULE;
+    for (int at = 0; at < (level ? INNER : LEAF); at += LINE)
+        __builtin_prefetch(node + at, 0, 2);
+}
+
+void pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
+                          const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
+    pst_tree_probe p[PST_TREE_PATHS];
+    uint32_t at[PST_TREE_PATHS];
+    for (int k = 0; k < n; k++) {
+        pst_tree_probe_make(&p[k], heap, bytes, s, &entries[k]);
+        at[k] = roots[k].node;
+    }
+    for (int level = 0, left = n; left && level < PST_TREE_LEVELS; level++) {
+        left = 0;
+        for (int k = 0; k < n; k++) {
+            uint64_t h;
+            if (!at[k] || !pst_node_open(heap, bytes, s, at[k], &h) || !pst_node_level(h)) {
+                at[k] = 0;
+                continue;
+            }
+            const uint64_t *node = pst_node_at(heap, at[k]);
+            at[k] = pst_node_child(s, node, h, pst_node_branch(s, &p[k], node, h));
+            prefetch_node(heap, at[k], pst_node_level(h) - 1);
+            left++;
+        }
+    }
 }
 
 /* ---- put --------------------------------------------------------------------------------------- */

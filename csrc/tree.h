@@ -25,7 +25,9 @@
 #ifndef PST_TREE_H
 #define PST_TREE_H
 
+#include "layout.h"
 #include "pystate.h"
+#include "store.h"
 
 enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
 
@@ -70,8 +72,19 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
-/* Brings in the first lines of the root node. */
-void pst_tree_prefetch(const uint8_t *heap, pst_tree_root root);
+/* Brings in the first lines of the root node of the tree in a row. */
+PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
+    const uint8_t *node = heap + (uint64_t)(uint32_t)pst_get64(root) * PST_GRANULE;
+    __builtin_prefetch(node);
+    __builtin_prefetch(node + 64);
+    __builtin_prefetch(node + 128);
+}
+
+/* Brings in the paths to the keys of n entries, of each in the tree of its own, level by level for all
+ * at once: a descent alone waits at every level. Says nothing of what is there. */
+enum { PST_TREE_PATHS = 16 };
+void pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
+                          const pst_tree_root *roots, const pst_tree_entry *entries, int n);
 
 /* A node on the way from the root to a position. */
 typedef struct pst_tree_frame {

@@ -249,12 +249,14 @@ def from_parts(
     length : int
         Rows.
     valid, values, offsets : buffer
-        A byte of validity per row; values of the type's width (booleans: a byte each), or the
+        A byte of validity per row, or None where no value is null; values of the type's width (booleans: a byte each), or the
         bytes' data with their 32-bit `offsets`.
     """
-    flags = np.frombuffer(valid, np.uint8, length)
-    nulls = length - int(np.count_nonzero(flags))
-    validity = bits(flags) if nulls else None
+    nulls, validity = 0, None
+    if valid is not None:
+        flags = np.frombuffer(valid, np.uint8, length)
+        nulls = length - int(np.count_nonzero(flags))
+        validity = bits(flags) if nulls else None
     if type.name == "boolean":
         buffers = [validity, bits(np.frombuffer(values, np.uint8, length))]
     else:

@@ -218,7 +218,7 @@ class ListHandle(_Elements, _core.ListElements):
         values = np.empty(int(offsets[-1]) * width, np.uint8)
         self.copy_items(keys, offsets.ctypes.data, values.ctypes.data)
         rows = int(offsets[-1])
-        items = from_parts(self.type, rows, np.ones(rows, np.uint8), values)
+        items = from_parts(self.type, rows, None, values)
         return _list_array(offsets, decoded(items, self.type, self.codec))
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:

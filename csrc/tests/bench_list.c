@@ -71,7 +71,9 @@ static void bench_many(pst_list_shape s, int ahead) {
             next[i % AHEAD] = check_random(&random) % MANY;
             if (ahead) {
                 __builtin_prefetch(&lists[next[i % AHEAD]], 1);
-                pst_list_prefetch(t->heap, &lists[next[(i + AHEAD / 2) % AHEAD]]);
+                uint64_t words[PST_LIST_WORDS];
+                pst_list_store(words, &lists[next[(i + AHEAD / 2) % AHEAD]]);
+                pst_list_prefetch(t->heap, words);
             }
             bad |= pst_list_append(t, &s, &lists[which], &item);
         }

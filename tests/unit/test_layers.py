@@ -108,6 +108,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "arena",
             "batch",
             "batch_elements",
+            "batch_maps",
             "changed",
             "collections",
             "elements",
