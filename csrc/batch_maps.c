@@ -9,13 +9,14 @@
 #define PST_LARGE_MAP (1u << 16) /* tests make it small */
 #endif
 
-static void bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
-                        int64_t to) {
+/* Of every so many rows. Whether they go to more than one leaf. */
+static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
+                       int64_t to, int64_t step) {
     const pst_table *t = b->t;
     pst_tree_root root[PST_GROUP];
     pst_tree_entry e[PST_GROUP];
     int n = 0;
-    for (int64_t i = from; i < to; i++) {
+    for (int64_t i = from; i < to; i += step) {
         if (r->slots[i] == PST_NONE)
             continue;
         root[n] = pst_row_map(t, pst_row(t, r->slots[i]), r->column);
@@ -25,7 +26,8 @@ static void bring_large(const pst_batch *b, const pst_roots *r, const pst_array 
         pst_array_cell(keys, i, &key);
         pst_entry_key(t, r->column, &key, &e[n++]);
     }
-    pst_tree_bring_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root, e, n);
+    return pst_tree_bring_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root, e,
+                                n);
 }
 
 /* Brings in the paths of the group that begins at i, if one of its maps is large. */
@@ -34,8 +36,9 @@ static void bring_paths(const pst_batch *b, const pst_roots *r, const pst_array 
     int large = 0;
     for (int64_t k = i; k < to; k++)
         large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= PST_LARGE_MAP;
-    if (large)
-        bring_large(b, r, keys, i, to);
+    /* Where the first and the last go to one leaf, keys come in order, and it is there now. */
+    if (large && to - i > 1 && bring_large(b, r, keys, i, to, to - i - 1))
+        bring_large(b, r, keys, i, to, 1);
 }
 
 static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {

@@ -36,28 +36,30 @@ PST_PREFETCH void prefetch_node(const uint8_t *heap, uint32_t granule, uint32_t 
         __builtin_prefetch(node + at, 0, 2);
 }
 
-void pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
-                          const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
+int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
+                         const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
     pst_tree_probe p[PST_TREE_PATHS];
     uint32_t at[PST_TREE_PATHS];
+    int apart = 0;
     for (int k = 0; k < n; k++) {
         pst_tree_probe_make(&p[k], heap, bytes, s, &entries[k]);
         at[k] = roots[k].node;
     }
-    for (int level = 0, left = n; left && level < PST_TREE_LEVELS; level++) {
+    for (int level = 0, left = 1; left && level < PST_TREE_LEVELS; level++) {
         left = 0;
         for (int k = 0; k < n; k++) {
             uint64_t h;
-            if (!at[k] || !pst_node_open(heap, bytes, s, at[k], &h) || !pst_node_level(h)) {
-                at[k] = 0;
+            if (!pst_node_open(heap, bytes, s, at[k], &h) || !pst_node_level(h))
                 continue;
-            }
             const uint64_t *node = pst_node_at(heap, at[k]);
             at[k] = pst_node_child(s, node, h, pst_node_branch(s, &p[k], node, h));
             prefetch_node(heap, at[k], pst_node_level(h) - 1);
             left++;
         }
     }
+    for (int k = 1; k < n; k++)
+        apart |= at[k] != at[0];
+    return apart;
 }
 
 /* ---- put --------------------------------------------------------------------------------------- */

@@ -81,10 +81,10 @@ PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
 }
 
 /* Brings in the paths to the keys of n entries, of each in the tree of its own, level by level for all
- * at once: a descent alone waits at every level. Says nothing of what is there. */
+ * at once: a descent alone waits at every level. Whether they end in more than one leaf. */
 enum { PST_TREE_PATHS = 16 };
-void pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
-                          const pst_tree_root *roots, const pst_tree_entry *entries, int n);
+int pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
+                         const pst_tree_root *roots, const pst_tree_entry *entries, int n);
 
 /* A node on the way from the root to a position. */
 typedef struct pst_tree_frame {

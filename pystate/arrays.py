@@ -249,8 +249,8 @@ def from_parts(
     length : int
         Rows.
     valid, values, offsets : buffer
-        A byte of validity per row, or None where no value is null; values of the type's width (booleans: a byte each), or the
-        bytes' data with their 32-bit `offsets`.
+        A byte of validity per row, or None where no value is null; values of the type's width
+        (booleans: a byte each), or the bytes' data with their 32-bit `offsets`.
     """
     nulls, validity = 0, None
     if valid is not None:
