@@ -149,6 +149,10 @@ PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const uint64_t *field) 
     uint64_t last = pst_get64(field) >> 32, used = (uint32_t)pst_get64(field + 1);
     __builtin_prefetch(heap + last * PST_GRANULE + PST_LIST_CHUNK_HEADER + used, 1, 2);
 }
+/* The header of the last chunk, with which one begins who looks for what was appended last. */
+PST_PREFETCH void pst_list_prefetch_last(const uint8_t *heap, const uint64_t *field) {
+    __builtin_prefetch(heap + (pst_get64(field) >> 32) * PST_GRANULE);
+}
 /* The line with which a reader begins. */
 PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const uint64_t *field) {
     __builtin_prefetch(heap + (uint64_t)(uint32_t)pst_get64(field) * PST_GRANULE);

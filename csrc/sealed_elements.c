@@ -293,16 +293,17 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
 }
 
 void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
-    const uint64_t *row = pst_row(t, (uint32_t)record[0]);
-    uint64_t before = pst_undo_presence(t, record);
+    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
     for (int32_t i = 0; i < t->lay.n_states; i++) {
-        if (t->lay.fields[i].kind == PST_LIST) {
-            pst_list l = pst_row_list(t, row, i);
-            pst_list_prefetch_first(t->heap, &l);
-            pst_list_prefetch(t->heap, &l);
-        } else if (t->lay.fields[i].kind == PST_MAP) {
-            pst_tree_prefetch(t->heap, map_before(t, record + 2, before, i));
-            pst_tree_prefetch(t->heap, pst_row_map(t, row, i));
+        const pst_field *f = &t->lay.fields[i];
+        const uint64_t *now = row + f->offset / 8;
+        if (f->kind == PST_LIST) {
+            pst_list_prefetch_first(t->heap, now);
+            pst_list_prefetch_last(t->heap, now);
+            pst_list_prefetch(t->heap, now);
+        } else if (f->kind == PST_MAP) {
+            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
+            pst_tree_prefetch(t->heap, now);
         }
     }
 }
