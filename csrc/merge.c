@@ -14,7 +14,8 @@
  *     folding moves cells, never bytes.
  *  3. A row's record comes before those of its elements, and a source without the element column has
  *     rows only. What a source's row record voids (the whole row, or a list or map) hides the
- *     elements of older sources, never its own.
+ *     elements of older sources, never its own. Timers are not the row's: each has records of its own
+ *     until it is gone.
  *  4. What a key was before the oldest record counts only where no tombstone hides it. A put
  *     after a tombstone is written with every column: those it does not carry are null. A key
  *     left without any value is written as a tombstone, which means the same. */
@@ -265,10 +266,14 @@ static void note_row(merge *m, int32_t at) {
     }
 }
 
-/* The list or map column that an element is of, or -1. */
-static int32_t column_of(const merge *m, const pst_record *r) {
+/* What an element is of. */
+static uint32_t id_of(const merge *m, const pst_record *r) {
     pst_bytes element = r->key[m->schema->n_keys - 1].bytes;
-    uint32_t id = element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
+    return element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
+}
+
+/* The list or map column of that name, or -1. */
+static int32_t column_of(const merge *m, uint32_t id) {
     for (uint64_t left = m->elements; left; left &= left - 1) {
         int32_t i = __builtin_ctzll(left);
         if (pst_collection_id(m->schema->states[i].name) == id)
@@ -299,9 +304,9 @@ static int is_trimmed(const merge *m, int32_t column, const source *s) {
 
 /* Leaves those of the group's sources whose elements are still there. */
 static int32_t keep_visible(merge *m, int32_t n) {
-    const pst_record *first = m->sources[m->group[0]].record;
-    int32_t column = column_of(m, first), kept = 0;
-    int32_t from = m->row.deleted_by;
+    uint32_t id = id_of(m, m->sources[m->group[0]].record);
+    int32_t column = column_of(m, id), kept = 0;
+    int32_t from = id == PST_TIMERS_ID ? -1 : m->row.deleted_by;
     if (column >= 0 && m->row.voided_by[column] > from)
         from = m->row.voided_by[column];
     for (int32_t i = 0; i < n; i++) {

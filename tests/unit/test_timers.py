@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import resource
 from collections import defaultdict
 from typing import Any
@@ -394,6 +395,28 @@ def test_a_failure_among_timers_leaves_no_trace(n_timers: int, parallelism: int)
         harness.fail_at("publish")
         harness.process(timers(("a", 60)))
         assert fired(harness.advance_watermark(70)) == [("a", 60)]
+
+
+@pytest.mark.parametrize("kind", ["delta", "base"])
+def test_a_merged_file_remembers_timers_that_fired_before_their_key_ended(kind: str) -> None:
+    """The key's end says nothing of its timers: each has a tombstone of its own."""
+    with ps.KeyedStateBackend("long", timers=True) as made:
+        made.register_timers(made.keys([1, 1, 2]), "event", [10, 20, 30])
+        files = []
+        for until in (0, 10, 20):
+            due = made.due_timers("event", until)
+            if due is not None:
+                due.fire_all()
+            files.append(io.BytesIO())
+            with made.seal() as snapshot:
+                snapshot.write(files[-1])
+    merged = io.BytesIO()
+    ps.merge_files(files if kind == "base" else files[1:], merged, kind=kind)
+    with ps.KeyedStateBackend("long", timers=True) as other:
+        other.restore([merged] if kind == "base" else [files[0], merged])
+        due = other.due_timers("event", 100)
+        assert due is not None
+        assert (due.keys.to_pylist(), due.timestamps.tolist()) == ([2], [30])
 
 
 _steps = st.lists(
