@@ -67,7 +67,8 @@ static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
     if (s->entries.capacity >= words)
         return PST_OK;
     pst_free(s->entries.words);
-    s->entries = (pst_words){pst_malloc(words * sizeof *s->entries.words), words};
+    s->entries.words = pst_malloc(words * sizeof *s->entries.words);
+    s->entries.capacity = s->entries.words ? words : 0;
     return s->entries.words ? PST_OK : PST_NO_MEMORY;
 }
 

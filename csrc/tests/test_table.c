@@ -255,6 +255,28 @@ static void test_no_memory(const pst_schema *s) {
     check_fail_alloc(-1, 0);
 }
 
+/* Nothing is sealed where an allocation is refused, and the next attempt finds what it needs. */
+static void test_seal_again(const pst_schema *s) {
+    for (int64_t n = 0, refused = 1; refused; n++) {
+        pst_table *t = make_table(s, 0);
+        pst_lineage l = model_lineage(1);
+        pst_sealed *sealed = NULL;
+        pst_cell v = {{5, 0}, {NULL, 0}};
+        CHECK_EQ(pst_key_set_word(t, 7), PST_OK);
+        CHECK_EQ(pst_value_put(t, 0, &v), PST_OK);
+        check_fail_alloc(n, 0);
+        pst_status st = pst_table_seal(t, &l, &sealed);
+        refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(st, refused ? PST_NO_MEMORY : PST_OK);
+        if (refused)
+            CHECK_EQ(pst_table_seal(t, &l, &sealed), PST_OK);
+        CHECK_EQ(pst_sealed_rows(sealed), 1);
+        pst_sealed_destroy(sealed);
+        pst_table_close(t);
+    }
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 1500;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -272,6 +294,7 @@ int main(int argc, char **argv) {
             test_limit(&schemas[i]);
     }
     test_no_memory(&schemas[0]);
+    test_seal_again(&schemas[0]);
     test_growth();
     test_collisions();
     test_overflow();
