@@ -12,8 +12,8 @@
  *      bytes zero. Hash and form are decided by the columns alone.
  *  K3. Where the key has a namespace, `hash` within a table is not Spark's: pst_key_spread mixes all
  *      columns into it and keeps the key group. Records and files bear Spark's.
- *  K4. A reference (16 bytes: {length | prefix << 32, granule} or length and 12 inline bytes, zero
- *      padded) denotes its bytes wherever the heap base is.
+ *  K4. A reference (16 bytes: length and 12 inline bytes, zero padded, or length, the first four
+ *      bytes, granule, the next four) denotes its bytes wherever the heap base is.
  */
 #ifndef PST_KEY_H
 #define PST_KEY_H
@@ -52,12 +52,16 @@ static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t re
     return (const uint8_t *)ref + 4;
 }
 
-/* The reference of bytes that fit inline; for longer ones the first word and a zero granule. */
+/* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller adds. */
 static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
     uint8_t image[16] = {0};
     memcpy(image, &b.size, 4);
-    if (b.size)
-        memcpy(image + 4, b.data, b.size <= PST_INLINE_BYTES ? b.size : 4);
+    if (b.size > PST_INLINE_BYTES) {
+        memcpy(image + 4, b.data, 4);
+        memcpy(image + 12, b.data + 4, 4);
+    } else if (b.size) {
+        memcpy(image + 4, b.data, b.size);
+    }
     memcpy(ref, image, 16);
 }
 
@@ -70,7 +74,7 @@ static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst
         return 0;
     if (!pst_ref_is_block(ref))
         return ref[1] == other[1];
-    return memcmp(pst_ref_data(heap, ref), b.data, b.size) == 0;
+    return ref[1] >> 32 == other[1] >> 32 && memcmp(pst_ref_data(heap, ref), b.data, b.size) == 0;
 }
 
 int pst_key_is_word(const pst_schema *schema);

@@ -20,15 +20,24 @@ static int compare_sizes(uint32_t a, uint32_t b) {
     return (a > b) - (a < b);
 }
 
+static int compare_four(uint32_t a, uint32_t b) {
+    uint32_t x = __builtin_bswap32(a), y = __builtin_bswap32(b);
+    return (x > y) - (x < y);
+}
+
+/* The zeros that pad a short one decide as its end would: sizes settle what is left. */
 int pst_tree_compare_bytes(pst_tree_probe *p, const uint64_t *slot) {
     uint64_t a[2] = {pst_get64(slot), pst_get64(slot + 1)};
     const uint64_t *b = p->word;
     if (a[0] >> 32 != b[0] >> 32)
-        return __builtin_bswap32((uint32_t)(a[0] >> 32)) < __builtin_bswap32((uint32_t)(b[0] >> 32))
-                   ? -1
-                   : 1;
+        return compare_four((uint32_t)(a[0] >> 32), (uint32_t)(b[0] >> 32));
     uint32_t n = pst_ref_size(a), m = pst_ref_size(b), shared = n < m ? n : m;
-    if (pst_ref_is_block(a)) {
+    int long_a = pst_ref_is_block(a), long_b = pst_ref_is_block(b);
+    uint32_t next_a = (uint32_t)(long_a ? a[1] >> 32 : a[1]);
+    uint32_t next_b = (uint32_t)(long_b ? b[1] >> 32 : b[1]);
+    if (next_a != next_b)
+        return compare_four(next_a, next_b);
+    if (long_a) {
         uint64_t at = (uint64_t)pst_ref_granule(a) * PST_GRANULE;
         if (!at || at + pst_tree_block_bytes(n) > p->heap_bytes) {
             p->corrupt = 1;
@@ -37,13 +46,10 @@ int pst_tree_compare_bytes(pst_tree_probe *p, const uint64_t *slot) {
         int d = compare_block(p->heap + at, p->bytes.data, shared);
         return d ? d : compare_sizes(n, m);
     }
-    /* The zeros that pad a short one decide as its end would: sizes settle what is left. */
-    uint64_t rest = b[1];
-    if (pst_ref_is_block(b))
-        memcpy(&rest, p->bytes.data + 4, 8);
-    if (a[1] != rest)
-        return __builtin_bswap64(a[1]) < __builtin_bswap64(rest) ? -1 : 1;
-    return compare_sizes(n, m);
+    uint32_t last_a = (uint32_t)(a[1] >> 32), last_b = (uint32_t)(b[1] >> 32);
+    if (long_b)
+        memcpy(&last_b, p->bytes.data + 8, 4);
+    return last_a != last_b ? compare_four(last_a, last_b) : compare_sizes(n, m);
 }
 
 uint32_t pst_tree_search_bytes(pst_tree_probe *p, const uint64_t *keys, uint32_t n, int inclusive) {

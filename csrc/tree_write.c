@@ -16,7 +16,7 @@ pst_status pst_tw_store_bytes(const pst_tree_writer *w, pst_bytes b, uint64_t re
     uint8_t *block = pst_block(w->t, granule);
     pst_put_bytes(block, b.data, b.size);
     pst_put32(block + pst_tree_block_bytes(b.size) - 4, w->now);
-    ref[1] = granule;
+    ref[1] |= granule;
     return PST_OK;
 }
 

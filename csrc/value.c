@@ -42,7 +42,7 @@ pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
             if (s)
                 return s;
             pst_put_bytes(pst_block(t, granule), key->bytes.data, key->bytes.size);
-            ref[1] = granule;
+            ref[1] |= granule;
         }
     }
     take_slot(t, slot);
@@ -103,7 +103,7 @@ static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes by
                 return s;
         }
         pst_put_bytes(pst_block(t, granule), bytes.data, bytes.size);
-        ref[1] = granule;
+        ref[1] |= granule;
     }
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put64(field, ref[0]);
