@@ -28,14 +28,6 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
                                                                                     : PST_CORRUPT;
 }
 
-/* All lines of a full node: who writes to it may have to copy it. */
-PST_PREFETCH void prefetch_node(const uint8_t *heap, uint32_t granule, uint32_t level) {
-    enum { LINE = 64, LEAF = 512, INNER = 1024 };
-    const uint8_t *node = heap + (uint64_t)granule * PST_GRANULE;
-    for (int at = 0; at < (level ? INNER : LEAF); at += LINE)
-        __builtin_prefetch(node + at, 0, 2);
-}
-
 int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
                          const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
     pst_tree_probe p[PST_TREE_PATHS];
@@ -53,7 +45,7 @@ int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
                 continue;
             const uint64_t *node = pst_node_at(heap, at[k]);
             at[k] = pst_node_child(s, node, h, pst_node_branch(s, &p[k], node, h));
-            prefetch_node(heap, at[k], pst_node_level(h) - 1);
+            pst_node_prefetch(heap, at[k], pst_node_level(h) - 1);
             left++;
         }
     }

@@ -204,6 +204,37 @@ static void skip(pst_tree_cursor *c, uint32_t level) {
         advance(c);
 }
 
+/* Words from the start that are the same. */
+static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t n) {
+    uint32_t i = 0;
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
+}
+
+/* What follows in both lowest frames' nodes. */
+static uint32_t both_left(const pst_tree_frame *a, const pst_tree_frame *b) {
+    uint32_t n = pst_node_count(a->header) - a->index, m = pst_node_count(b->header) - b->index;
+    return n < m ? n : m;
+}
+
+/* Passes n entries or children of the lowest node. */
+static void pass(pst_tree_cursor *c, uint32_t n) {
+    c->at[c->low].index += n - 1;
+    advance(c);
+}
+
+/* Passes the children that two nodes of one level share from the positions on: one at least. */
+static void pass_children(pst_tree_cursor *a, pst_tree_cursor *b) {
+    const pst_tree_shape *s = &a->shape;
+    const pst_tree_frame *f = &a->at[a->low], *g = &b->at[b->low];
+    const uint64_t *old = pst_node_value(s, pst_node_at(a->heap, f->node), f->header, f->index);
+    const uint64_t *now = pst_node_value(s, pst_node_at(b->heap, g->node), g->header, g->index);
+    uint32_t n = common(old, now, both_left(f, g));
+    pass(a, n);
+    pass(b, n);
+}
+
 /* Passes the largest node that begins at both positions, if there is one. */
 static int skip_shared(pst_tree_cursor *a, pst_tree_cursor *b) {
     int high = highest_start(a), other = highest_start(b);
@@ -213,11 +244,56 @@ static int skip_shared(pst_tree_cursor *a, pst_tree_cursor *b) {
     for (int level = high; level >= (low > 0 ? low : 0); level--) {
         if (start_at(a, (uint32_t)level) != start_at(b, (uint32_t)level))
             continue;
-        skip(a, (uint32_t)level);
-        skip(b, (uint32_t)level);
+        if (a->low == b->low && level < (int)a->low) {
+            pass_children(a, b);
+        } else {
+            skip(a, (uint32_t)level);
+            skip(b, (uint32_t)level);
+        }
         return 1;
     }
     return 0;
+}
+
+/* Brings in the leaves that two nodes above leaves do not share. One that was split or joined moves
+ * those behind it by a place. */
+static void bring_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t after) {
+    const uint8_t *heap = a->heap;
+    uint64_t f, g;
+    if (before == after || !pst_node_open(heap, a->heap_bytes, &a->shape, before, &f) ||
+        !pst_node_open(heap, a->heap_bytes, &a->shape, after, &g) || pst_node_level(f) != 1 ||
+        pst_node_level(g) != 1)
+        return;
+    const uint64_t *old = pst_node_value(&a->shape, pst_node_at(heap, before), f, 0);
+    const uint64_t *now = pst_node_value(&a->shape, pst_node_at(heap, after), g, 0);
+    uint32_t n = pst_node_count(f), m = pst_node_count(g);
+    for (uint32_t i = 0, k = 0; i < n && k < m; i++, k++) {
+        if (old[i] == now[k])
+            continue;
+        pst_node_prefetch(heap, (uint32_t)old[i], 0);
+        pst_node_prefetch(heap, (uint32_t)now[k], 0);
+        if (i + 1 < n && k + 2 < m && old[i + 1] == now[k + 2])
+            pst_node_prefetch(heap, (uint32_t)now[++k], 0);
+        else if (i + 2 < n && k + 1 < m && old[i + 2] == now[k + 1])
+            pst_node_prefetch(heap, (uint32_t)old[++i], 0);
+    }
+}
+
+/* The sibling so far behind the cursor's node above leaves, 0 where their parent has none. */
+static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
+    const pst_tree_frame *f = &c->at[2];
+    if (c->top < 2 || f->index + by >= pst_node_count(f->header))
+        return 0;
+    return pst_node_child(&c->shape, pst_node_at(c->heap, f->node), f->header, f->index + by);
+}
+
+/* Two nodes above leaves were opened: what they, and their siblings, lead to comes in side by side. */
+static void bring_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
+    pst_node_prefetch(a->heap, sibling(a, 2), 1);
+    pst_node_prefetch(b->heap, sibling(b, 2), 1);
+    if (b->top < 2 || b->at[2].index == 0)
+        bring_leaves(a, a->at[1].node, b->at[1].node);
+    bring_leaves(a, sibling(a, 1), sibling(b, 1));
 }
 
 /* Opens the higher one of what the positions name, or both. At least one is not an entry. */
@@ -227,6 +303,8 @@ static pst_status open_higher(pst_tree_cursor *a, pst_tree_cursor *b) {
         return PST_CORRUPT;
     if (lb >= la && lb && open_child(b))
         return PST_CORRUPT;
+    if (a->low == 1 && b->low == 1 && la == lb)
+        bring_ahead(a, b);
     return PST_OK;
 }
 
@@ -257,10 +335,35 @@ static int same_value(const pst_tree_shape *s, const pst_tree_entry *a, const ps
     return 1;
 }
 
+/* Passes the entries that are the same words on both sides, references too (TR3). Whether there was
+ * one. */
+static int pass_entries(pst_tree_cursor *a, pst_tree_cursor *b) {
+    const pst_tree_shape *s = &a->shape;
+    const pst_tree_frame *f = &a->at[0], *g = &b->at[0];
+    const uint64_t *old = pst_node_at(a->heap, f->node), *now = pst_node_at(b->heap, g->node);
+    uint32_t n = both_left(f, g), i = f->index, k = g->index;
+    n = common(pst_node_key(s, old, i), pst_node_key(s, now, k), n * s->key_words) / s->key_words;
+    if (s->value_words)
+        n = common(pst_node_value(s, old, f->header, i), pst_node_value(s, now, g->header, k),
+                   n * s->value_words) /
+            s->value_words;
+    if (s->timed)
+        n = common(pst_node_time(s, old, f->header, i), pst_node_time(s, now, g->header, k), n);
+    if (!n || a->left < n || b->left < n)
+        return 0;
+    a->left -= n;
+    b->left -= n;
+    pass(a, n);
+    pass(b, n);
+    return 1;
+}
+
 /* Both positions are entries or ends, not both ends. PST_NOT_FOUND: nothing to tell. */
 static pst_status step_entries(pst_tree_cursor *a, pst_tree_cursor *b, pst_record_op *op,
                                pst_tree_entry *e) {
     pst_tree_entry old;
+    if (!at_end(a) && !at_end(b) && pass_entries(a, b))
+        return PST_NOT_FOUND;
     pst_status s = at_end(a) ? PST_OK : fill(a, &old);
     if (!s && !at_end(b))
         s = fill(b, e);

@@ -245,6 +245,31 @@ static void test_rewritten_is_not_changed(const pst_tree_shape *shape) {
     tree_model_close(m);
 }
 
+/* A root that promises fewer entries than there are: a diff ends, and says so. */
+static void test_root_counts_too_few(void) {
+    static const pst_tree_shape words = {.key_words = 1, .value_words = 1, .timed = 1};
+    tree_model *m = tree_model_open(words, 300, 0);
+    for (uint32_t k = 0; k < 10; k++)
+        REQUIRE(tree_put(m, k, k, 1) == PST_OK);
+    tree_seal(m);
+    REQUIRE(tree_put(m, 4, 99, 2) == PST_OK);
+    REQUIRE(tree_put(m, 8, 99, 2) == PST_OK);
+    for (int side = 0; side < 2; side++)
+        for (uint32_t count = 0; count < 9; count++) {
+            pst_tree_root before = m->sealed[1].root, after = m->now.root;
+            pst_tree_diff d;
+            pst_tree_entry e;
+            pst_record_op op;
+            pst_status st;
+            (side ? &before : &after)->count = count;
+            pst_tree_diff_open(&d, m->t->heap, tree_heap(m), &m->shape, before, after);
+            while ((st = pst_tree_diff_next(&d, &op, &e)) == PST_OK)
+                continue;
+            CHECK_EQ(st, PST_CORRUPT);
+        }
+    tree_model_close(m);
+}
+
 /* ---- failing ----------------------------------------------------------------------------------- */
 
 /* A table that may not grow: a status, and after the roll back everything sealed is there. */
@@ -420,6 +445,7 @@ int main(int argc, char **argv) {
     test_queue(&SHAPES[2]);
     test_queue(&SHAPES[0]);
     test_sharing();
+    test_root_counts_too_few();
     test_too_large();
     return check_report();
 }
