@@ -26,6 +26,7 @@ __all__ = [
     "from_parts",
     "hash_keys",
     "is_column",
+    "is_many",
     "key_groups",
     "reference",
 ]
@@ -36,6 +37,11 @@ def is_column(value: object) -> bool:
     return isinstance(value, (pa.Array, pa.ChunkedArray, np.ndarray)) or (
         hasattr(value, "to_numpy") and not isinstance(value, (pa.Scalar, pa.RecordBatch, pa.Table))
     )
+
+
+def is_many(value: object) -> bool:
+    """Whether a value stands for one per row: a column, or a sequence that is no value itself."""
+    return is_column(value) or isinstance(value, (list, tuple, range))
 
 
 def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:

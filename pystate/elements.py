@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate import _core
-from pystate.arrays import decoded, encoded, from_parts, is_column, reference
+from pystate.arrays import decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ListState, MapState
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.handles import KeyBatch, checked_batch, copied, pickled, unpickled
@@ -319,7 +319,7 @@ class MapHandle(_Elements, _core.MapElements):
         """
         what = f"state {self.name!r}"
         at = self._map_keys(keys, map_keys)
-        if not self.type.is_object and not (is_column(values) or isinstance(values, (list, tuple))):
+        if not self.type.is_object and not is_many(values):
             array = reference(self._column_of([values], self.type, self.codec, what), self.type)
         else:
             array = self._reference(keys, values, self.type, self.codec, what)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pystate import _core
 from pystate.aggregators import AggregateFunction, Operation
-from pystate.arrays import encoded, is_column, reference
+from pystate.arrays import encoded, is_column, is_many, reference
 from pystate.declarations import AggregatingState, ReducingState, ValueState
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.handles import KeyBatch, ObjectHandle, ValueHandle, checked_batch, copied
@@ -306,7 +306,7 @@ class _ColumnAggregate(AggregatingHandle):
         """Add a value to each key's aggregate."""
         if self._counts:
             values = _ones(values, len(self._checked(keys)))
-        elif is_column(values) or isinstance(values, (list, tuple)):
+        elif is_many(values):
             # Refused where it is not of the declared type, then widened to the sum's.
             values = encoded(values, self.declaration.type, self._codec, f"state {self.name!r}")
         getattr(self._kept, self._operation or "add")(keys, values)
@@ -340,11 +340,11 @@ def _larger(a: Any, b: Any) -> Any:
 
 def _ones(values: Any, rows: int) -> Any:
     """A one for each value that is not null."""
-    if not (is_column(values) or isinstance(values, (list, tuple))):
+    if not is_many(values):
         return 1
     if len(values) != rows:
         raise InvalidArgumentError(f"{len(values)} values for {rows} keys")
-    if isinstance(values, (list, tuple)):
+    if not is_column(values):
         valid = np.array([value is not None for value in values], np.bool_)
     else:
         array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
@@ -391,7 +391,7 @@ class _CoreAggregate(AggregatingHandle):
         """Add a value to each key's aggregate."""
         what, type_ = f"state {self.name!r}", self.declaration.type
         self._checked(keys)
-        if not (is_column(values) or isinstance(values, (list, tuple))):
+        if not is_many(values):
             values = [values]
         array = encoded(values, type_, self._codec, what)
         if len(array) not in (1, len(keys)):

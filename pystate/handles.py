@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arrays import decoded, encoded, from_parts, is_column, reference
+from pystate.arrays import decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ValueState
 from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
 from pystate.types import StateType
@@ -278,7 +278,7 @@ class ValueHandle(_core.ScalarHandle):
 
     def _as_values(self, keys: KeyBatch, values: Any) -> _core.ArrayRef:
         what = f"state {self.name!r}"
-        alone = not (is_column(values) or isinstance(values, (list, tuple)))
+        alone = not is_many(values)
         if self.type.is_nested:
             # A dict is one value; a list or tuple of a struct's fields would be ambiguous.
             alone = isinstance(values, dict)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pystate import _core
-from pystate.arrays import as_array, is_column, reference
+from pystate.arrays import as_array, is_many, reference
 from pystate.errors import InvalidArgumentError
 from pystate.handles import KeyBatch, checked_batch
 from pystate.types import StateType
@@ -64,7 +64,7 @@ class Timers:
         self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
     ) -> tuple[KeyBatch, TimeDomain, _core.ArrayRef]:
         checked_batch(keys, self._table, "timers")
-        if not (is_column(timestamps) or isinstance(timestamps, (list, tuple))):
+        if not is_many(timestamps):
             timestamps = [_core.timer_time(timestamps)]
         array = as_array(timestamps, _LONG, "timers: timestamps")
         if len(array) not in (1, len(keys)):

@@ -257,3 +257,24 @@ def test_a_key_with_many_elements_of_several_states() -> None:
         for domain in ("event", "processing"):
             due = other.due_timers(domain, n, 2 * n)
             assert due is not None and due.timestamps.tolist() == list(range(n))
+
+
+def test_a_range_is_a_column_of_values() -> None:
+    states: dict[str, ps.State] = {
+        "v": ps.ValueState("long"),
+        "m": ps.MapState("long", "long"),
+        "c": ps.AggregatingState(ps.Count(), "long"),
+        "mean": ps.AggregatingState(ps.Mean(), "long"),
+    }
+    with ps.KeyedStateBackend("long", states=states, timers=True) as made:
+        keys = made.keys(range(3))
+        made["v"].update_all(keys, range(3))
+        made["m"].put_entries(keys, range(3), range(3, 6))
+        made["c"].add_all(keys, range(3))
+        made["mean"].add_all(keys, range(3))
+        made.register_timers(keys, "event", range(3))
+        assert made["v"].values(keys).to_pylist() == [0, 1, 2]
+        assert made["m"].get_entries(keys, range(3)).to_pylist() == [3, 4, 5]
+        assert made["c"].results(keys).to_pylist() == [1, 1, 1]
+        assert made["mean"].results(keys).to_pylist() == [0.0, 1.0, 2.0]
+        assert made.next_timer("event") == 0
