@@ -219,17 +219,20 @@ static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const p
     return !memcmp(old.value, e->value, s->value_words * 8u);
 }
 
-pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
-    if (is_settled(t, i, pst_row_map(t, pst_row(t, slot), i), e))
-        return PST_OK;
-    return pst_row_map_store(t, slot, i, e);
-}
-
 pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
     if (!st)
         pst_row_map_replace(t, slot, i, before, root);
+    return st;
+}
+
+pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
+    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i);
+    if (is_settled(t, i, before, e))
+        return PST_OK;
+    pst_status st = pst_row_map_store(t, slot, i, e);
+    t->entries_made += pst_row_map(t, pst_row(t, slot), i).count - before.count;
     return st;
 }
 

@@ -66,14 +66,22 @@ typedef struct pst_shard {
     uint32_t table; /* granule of the page table */
 } pst_shard;
 
+/* Where the sweep for what has expired goes on: a row, and where it was left in the middle of a map
+ * the entry that comes next. */
+typedef struct pst_sweep_place {
+    uint64_t slot;
+    uint64_t column; /* of that map, from 1; else 0 */
+    uint64_t key[2]; /* pst_tree_keep_key */
+} pst_sweep_place;
+
 /* Everything that is not a row, as of one epoch. */
 typedef struct pst_meta {
     uint64_t epoch;
     pst_lineage lineage; /* of this epoch, once sealed */
     uint64_t live;       /* keys */
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
-    uint64_t ttl_sweep;  /* next slot where expired states are looked for, see ttl.c */
-    uint64_t heap_top;   /* granules ever taken */
+    pst_sweep_place ttl_sweep;
+    uint64_t heap_top; /* granules ever taken */
     uint64_t index_granules;
     uint32_t slots;            /* slots ever taken */
     uint32_t opened;           /* 1 once this epoch has been begun; keeps the struct word-sized */

@@ -275,8 +275,9 @@ typedef struct pst_ttl {
 pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
 /* What TTL takes for now. A fresh handle knows no time: nothing expires. */
 void pst_table_set_clock(pst_table *t, const pst_clock *clock);
-/* Removes what has expired without being touched, in the open epoch: looks at up to `budget` rows
- * and elements, in turn with later calls. `removed` (may be NULL) counts values and elements. */
+/* Removes what has expired without being touched, in the open epoch: looks at `budget` rows and
+ * elements, and four for each row that the epoch made and each entry made since the last call, in turn
+ * with later calls. `removed` (may be NULL) counts values and elements. */
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
 
 /* ---- epochs -------------------------------------------------------------------------------- */

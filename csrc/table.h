@@ -108,7 +108,8 @@ struct pst_table {
     struct pst_collection *collections; /* per state column */
     pst_ttl *ttl;                       /* per state column */
     pst_clock clock;
-    int64_t due_until[2]; /* per domain: up to where timers were handed out last */
+    uint64_t entries_made; /* of maps, since what has expired was last looked for */
+    int64_t due_until[2];  /* per domain: up to where timers were handed out last */
     uint64_t timers_missed;
     char *path;
     int lock_slot; /* in the registry of descriptors to close in forked children */

@@ -38,11 +38,10 @@ pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i) {
 
 /* ---- the sweep ------------------------------------------------------------------------------ */
 
-static pst_status expire_state(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                               uint64_t *removed) {
+enum { LOOKS = 4 }; /* for a row or an entry that was made */
+
+static pst_status expire_value(pst_table *t, uint32_t slot, int32_t i, uint64_t *removed) {
     uint64_t *row = pst_row(t, slot);
-    if (t->lay.fields[i].kind != PST_VALUE)
-        return pst_row_expire_elements(t, slot, i, looked_at, removed);
     if (!pst_row_has(&t->lay, row, i))
         return PST_OK;
     int64_t written = pst_row_time(t, row, i);
@@ -58,26 +57,60 @@ static pst_status expire_state(pst_table *t, uint32_t slot, int32_t i, uint64_t 
     return pst_row_clear(t, row, i);
 }
 
+/* The place's row, from the map on that it was left in, if any: that may have gone meanwhile. */
+static pst_status expire_row(pst_table *t, const int32_t *columns, int32_t n, pst_sweep *s) {
+    uint32_t slot = (uint32_t)s->at.slot;
+    int32_t k = 0, left_in = (int32_t)s->at.column - 1;
+    pst_status st = pst_undo_reserve(t, 1);
+    while (k < n && columns[k] < left_in)
+        k++;
+    if (!st && left_in >= 0 && (k == n || columns[k] != left_in))
+        st = pst_sweep_leave_map(t, s);
+    for (; !st && k < n; k++) {
+        st = t->lay.fields[columns[k]].kind == PST_VALUE
+                 ? expire_value(t, slot, columns[k], &s->removed)
+                 : pst_row_expire_elements(t, slot, columns[k], s);
+        if (s->at.column)
+            break;
+    }
+    return st;
+}
+
+/* Rows of the open epoch that were not there before it, and entries. */
+static uint64_t made(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed), *now = t->m;
+    uint32_t reused = now->rings[PST_RING_SLOTS].head - before->rings[PST_RING_SLOTS].head;
+    return (now->slots - before->slots) + reused + t->entries_made;
+}
+
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
     int32_t columns[PST_MAX_STATES], n = 0;
-    uint64_t looked_at = 0, gone = 0, at = t->m->ttl_sweep, slots = t->m->slots;
-    pst_status s = t->poisoned ? PST_POISONED : t->attached ? PST_OK : PST_INVALID;
+    uint64_t slots = t->m->slots;
+    pst_sweep s = {t->m->ttl_sweep, budget, 0};
+    pst_status st = t->poisoned ? PST_POISONED : t->attached ? PST_OK : PST_INVALID;
+    if (st)
+        return st;
+    if (__builtin_add_overflow(budget, LOOKS * made(t), &s.left))
+        s.left = UINT64_MAX;
+    t->entries_made = 0;
     for (int32_t i = 0; i < t->lay.n_states; i++)
         if (pst_ttl_horizon(t, i) != PST_NO_TIME)
             columns[n++] = i;
-    for (uint64_t row = 0; !s && n && row < slots && looked_at < budget; row++, at++) {
-        looked_at++;
-        if (at >= slots)
-            at = 0;
-        if (!pst_is_live(pst_row(t, (uint32_t)at)[0]))
-            continue;
-        s = pst_undo_reserve(t, 1);
-        for (int32_t k = 0; !s && k < n; k++)
-            s = expire_state(t, (uint32_t)at, columns[k], &looked_at, &gone);
+    for (uint64_t rows = 0; !st && n && rows < slots && s.left; rows++) {
+        if (s.at.slot >= slots)
+            s.at.slot = 0;
+        pst_sweep_look(&s, 1);
+        if (pst_is_live(pst_row(t, (uint32_t)s.at.slot)[0]))
+            st = expire_row(t, columns, n, &s);
+        else
+            st = pst_sweep_leave_map(t, &s);
+        if (s.at.column)
+            break;
+        s.at.slot++;
     }
-    if (t->m->ttl_sweep != at)
-        pst_put64(&t->m->ttl_sweep, at);
+    if (memcmp(&s.at, &t->m->ttl_sweep, sizeof s.at) != 0)
+        pst_put_words((uint64_t *)&t->m->ttl_sweep, (const uint64_t *)&s.at, sizeof s.at / 8);
     if (removed)
-        *removed = gone;
-    return gone ? pst_poison(t, s) : s;
+        *removed = s.removed;
+    return pst_poison(t, st);
 }

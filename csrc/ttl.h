@@ -13,7 +13,10 @@
  *  X2. The time written is the epoch's processing time, or the row's event time and at least the
  *      watermark. It moves only by `granularity` at least while the value stays the same, so that
  *      neither reads nor equal writes fill the deltas; the items of a list move together.
- *  X3. Times lie under undo and in files like any value; the settings are the process's own and may
+ *  X3. A sweep looks at a given number of rows and elements, and at four for each row or entry made
+ *      since the one before. So it keeps pace: where as much expires as is made, it has been everywhere
+ *      before a quarter of what there is was replaced.
+ *  X4. Times lie under undo and in files like any value; the settings are the process's own and may
  *      differ from run to run.
  */
 #ifndef PST_TTL_H
@@ -78,6 +81,17 @@ static inline int64_t pst_row_time(const pst_table *t, const uint64_t *row, int3
 /* Is the present value i of the row out of sight? */
 static inline int pst_row_hides(const pst_table *t, const uint64_t *row, int32_t i) {
     return t->lay.fields[i].time >= 0 && pst_ttl_hides(t, i, pst_row_time(t, row, i));
+}
+
+/* A sweep under way: where it is, and how many rows and elements it may still look at. */
+typedef struct pst_sweep {
+    pst_sweep_place at;
+    uint64_t left;
+    uint64_t removed;
+} pst_sweep;
+
+static inline void pst_sweep_look(pst_sweep *s, uint64_t n) {
+    s->left -= n < s->left ? n : s->left;
 }
 
 /* Notes that the value of a touched row was written now. */

@@ -64,14 +64,13 @@ static pst_status use_list(pst_table *t, uint32_t slot, int32_t i) {
 
 /* Frees what has expired at the head chunk by chunk, and a short list once all of it has. A list
  * that is long is taken for timeless by its first item. */
-static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                              uint64_t *removed) {
+static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep *sweep) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list l = pst_row_list(t, pst_row(t, slot), i), before = l;
     uint64_t dropped = 0;
     pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
     uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
-    *looked_at += 1 + (dropped + left) / SOME;
+    pst_sweep_look(sweep, 1 + (dropped + left) / SOME);
     if (!st && l.first) {
         /* Of few all: whole chunks are too coarse for them. */
         uint64_t most = left <= SOME ? left : 1;
@@ -86,17 +85,25 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, uint64_t *
             st = pst_list_clear(t, &l);
             dropped += dead;
         } else if (!st && timeless) {
-            *looked_at += left;
+            pst_sweep_look(sweep, left);
             st = retime_list(t, i, swept, &l);
         }
     }
-    *removed += dropped;
+    sweep->removed += dropped;
     if (!st && memcmp(&l, &before, sizeof l) != 0)
         pst_row_list_store(t, slot, i, &l);
     return st;
 }
 
 /* ---- maps ----------------------------------------------------------------------------------- */
+
+/* Short keys lie in the node, which a write may change; the blocks of long ones stay (B1). */
+static void keep_key_bytes(const pst_tree_shape *s, pst_tree_entry *e,
+                           uint8_t room[PST_INLINE_BYTES]) {
+    pst_bytes *key = &e->key_bytes;
+    if (s->key_is_ref && key->size && key->size <= PST_INLINE_BYTES)
+        key->data = memcpy(room, key->data, key->size);
+}
 
 /* Gives an entry that is there a time. Its value is copied: what goes into a tree must not point
  * into it. */
@@ -134,34 +141,46 @@ pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
 /* Entries that have expired are removed, if `remove`; of the others those stamped whose time moves.
  * They are found first and written to then, some at a time: a cursor does not outlive a write. */
 static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved, int remove,
-                           uint64_t *looked_at, uint64_t *removed) {
+                           pst_sweep *sweep) {
     const pst_tree_shape *s = &t->collections[i].map;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
-    pst_tree_entry found[SOME];
-    uint8_t keys[SOME][PST_INLINE_BYTES], dead[SOME];
-    int n = 0;
-    pst_status st = PST_OK;
+    pst_tree_entry found[SOME], next, *from = NULL;
+    uint8_t keys[SOME + 1][PST_INLINE_BYTES], dead[SOME];
+    int n, ended;
+    pst_status st;
+    if (sweep->at.column) {
+        pst_tree_kept_key(t, s, sweep->at.key, &next);
+        from = &next;
+    }
     do {
         pst_tree_cursor c;
-        pst_tree_seek(&c, t->heap, pst_heap_bytes(t), s, root, n ? &found[SOME - 1] : NULL);
-        for (n = 0; n < SOME && (st = pst_tree_next(&c, &found[n])) == PST_OK; ++*looked_at) {
-            pst_bytes *key = &found[n].key_bytes;
-            int64_t time = found[n].time;
+        pst_tree_seek(&c, t->heap, pst_heap_bytes(t), s, root, from);
+        for (n = 0; (st = pst_tree_next(&c, &next)) == PST_OK && n < SOME && sweep->left;) {
+            int64_t time = next.time;
+            pst_sweep_look(sweep, 1);
             dead[n] = remove && pst_ttl_expired(t, i, time);
             if (!dead[n] && moved(t, i, time) == time)
                 continue;
-            /* Short keys lie in the node; the blocks of long ones stay as they are (B1). */
-            if (s->key_is_ref && key->size && key->size <= PST_INLINE_BYTES)
-                key->data = memcpy(keys[n], key->data, key->size);
-            n++;
+            keep_key_bytes(s, &next, keys[n]);
+            found[n++] = next;
         }
-        st = st == PST_NOT_FOUND ? PST_OK : st;
+        ended = st == PST_NOT_FOUND;
+        st = ended ? PST_OK : st;
+        if (!st && !ended)
+            keep_key_bytes(s, &next, keys[SOME]);
         for (int k = 0; k < n && !st; k++) {
             st = dead[k] ? pst_tree_remove(t, s, &root, &found[k])
                          : stamp_entry(t, i, pst_ttl_stamp(t, i), &root, &found[k]);
-            *removed += dead[k];
+            sweep->removed += dead[k];
         }
-    } while (n == SOME && !st);
+        from = &next;
+    } while (!st && !ended && sweep->left);
+    if (!st)
+        st = pst_sweep_leave_map(t, sweep);
+    if (!st && !ended) {
+        st = pst_tree_keep_key(t, s, &next, sweep->at.key);
+        sweep->at.column = (uint64_t)i + 1;
+    }
     if (!st)
         pst_row_map_replace(t, slot, i, before, root);
     return st;
@@ -170,21 +189,26 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
 /* ---- both ----------------------------------------------------------------------------------- */
 
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
-    uint64_t looked_at = 0, removed = 0;
+    pst_sweep all = {.left = UINT64_MAX};
     if (!t->ttl[i].on_read || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
         return PST_OK;
     pst_status st = pst_undo_reserve(t, 1);
     if (!st)
-        st = t->lay.fields[i].kind == PST_LIST
-                 ? use_list(t, slot, i)
-                 : walk_map(t, slot, i, entry_read, 0, &looked_at, &removed);
+        st = t->lay.fields[i].kind == PST_LIST ? use_list(t, slot, i)
+                                               : walk_map(t, slot, i, entry_read, 0, &all);
     return pst_poison(t, st);
 }
 
-pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, uint64_t *looked_at,
-                                   uint64_t *removed) {
-    if (!pst_row_has(&t->lay, pst_row(t, slot), i) || pst_ttl_horizon(t, i) == PST_NO_TIME)
-        return PST_OK;
-    return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, looked_at, removed)
-                                             : walk_map(t, slot, i, swept, 1, looked_at, removed);
+pst_status pst_sweep_leave_map(pst_table *t, pst_sweep *s) {
+    pst_sweep_place *at = &s->at;
+    uint64_t column = at->column, key[2] = {at->key[0], at->key[1]};
+    *at = (pst_sweep_place){at->slot, 0, {0, 0}};
+    return column ? pst_tree_drop_key(t, &t->collections[column - 1].map, key) : PST_OK;
+}
+
+pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s) {
+    if (!pst_row_has(&t->lay, pst_row(t, slot), i))
+        return pst_sweep_leave_map(t, s);
+    return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, s)
+                                             : walk_map(t, slot, i, swept, 1, s);
 }

@@ -60,7 +60,8 @@ class BackendTime(BackendTable):
 
         Notes
         -----
-        Looks at 4096 keys at least, and at a 64th of them, in turn with later epochs.
+        Looks at 4096 keys and map entries, or at a 64th of the keys if that is more, and at four
+        for each that was made since the last time, in turn with later epochs.
         """
         if self._swept or not self._states.expires:
             return 0

@@ -51,8 +51,9 @@ class StateTtl:
 
     Notes
     -----
-    Expired values also leave memory and snapshots without being touched: at the end of each epoch
-    a part of the keys is looked through, at least 4096 and at least a 64th of them.
+    Expired values also leave memory and snapshots without being touched. At the end of each epoch
+    some of what there is is looked through, a large map also a part at a time: 4096 keys and
+    entries, or a 64th of the keys if that is more, and four for each that the epoch made.
 
     To keep reads, and writes of what is there already, from filling the snapshots, their time is
     noted only once it has moved by a 64th of the duration: such a value may expire so much early.

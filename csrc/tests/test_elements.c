@@ -3,6 +3,7 @@
  *
  *   test_elements [steps] [seed]
  */
+#include "collections.h"
 #include "elements_model.h"
 #include "files.h"
 
@@ -239,6 +240,229 @@ static void test_cost(void) {
     free(m);
 }
 
+/* Longer than a reference and alike at the start, or short. */
+static const char *const NAMES[] = {"https://example.org/%d", "%d"};
+
+/* Two maps of a key, with so many entries each. */
+static void put_maps(elements_model *m, pst_table *t, int entries, const char *names) {
+    char name[40];
+    em_set_key(m, t, 1);
+    for (int i = 0; i < entries; i++) {
+        pst_cell key = {{(uint64_t)i * 7, 0}, {NULL, 0}}, text = {{0}};
+        text.bytes.size = (uint32_t)snprintf(name, sizeof name, names, i * 7);
+        text.bytes.data = (const uint8_t *)name;
+        CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &key), PST_OK);
+        CHECK_EQ(pst_map_put(t, m->column[EM_BOOK], &text, &text), PST_OK);
+    }
+}
+
+static void fill_maps(elements_model *m, pst_table *t, int entries, const char *names) {
+    put_maps(m, t, entries, names);
+    CHECK_EQ(pst_table_expire(t, 0, NULL), PST_OK);
+    em_seal(m, t, NULL);
+}
+
+static pst_table *open_expired(elements_model *m, int entries, const char *names) {
+    em_init(m, 0, 100);
+    pst_table *t = em_open(m, 0, 3);
+    fill_maps(m, t, entries, names);
+    m->now_ms += 1000;
+    em_clock(m, t);
+    return t;
+}
+
+/* A map larger than a budget goes a part at a time, and neither a roll back in between nor a write
+ * loses the place. */
+static void test_sweep_in_parts(const char *names) {
+    enum { ENTRIES = 3000, BUDGET = 100 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    pst_table *t = open_expired(m, ENTRIES, names);
+    pst_table_stats stats;
+    uint64_t gone = 0, removed, calls = 0;
+    while (gone < 2 * ENTRIES && calls < 4 * 2 * ENTRIES / BUDGET) {
+        CHECK_EQ(pst_table_expire(t, BUDGET, &removed), PST_OK);
+        CHECK(removed <= BUDGET);
+        CHECK(t->m->ttl_sweep.column == 0 || t->m->ttl_sweep.slot == 0);
+        if (++calls % 7 == 0) {
+            CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+            em_clock(m, t);
+            continue;
+        }
+        gone += removed;
+        em_seal(m, t, NULL);
+    }
+    CHECK_EQ(gone, 2 * ENTRIES);
+    CHECK(calls <= (2 * ENTRIES / BUDGET + 3) * 7 / 6);
+    CHECK_EQ(pst_table_expire(t, BUDGET, NULL), PST_OK);
+    pst_table_get_stats(t, &stats);
+    CHECK_EQ(stats.keys, 0);
+    pst_table_close(t);
+    free(m);
+}
+
+/* All at once, where the budget allows it, also of nodes that are changed where they lie. */
+static void test_sweep_of_everything(const char *names) {
+    enum { ENTRIES = 3000 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 100);
+    pst_table *t = em_open(m, 0, 3);
+    uint64_t removed;
+    put_maps(m, t, ENTRIES, names);
+    m->now_ms += 1000;
+    em_clock(m, t);
+    CHECK_EQ(pst_table_expire(t, UINT64_MAX, &removed), PST_OK);
+    CHECK_EQ(removed, 2 * ENTRIES);
+    pst_table_close(t);
+    free(m);
+}
+
+/* A sweep comes to the one entry that has expired, past all that have not. */
+static void test_sweep_goes_on(const char *names) {
+    enum { ENTRIES = 300, BUDGET = 20 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    pst_table *t = open_expired(m, ENTRIES, names);
+    uint64_t gone = 0, removed;
+    fill_maps(m, t, ENTRIES - 1, names);
+    for (int i = 0; i < 2 * ENTRIES / BUDGET + 2; i++) {
+        CHECK_EQ(pst_table_expire(t, BUDGET, &removed), PST_OK);
+        em_seal(m, t, NULL);
+        gone += removed;
+    }
+    CHECK_EQ(gone, 2);
+    pst_table_close(t);
+    free(m);
+}
+
+/* The map in which a sweep stopped goes before it comes again. */
+static void test_sweep_place_goes(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    for (int how = 0; how < 3; how++) {
+        pst_table *t = open_expired(m, 500, NAMES[0]);
+        pst_cell value = {{1, 0}, {NULL, 0}};
+        uint64_t removed;
+        /* Into the second map. */
+        CHECK_EQ(pst_table_expire(t, 700, &removed), PST_OK);
+        CHECK(removed > 600 && removed <= 700);
+        em_seal(m, t, NULL);
+        em_set_key(m, t, 1);
+        if (how == 0) {
+            CHECK_EQ(pst_value_clear(t, m->column[EM_BOOK]), PST_OK);
+            CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &value), PST_OK);
+        } else if (how == 1) {
+            CHECK_EQ(pst_value_clear(t, -1), PST_OK);
+        } else {
+            pst_ttl none = {.duration_ms = 0};
+            CHECK_EQ(pst_table_set_ttl(t, m->column[EM_BOOK], &none), PST_OK);
+        }
+        em_set_key(m, t, 2);
+        CHECK_EQ(pst_value_put(t, m->column[EM_N], &value), PST_OK);
+        em_seal(m, t, NULL);
+        CHECK_EQ(pst_table_expire(t, 700, &removed), PST_OK);
+        CHECK_EQ(removed, 0);
+        m->now_ms += 1000;
+        em_clock(m, t);
+        CHECK_EQ(pst_table_expire(t, 700, &removed), PST_OK);
+        CHECK_EQ(removed, how == 0 ? 2 : 1);
+        CHECK_EQ(t->m->ttl_sweep.column, 0);
+        pst_table_close(t);
+    }
+    free(m);
+}
+
+/* Entries, or rows, come and expire as fast: a sweep with next to no budget of its own keeps pace. */
+static void test_sweep_keeps_pace(int rows) {
+    enum { MADE = 200, LIVES = 10, MOST = MADE * LIVES * 3 / 2 };
+    pst_table_stats stats;
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, LIVES);
+    pst_table *t = em_open(m, 0, 3);
+    for (int epoch = 0; epoch < 20 * LIVES; epoch++) {
+        m->now_ms++;
+        em_clock(m, t);
+        for (int i = 0; i < MADE; i++) {
+            uint64_t key = (uint64_t)(epoch * MADE + i), random = key + 1;
+            pst_cell cell = {{check_random(&random), 0}, {NULL, 0}};
+            em_set_key(m, t, rows ? 2 + (int)key : 1);
+            CHECK_EQ(rows ? pst_value_put(t, m->column[EM_N], &cell)
+                          : pst_map_put(t, m->column[EM_MAP], &cell, &cell),
+                     PST_OK);
+        }
+        uint32_t slot;
+        REQUIRE(pst_current_row(t, 0, &slot) == PST_OK);
+        pst_table_get_stats(t, &stats);
+        CHECK(pst_row_map(t, pst_row(t, slot), m->column[EM_MAP]).count <= MOST);
+        CHECK(stats.keys <= MOST);
+        CHECK_EQ(pst_table_expire(t, 1, NULL), PST_OK);
+        em_seal(m, t, NULL);
+    }
+    pst_table_close(t);
+    free(m);
+}
+
+/* A place within a map holds its key, and lets go of it. */
+static void test_sweep_place_is_reused(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 100000);
+    pst_table *t = em_open(m, 0, 3);
+    pst_table_stats early, late;
+    fill_maps(m, t, 100, NAMES[0]);
+    for (int epoch = 0; epoch < 400; epoch++) {
+        CHECK_EQ(pst_table_expire(t, 3, NULL), PST_OK);
+        em_seal(m, t, NULL);
+        if (epoch == 100)
+            pst_table_get_stats(t, &early);
+    }
+    pst_table_get_stats(t, &late);
+    CHECK_EQ(late.block_bytes, early.block_bytes);
+    pst_table_close(t);
+    free(m);
+}
+
+/* No memory for the copies of entries that a sweep gives a time, since they were put before there was
+ * a clock: its epoch may only be rolled back, to all that was there. */
+static void test_sweep_is_refused(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    uint64_t fits = UINT64_MAX;
+    for (int round = 0; round < 2; round++) {
+        em_init(m, 0, 100);
+        pst_table_options o = {.max_parallelism = 4, .last_key_group = 3, .limit_bytes = 1 << 20};
+        pst_ttl ttl = {.duration_ms = m->ttl_ms};
+        pst_table *t = NULL;
+        pst_status st = PST_OK;
+        uint64_t n = 0, count = 0;
+        REQUIRE(pst_table_open(&m->schema, &o, &t, NULL, NULL) == PST_OK);
+        REQUIRE(pst_table_set_ttl(t, m->column[EM_MAP], &ttl) == PST_OK);
+        em_set_key(m, t, 1);
+        for (; !st && n < fits; n++) {
+            pst_cell cell = {{n, 0}, {NULL, 0}};
+            st = pst_map_put(t, m->column[EM_MAP], &cell, &cell);
+        }
+        if (round == 0) {
+            CHECK_EQ(st, PST_LIMIT);
+            fits = n * 3 / 4;
+        } else {
+            CHECK_EQ(st, PST_OK);
+            em_seal(m, t, NULL);
+            em_clock(m, t);
+            CHECK_EQ(pst_table_expire(t, UINT64_MAX, NULL), PST_LIMIT);
+            CHECK_EQ(pst_table_seal(t, &(pst_lineage){.epoch = 9}, NULL), PST_POISONED);
+            CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+            em_set_key(m, t, 1);
+            CHECK_EQ(pst_elements_count(t, m->column[EM_MAP], &count), PST_OK);
+            CHECK_EQ(count, fits);
+        }
+        pst_table_close(t);
+    }
+    free(m);
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 120;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -250,5 +474,14 @@ int main(int argc, char **argv) {
     test_reuse();
     test_touched_is_not_changed();
     test_cost();
+    for (int i = 0; i < 2; i++) {
+        test_sweep_in_parts(NAMES[i]);
+        test_sweep_of_everything(NAMES[i]);
+        test_sweep_goes_on(NAMES[i]);
+        test_sweep_keeps_pace(i);
+    }
+    test_sweep_place_goes();
+    test_sweep_place_is_reused();
+    test_sweep_is_refused();
     return check_report();
 }

@@ -266,6 +266,22 @@ def test_idle_values_leave_memory_and_snapshots_without_being_touched() -> None:
         assert ps.merge_files(files, base).rows == 0
 
 
+def test_a_large_map_leaves_a_part_at_a_time() -> None:
+    entries, looked_at = 20_000, 4096
+    with backend(m=ps.MapState("string", "long", ttl=ps.StateTtl(100))) as made:
+        names = [f"https://example.org/{i}" for i in range(entries)]
+        made["m"].put_entries(made.keys([1] * entries), names, range(entries))
+        files = [sealed(made)]
+        made.set_clock(processing_time=NOW + 100)
+        gone = []
+        while len(made):
+            gone.append(made.expire())
+            files.append(sealed(made))
+        assert sum(gone) == entries
+        assert max(gone) <= looked_at and len(gone) == 5
+        assert ps.merge_files(files, io.BytesIO()).rows == 0
+
+
 def test_equal_writes_and_reads_within_the_granularity_change_nothing() -> None:
     ttl = ps.StateTtl(6400, update="read_and_write")
     with backend(v=ps.ValueState("long", ttl=ttl), m=ps.MapState("long", "long", ttl=ttl)) as made:
