@@ -57,14 +57,15 @@ static pst_status expire_value(pst_table *t, uint32_t slot, int32_t i, uint64_t 
     return pst_row_clear(t, row, i);
 }
 
-/* The place's row, from the map on that it was left in, if any: that may have gone meanwhile. */
+/* The place's row, from the map on that it was left in, if any: that may have gone meanwhile.
+ * REQUIRES room for a touch. */
 static pst_status expire_row(pst_table *t, const int32_t *columns, int32_t n, pst_sweep *s) {
     uint32_t slot = (uint32_t)s->at.slot;
     int32_t k = 0, left_in = (int32_t)s->at.column - 1;
-    pst_status st = pst_undo_reserve(t, 1);
+    pst_status st = PST_OK;
     while (k < n && columns[k] < left_in)
         k++;
-    if (!st && left_in >= 0 && (k == n || columns[k] != left_in))
+    if (left_in >= 0 && (k == n || columns[k] != left_in))
         st = pst_sweep_leave_map(t, s);
     for (; !st && k < n; k++) {
         st = t->lay.fields[columns[k]].kind == PST_VALUE
@@ -96,15 +97,17 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
     for (int32_t i = 0; i < t->lay.n_states; i++)
         if (pst_ttl_horizon(t, i) != PST_NO_TIME)
             columns[n++] = i;
-    for (uint64_t rows = 0; !st && n && rows < slots && s.left; rows++) {
+    /* Between rows a sweep may end without harm. */
+    for (uint64_t rows = 0; n && rows < slots && s.left; rows++) {
         if (s.at.slot >= slots)
             s.at.slot = 0;
         pst_sweep_look(&s, 1);
-        if (pst_is_live(pst_row(t, (uint32_t)s.at.slot)[0]))
-            st = expire_row(t, columns, n, &s);
-        else
-            st = pst_sweep_leave_map(t, &s);
-        if (s.at.column)
+        st = pst_undo_reserve(t, 1);
+        if (st)
+            break;
+        int live = pst_is_live(pst_row(t, (uint32_t)s.at.slot)[0]);
+        st = pst_poison(t, live ? expire_row(t, columns, n, &s) : pst_sweep_leave_map(t, &s));
+        if (st || s.at.column)
             break;
         s.at.slot++;
     }
@@ -112,5 +115,5 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
         pst_put_words((uint64_t *)&t->m->ttl_sweep, (const uint64_t *)&s.at, sizeof s.at / 8);
     if (removed)
         *removed = s.removed;
-    return pst_poison(t, st);
+    return st;
 }
