@@ -5,7 +5,8 @@ Pure functions, safe from any thread.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from collections.abc import Iterable
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.types as at
 
 from pystate.errors import WrongTypeError
 
-__all__ = ["event_times", "milliseconds"]
+__all__ = ["event_times", "instants", "milliseconds"]
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -72,19 +73,38 @@ def _multiplied(values: pa.Array[Any], factor: int) -> pa.Array[Any]:
     return product
 
 
-def milliseconds(instant: object, what: str) -> int:
-    """An instant as milliseconds since 1970; a datetime without a time zone is taken for UTC.
+def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
+    """Python objects as `event_times` has the instants of a column; None is null.
 
     Raises
     ------
     WrongTypeError
-        It is neither an int nor a datetime.
+        One is no instant, or outside 64 bits of milliseconds.
     """
+    times = [None if value is None else milliseconds(value, what) for value in values]
+    try:
+        return pa.array(times, pa.int64())
+    except (pa.ArrowException, OverflowError) as error:
+        raise WrongTypeError(f"{what} does not fit 64 bits of milliseconds: {error}") from error
+
+
+def milliseconds(instant: object, what: str) -> int:
+    """An instant as milliseconds since 1970.
+
+    A datetime without a time zone is taken for UTC, a date for its midnight in UTC.
+
+    Raises
+    ------
+    WrongTypeError
+        It is neither an int nor a datetime or date.
+    """
+    if isinstance(instant, date) and not isinstance(instant, datetime):
+        instant = datetime.combine(instant, time(), timezone.utc)
     if isinstance(instant, datetime):
         aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=timezone.utc)
         return (aware - _EPOCH) // timedelta(milliseconds=1)
     if isinstance(instant, (int, np.integer)) and not isinstance(instant, bool):
         return int(instant)
     raise WrongTypeError(
-        f"{what} is an int, in milliseconds since 1970, or a datetime, not {instant!r:.80}"
+        f"{what} is an int, in milliseconds since 1970, a datetime or a date, not {instant!r:.80}"
     )

@@ -13,8 +13,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pystate.backend import KeyedStateBackend
 from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_batch
 from pystate.context import RuntimeContext
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.event_time import event_times
+from pystate.event_time import event_times, instants
 from pystate.functions import (
     StatefulFunction,
     bind,
@@ -57,8 +58,9 @@ class FunctionSpec:
         All columns of the input, in order.
     output : Output
         What it yields.
-    event_time : str, optional
-        The column that says when a row happened; see `event_times` for its types.
+    event_time : str or callable, optional
+        The column that says when a row happened; see `event_times` for its types. For elements
+        that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
     side_outputs : mapping of str to Output
         By tag, what `RuntimeContext.output` takes.
     late_output : str, optional
@@ -78,7 +80,7 @@ class FunctionSpec:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     output: Output
-    event_time: str | None = None
+    event_time: str | Callable[[Any], object] | None = None
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
     late_output: str | None = None
 
@@ -86,7 +88,7 @@ class FunctionSpec:
         if shape(self.function) == "process":
             RowFactory(self.columns)
         namespace_type(self.function)
-        if self.event_time is not None and self.event_time not in self.columns:
+        if isinstance(self.event_time, str) and self.event_time not in self.columns:
             raise InvalidArgumentError(
                 f"event_time={self.event_time!r} is not a column; columns: "
                 f"{', '.join(self.columns)}"
@@ -162,14 +164,14 @@ class FunctionRuntime:
     def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call the function for some rows; yields what it emits."""
         times = None
-        if self.spec.event_time is not None:
+        if isinstance(self.spec.event_time, str):
             rows, times = self._on_time(rows, self.spec.event_time)
         if rows.num_rows:
             yield from self._calls.process(rows, times)
             self.leave_namespace()
 
     def process_elements(
-        self, columns: Sequence[pa.Array[Any]], keys: Iterable[Any], rows: Iterable[Any]
+        self, columns: Sequence[pa.Array[Any]], keys: Sequence[Any], rows: Sequence[Any]
     ) -> Iterator[Any]:
         """Call `KeyedProcessFunction.process` for rows of any class.
 
@@ -177,11 +179,23 @@ class FunctionRuntime:
         ----------
         columns : sequence of pyarrow.Array
             The key columns.
-        keys, rows : iterable
+        keys, rows : sequence
             What each call is given.
         """
         assert isinstance(self._calls, RowCalls), "only for the shape process"
-        return self._calls.process_elements(columns, keys, rows)
+        if not callable(self.spec.event_time):
+            return self._calls.process_elements(columns, keys, rows)
+        what = f"operator {self.context.uid!r}: the event time of an element"
+        times = instants(map(self.spec.event_time, rows), what)
+        late = self._late(times)
+        if late is not None:
+            for row in compress(rows, late.to_pylist()):
+                self._sides.output(str(self.spec.late_output), row)
+            on_time = pc.call_function("invert", [late])
+            columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
+            kept = on_time.to_pylist()
+            keys, rows = list(compress(keys, kept)), list(compress(rows, kept))
+        return self._calls.process_elements(columns, keys, rows, times.to_pylist())
 
     def finish(self) -> Iterator[Any]:
         """End the input: handle what was held back, fire timers, let side outputs go.
@@ -236,23 +250,28 @@ class FunctionRuntime:
     def _on_time(
         self, rows: pa.RecordBatch, column: str
     ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
-        """The rows for the function and their event times; late ones are counted."""
+        """The rows for the function and their event times."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
+        late = self._late(times)
+        if late is None:
+            return rows, times
+        self._sides.late(str(self.spec.late_output), rows.filter(late))
+        on_time = pc.call_function("invert", [late])
+        return rows.filter(on_time), times.filter(on_time)
+
+    def _late(self, times: pa.Array[Any]) -> pa.BooleanArray | None:
+        """Note event times and count those that are late; which, if there is an output for them."""
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
         watermark = self.context.watermark
         if watermark is None:
-            return rows, times
-        late = pc.call_function("less", [times, pa.scalar(watermark, pa.int64())]).fill_null(False)
-        count = late.true_count
-        self.late_rows += count
-        if not count or self.spec.late_output is None:
-            return rows, times
-        self._sides.late(self.spec.late_output, rows.filter(late))
-        on_time = pc.call_function("invert", [late])
-        return rows.filter(on_time), times.filter(on_time)
+            return None
+        bound = pa.scalar(watermark, pa.int64())
+        late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
+        self.late_rows += late.true_count
+        return late if late.true_count and self.spec.late_output is not None else None
 
 
 class _SideOutputs:

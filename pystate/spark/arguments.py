@@ -27,6 +27,7 @@ __all__ = [
     "allowed_delay_ms",
     "as_columns",
     "checked_uid",
+    "element_delay_ms",
     "session_of",
     "side_columns",
     "start_query",
@@ -73,6 +74,23 @@ def allowed_delay_ms(
         raise WrongTypeError(
             f"{owner}: the event-time column {event_time!r} is {data_type.simpleString()}: it must "
             "be timestamp, timestamp_ntz, date, or a long with milliseconds since 1970"
+        )
+    return milliseconds(0 if allowed_delay is None else allowed_delay, f"{owner}: allowed_delay")
+
+
+def element_delay_ms(event_time: object, allowed_delay: Duration | None, owner: str) -> int | None:
+    """The same for an RDD, where a function says what an element's event time is."""
+    if event_time is None:
+        if allowed_delay is not None:
+            raise InvalidArgumentError(
+                f"{owner}: allowed_delay is how late an element may be by its event time: pass "
+                "the function that says it, event_time=lambda element: ..., too"
+            )
+        return None
+    if not callable(event_time):
+        raise InvalidArgumentError(
+            f"{owner}: over an RDD event_time is a function from an element to a datetime, a date "
+            f"or milliseconds since 1970, not {event_time!r:.80}"
         )
     return milliseconds(0 if allowed_delay is None else allowed_delay, f"{owner}: allowed_delay")
 

@@ -94,7 +94,7 @@ class RoutedBody(FunctionBody):
     def process(self, rows: Sequence[Any]) -> Iterator[list[Any]]:
         """Call the function for each `Routed` element."""
         keys = [routed.key for routed in rows]
-        elements = (routed.row for routed in rows)
+        elements = [routed.row for routed in rows]
         return self._runtime.process_elements(self._arrays(keys), keys, elements)
 
 

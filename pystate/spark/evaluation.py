@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pystate.declarations import State
 
-__all__ = ["Evaluation", "TableOptions"]
+__all__ = ["Evaluation", "Split", "TableOptions"]
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
@@ -55,6 +55,15 @@ class TableOptions:
     allow_unclaimed_state: bool = False
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
+
+
+@dataclass(frozen=True)
+class Split:
+    """How an RDD was split: its key, and what an element's event time is."""
+
+    keys: KeySchema
+    event_time: Callable[[Any], object] | None
+    allowed_delay_ms: int | None
 
 
 class Evaluation:
@@ -96,7 +105,7 @@ class Evaluation:
         self._tables = tables
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
-        self._noted: dict[str, KeySchema] = {}
+        self._splits: dict[str, Split] = {}
         self._id = epoch.evaluation_id
 
     def declare(
@@ -153,27 +162,33 @@ class Evaluation:
             reports=self._box.accumulator,
         )
 
-    def note_keys(self, uid: str, columns: KeySchema) -> KeySchema:
-        """Remember the key of an operator that is split before it is declared."""
-        if uid in self._noted:
+    def note_split(
+        self,
+        uid: str,
+        columns: KeySchema,
+        event_time: Callable[[Any], object] | None,
+        allowed_delay_ms: int | None,
+    ) -> Split:
+        """Remember how an RDD was split for an operator that is declared later."""
+        if uid in self._splits:
             raise DeclarationError(
                 f"operator uid {uid!r} is used twice in one pipeline: each operator needs its own"
             )
         what = f"operator {uid!r}: key_type"
-        schema = tuple(
+        keys = tuple(
             (name, refuse_nested_key(parse_type(ddl, what), what).ddl) for name, ddl in columns
         )
-        self._noted[uid] = schema
-        return schema
+        split = self._splits[uid] = Split(keys, event_time, allowed_delay_ms)
+        return split
 
-    def noted_keys(self, uid: str) -> KeySchema:
-        """Return what `note_keys` was told."""
-        if uid not in self._noted:
+    def noted_split(self, uid: str) -> Split:
+        """Return what `note_split` was told."""
+        if uid not in self._splits:
             raise InvalidArgumentError(
                 f"operator {uid!r}: split the RDD with job.partition_by(rdd, key, "
                 f"uid={uid!r}, ...) first"
             )
-        return self._noted[uid]
+        return self._splits[uid]
 
     def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
         sink = self._outputs.sides.get(tag)

@@ -190,6 +190,8 @@ class Job:
         *,
         key_type: str | Sequence[str],
         uid: str | None = None,
+        event_time: Callable[[Any], object] | None = None,
+        allowed_delay: Duration | None = None,
     ) -> RDD[Routed]:
         """Split an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
 
@@ -203,13 +205,20 @@ class Job:
             The type of the key, or of each of its parts, as DDL.
         uid : str
             Names the operator in checkpoints; `partitions` takes the same.
+        event_time : callable, optional
+            When an element's event happened: a datetime (without a time zone taken for UTC), a
+            date, milliseconds since 1970, or None. It makes a watermark, as in `key_by`.
+        allowed_delay : str, timedelta or int, optional
+            How much later than the newest event an element may come; 0 by default.
 
         Returns
         -------
         RDD
             One partition per key-group range; its elements are for `partitions` alone.
         """
-        return split_rdd(self._current("partition_by"), rdd, key, key_type, checked_uid(uid))
+        evaluation = self._current("partition_by")
+        name = checked_uid(uid)
+        return split_rdd(evaluation, rdd, key, key_type, name, event_time, allowed_delay)
 
     def partitions(
         self,
@@ -217,6 +226,8 @@ class Job:
         *,
         uid: str | None = None,
         schema: str | StructType | None = None,
+        side_outputs: Mapping[str, str | StructType] | None = None,
+        late_output: str | None = None,
     ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
         """Make a stateful function fit ``rdd.mapPartitions``.
 
@@ -228,13 +239,21 @@ class Job:
             As given to `partition_by`.
         schema : str or StructType, optional
             Check what the function yields against these columns.
+        side_outputs : mapping from tag to str or StructType, optional
+            The columns of what it emits with ``ctx.output(tag, row)``, as in `KeyedFrame.process`.
+        late_output : str, optional
+            A tag of `side_outputs` for the elements whose event time is below the watermark: they
+            go there and not to the function, and so must be rows, tuples or lists with a value for
+            each of its columns.
 
         Returns
         -------
         callable
             From a partition of `partition_by`'s result to what the function yields.
         """
-        return rdd_operator(self._current("partitions"), function, checked_uid(uid), schema)
+        evaluation = self._current("partitions")
+        name = checked_uid(uid)
+        return rdd_operator(evaluation, function, name, schema, side_outputs, late_output)
 
     # ---- epochs --------------------------------------------------------------------------------
 

@@ -5,14 +5,16 @@ Thread safety: immutable; each call makes a task of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pystate.errors import DeclarationError
+from pystate.durations import Duration
+from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction, declarations, has_timers, namespace_type, shape
 from pystate.output import RowsAsYielded
 from pystate.runtime import FunctionSpec
+from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
@@ -35,13 +37,17 @@ def split_rdd(
     key: Callable[[Any], Any],
     key_type: str | Sequence[str],
     uid: str,
+    event_time: Callable[[Any], object] | None,
+    allowed_delay: Duration | None,
 ) -> RDD[Routed]:
     """What ``Job.partition_by`` does."""
+    delay_ms = element_delay_ms(event_time, allowed_delay, f"operator {uid!r}")
     types = [key_type] if isinstance(key_type, str) else list(key_type)
     names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
-    schema = evaluation.note_keys(uid, tuple(zip(names, types, strict=True)))
+    columns = tuple(zip(names, types, strict=True))
+    split = evaluation.note_split(uid, columns, event_time, delay_ms)
     groups = evaluation.epoch.max_parallelism
-    return route_rdd(rdd, key, KeyRouter(schema, groups, evaluation.parallelism))
+    return route_rdd(rdd, key, KeyRouter(split.keys, groups, evaluation.parallelism))
 
 
 def rdd_operator(
@@ -49,6 +55,8 @@ def rdd_operator(
     function: KeyedProcessFunction,
     uid: str,
     schema: str | StructType | None,
+    side_outputs: Mapping[str, str | StructType] | None,
+    late_output: str | None,
 ) -> RoutedOperator:
     """What ``Job.partitions`` does."""
     if shape(function) != "process":
@@ -56,21 +64,37 @@ def rdd_operator(
             f"operator {uid!r}: over an RDD a function needs process(self, key, row, ctx); "
             "the batch shapes need a DataFrame and key_by"
         )
-    keys = evaluation.noted_keys(uid)
-    plan = evaluation.declare(
-        uid,
-        keys,
-        declarations(function),
-        timers=has_timers(function),
-        namespace=namespace_type(function),
-    )
     owner = f"operator {uid!r}"
+    split = evaluation.noted_split(uid)
+    sides = side_columns(side_outputs, owner)
+    if late_output is not None and split.event_time is None:
+        raise InvalidArgumentError(
+            f"{owner}: late_output={late_output!r} is for elements that come late by their event "
+            "time: pass partition_by a function that says it, event_time=lambda element: ..."
+        )
+    if late_output is not None and late_output not in sides:
+        raise InvalidArgumentError(
+            f"{owner}: late_output={late_output!r} takes elements of the RDD: name their columns, "
+            f"side_outputs={{{late_output!r}: 'k string, v long'}}"
+        )
     check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
     spec = FunctionSpec(
         function,
-        key=tuple(column for column, _ in keys),
+        key=tuple(column for column, _ in split.keys),
         columns=(),
         output=RowsAsYielded(check),
+        event_time=split.event_time,
+        side_outputs=sides,
+        late_output=late_output,
+    )
+    plan = evaluation.declare(
+        uid,
+        split.keys,
+        declarations(function),
+        allowed_delay_ms=split.allowed_delay_ms,
+        sides={tag: columns.schema for tag, columns in sides.items()},
+        timers=has_timers(function),
+        namespace=namespace_type(function),
     )
     return RoutedOperator(plan, spec)
 

@@ -16,6 +16,7 @@ from pystate.spark import EpochProgress, ParquetSink
 from .conftest import Source, rows_of, state_of
 
 if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -32,7 +33,7 @@ class Times(ps.KeyedProcessFunction):
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
         self.n.update(self.n.value() + 1)
-        if row.v % 2:
+        if row.v is not None and row.v % 2:
             ctx.output("odd", (key, row.v))
         yield key, row.v, ctx.timestamp, ctx.watermark, ctx.processing_time
 
@@ -336,4 +337,134 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         run(one, {}, side_outputs={"odd": "v int, k string"})
     assert not list(tmp_path.glob("side-*/_staging/*"))
     run(one, {}, side_outputs=odd)
+    assert job.latest_epoch() == 1
+
+
+# ---- RDDs
+
+
+class Rung(Times):
+    """The same, with a timer ten milliseconds after each row."""
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+        if ctx.timestamp is not None:
+            ctx.register_event_time_timer(ctx.timestamp + 10)
+        return super().process(key, row, ctx)
+
+    def on_timer(
+        self, key: Any, timestamp: int, ctx: ps.RuntimeContext
+    ) -> Iterator[tuple[Any, ...]]:
+        ctx.output("odd", (key, timestamp))
+        yield key, -timestamp, ctx.timestamp, ctx.watermark, ctx.processing_time
+
+
+def utc(ms: int | None) -> datetime.datetime | None:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    return None if ms is None else epoch + datetime.timedelta(milliseconds=ms)
+
+
+@pytest.mark.parametrize("late_output", [None, "late"])
+@pytest.mark.parametrize("event_time", [lambda row: row.v, lambda row: utc(row.v)])
+def test_an_rdd_has_the_times_that_a_frame_has(
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    event_time: Callable[[Any], object],
+    late_output: str | None,
+) -> None:
+    odd = "k string, v long"
+    frames, rdds = (make_job(checkpoint=tmp_path / name) for name in ("frames", "rdds"))
+
+    def of_frame(df: DataFrame) -> DataFrame:
+        keyed = frames.key_by(df, "k", uid="times", event_time="v", allowed_delay=5)
+        sides = {"odd": odd}
+        return keyed.process(Rung(), SCHEMA, side_outputs=sides, late_output=late_output)
+
+    def of_rdd(rdd: RDD[Any]) -> RDD[Any]:
+        split = rdds.partition_by(
+            rdd,
+            lambda row: row.k,
+            key_type="string",
+            uid="times",
+            event_time=event_time,
+            allowed_delay=5,
+        )
+        sides = {"odd": odd, "late": odd} if late_output else {"odd": odd}
+        return split.mapPartitions(
+            rdds.partitions(Rung(), uid="times", side_outputs=sides, late_output=late_output)
+        )
+
+    batches: list[list[tuple[str, int | None]]] = [
+        [("a", 100), ("b", 90), ("c", None)],
+        [("a", 94), ("b", 95), ("a", 120)],
+        [("b", 7), ("a", 114), ("b", 200)],
+        [("b", 8)],
+    ]
+    found: list[list[Any]] = []
+    for job, pipeline in ((frames, of_frame), (rdds, of_rdd)):
+        tags = ("odd", "late") if late_output else ("odd",)
+        sides = sinks(tmp_path / job.checkpoint.rsplit("/")[-1], *tags)
+        progress: list[EpochProgress] = []
+        epochs = []
+        for batch in batches:
+            rows = spark.createDataFrame(batch, odd).coalesce(1)
+            result = job.run_epoch(
+                rows if job is frames else rows.rdd,
+                pipeline,
+                schema=None if job is frames else SCHEMA,
+                side_outputs=sides,
+                on_epoch=progress.append,
+            )
+            epochs.append([row[:4] for row in rows_of(result.dataframe)])
+        found.append(
+            [
+                epochs,
+                [(p.watermark_ms, p.late_rows, p.side_rows) for p in progress],
+                {tag: rows_of(sides[tag].read(spark)) for tag in tags},
+                state_of(job, "times"),
+            ]
+        )
+    assert found[0] == found[1]
+    assert found[1][1][-1][:2] == (195, {"times": 1})
+
+
+def test_what_is_refused_of_an_rdd(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    job, every = make_job(), sinks(tmp_path, "odd", "late")
+    rdd = spark.createDataFrame([("a", 100)], "k string, v long").rdd
+    odd = {"odd": "k string, v long"}
+
+    def run(split: dict[str, Any], sides: Any = every, **options: Any) -> None:
+        def pipeline(data: RDD[Any]) -> RDD[Any]:
+            routed = job.partition_by(
+                data, lambda row: row.k, key_type="string", uid="times", **split
+            )
+            return routed.mapPartitions(job.partitions(Times(), uid="times", **options))
+
+        job.run_epoch(rdd, pipeline, schema=SCHEMA, side_outputs=sides)
+
+    by_v = {"event_time": lambda row: row.v}
+    for split, options, kind, text in (
+        ({"allowed_delay": 5}, {}, InvalidArgumentError, "allowed_delay .*event_time=lambda"),
+        ({"event_time": "v"}, {}, InvalidArgumentError, "a function from an element .*not 'v'"),
+        ({**by_v, "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
+        (
+            {},
+            {"side_outputs": odd, "late_output": "odd"},
+            InvalidArgumentError,
+            "pass partition_by a function that says it",
+        ),
+        (by_v, {"late_output": "late"}, InvalidArgumentError, "name their columns"),
+        (by_v, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
+    ):
+        with pytest.raises(kind, match=text):
+            run(split, **options)
+    one = {"odd": every["odd"]}
+    for wrong, text in (
+        (lambda row: "noon", "'times': the event time of an element .* not 'noon'"),
+        (lambda row: 1 << 70, "the event time of an element does not fit"),
+    ):
+        with pytest.raises(WrongTypeError, match=text):
+            run({"event_time": wrong}, one, side_outputs=odd)
+    assert job.latest_epoch() is None
+    run({**by_v, "allowed_delay": "1 second"}, one, side_outputs=odd)
     assert job.latest_epoch() == 1

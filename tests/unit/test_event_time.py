@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pystate.errors import WrongTypeError
-from pystate.event_time import event_times, milliseconds
+from pystate.event_time import event_times, instants, milliseconds
 
 HOUR = 3_600_000
 
@@ -60,3 +60,20 @@ def test_single_instants() -> None:
     for wrong in (1.5, True, "now", None):
         with pytest.raises(WrongTypeError, match="the watermark is an int, in milliseconds"):
             milliseconds(wrong, "the watermark")
+
+
+def test_instants_of_python_objects() -> None:
+    tokyo = timezone(timedelta(hours=9))
+    values = [
+        None,
+        5,
+        date(1969, 12, 31),
+        datetime(1970, 1, 1, 0, 0, 1),
+        datetime(1970, 1, 1, 9, 0, 2, 999, tzinfo=tokyo),
+    ]
+    assert instants(values, "v").to_pylist() == [None, 5, -86_400_000, 1_000, 2_000]
+    for wrong in ("noon", 1.5, True, time(1)):
+        with pytest.raises(WrongTypeError, match="v is an int"):
+            instants([wrong], "v")
+    with pytest.raises(WrongTypeError, match="v does not fit 64 bits"):
+        instants([2**63], "v")
