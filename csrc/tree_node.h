@@ -167,23 +167,20 @@ static inline unsigned __int128 pst_tree_pair(uint64_t first, uint64_t second) {
     return (unsigned __int128)first << 64 | second;
 }
 
-/* One key of every line, then the line's others: loads that do not wait for one another, where each
- * step of a binary search would wait for the one before, in the second level of cache. */
 static inline uint32_t pst_tree_search_words(const uint64_t *keys, uint32_t n, uint64_t key,
                                              int inclusive) {
-    enum { STEP = 8 };
-    uint32_t from = 0, below = 0;
-    for (uint32_t i = STEP - 1; i < n; i += STEP) {
-        uint64_t k = pst_get64(keys + i);
-        from += inclusive ? k <= key : k < key;
+    const uint64_t *base = keys;
+    while (n > 1) {
+        uint32_t half = n / 2;
+        uint64_t k = pst_get64(base + half - 1);
+        base += (inclusive ? k <= key : k < key) ? half : 0;
+        n -= half;
     }
-    keys += from *= STEP;
-    n = n - from < STEP ? n - from : STEP - 1;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t k = pst_get64(keys + i);
-        below += inclusive ? k <= key : k < key;
+    if (n) {
+        uint64_t k = pst_get64(base);
+        base += inclusive ? k <= key : k < key;
     }
-    return from + below;
+    return (uint32_t)(base - keys);
 }
 
 /* The mask keeps compilers from a branch, which would be guessed wrong every other time. */
