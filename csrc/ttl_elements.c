@@ -70,7 +70,7 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
     uint64_t dropped = 0;
     pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
     uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
-    pst_sweep_look(sweep, 1 + (dropped + left) / SOME);
+    pst_sweep_look(sweep, 1 + dropped / SOME);
     if (!st && l.first) {
         /* Of few all: whole chunks are too coarse for them. */
         uint64_t most = left <= SOME ? left : 1;

@@ -404,6 +404,33 @@ static void test_sweep_keeps_pace(int rows) {
     free(m);
 }
 
+/* Of a long list only the head is looked at: it does not use up a budget. */
+static void test_sweep_passes_long_lists(void) {
+    enum { ITEMS = 10000, KEYS = 40 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 100);
+    pst_table *t = em_open(m, 0, 3);
+    pst_cell one = {{1, 0}, {NULL, 0}};
+    uint64_t removed;
+    for (int k = 0; k < KEYS; k++) {
+        em_set_key(m, t, k);
+        CHECK_EQ(k ? pst_value_put(t, m->column[EM_N], &one)
+                   : pst_list_add(t, m->column[EM_LONGS], &one),
+                 PST_OK);
+    }
+    m->now_ms += 1000;
+    em_clock(m, t);
+    em_set_key(m, t, 0);
+    for (int i = 0; i < ITEMS; i++)
+        CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &one), PST_OK);
+    em_seal(m, t, NULL);
+    CHECK_EQ(pst_table_expire(t, KEYS + 5, &removed), PST_OK);
+    CHECK_EQ(removed, KEYS - 1);
+    pst_table_close(t);
+    free(m);
+}
+
 /* A place within a map holds its key, and lets go of it. */
 static void test_sweep_place_is_reused(void) {
     elements_model *m = malloc(sizeof *m);
@@ -482,6 +509,7 @@ int main(int argc, char **argv) {
     }
     test_sweep_place_goes();
     test_sweep_place_is_reused();
+    test_sweep_passes_long_lists();
     test_sweep_is_refused();
     return check_report();
 }
