@@ -133,9 +133,13 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
         return PST_OK;
     if (need > most)
         return PST_TOO_LARGE;
+#ifdef PST_GROW_BY_PAGES /* tests, to grow often */
+    uint64_t step = 0, grain = 4096;
+#else
     uint64_t step = have / 32, grain = have >= (LARGE_STEP << 2) ? LARGE_STEP : SMALL_STEP;
     if (space >= PST_SPACE_RING)
         grain = 4096;
+#endif
     if (step > PIECE)
         step = PIECE;
     uint64_t want = round_up(need > have + step ? need : have + step, grain);

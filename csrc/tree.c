@@ -148,8 +148,11 @@ static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe
             return s;
         /* A shortened separator may lie below the new key although that comes before the cut. */
         if (here->index == cut && w->s->key_is_ref) {
-            pst_tree_probe copy = *p;
-            goes_right = pst_tree_compare_bytes(&copy, sep) <= 0;
+            pst_tree_probe grown = *p;
+            grown.heap_bytes = pst_tw_heap_bytes(w); /* the separator may lie in new memory */
+            goes_right = pst_tree_compare_bytes(&grown, sep) <= 0;
+            if (grown.corrupt)
+                return PST_CORRUPT;
         }
     }
     uint64_t *parent = pst_tw_node(w, above->node);

@@ -224,13 +224,13 @@ static void pass(pst_tree_cursor *c, uint32_t n) {
     advance(c);
 }
 
-/* Passes the children that two nodes of one level share from the positions on: one at least. */
+/* Passes the children that two nodes of one level share from the positions on, where they share one. */
 static void pass_children(pst_tree_cursor *a, pst_tree_cursor *b) {
     const pst_tree_shape *s = &a->shape;
     const pst_tree_frame *f = &a->at[a->low], *g = &b->at[b->low];
     const uint64_t *old = pst_node_value(s, pst_node_at(a->heap, f->node), f->header, f->index);
     const uint64_t *now = pst_node_value(s, pst_node_at(b->heap, g->node), g->header, g->index);
-    uint32_t n = common(old, now, both_left(f, g));
+    uint32_t n = 1 + common(old + 1, now + 1, both_left(f, g) - 1);
     pass(a, n);
     pass(b, n);
 }
@@ -342,13 +342,16 @@ static int pass_entries(pst_tree_cursor *a, pst_tree_cursor *b) {
     const pst_tree_frame *f = &a->at[0], *g = &b->at[0];
     const uint64_t *old = pst_node_at(a->heap, f->node), *now = pst_node_at(b->heap, g->node);
     uint32_t n = both_left(f, g), i = f->index, k = g->index;
-    n = common(pst_node_key(s, old, i), pst_node_key(s, now, k), n * s->key_words) / s->key_words;
-    if (s->value_words)
+    /* What changes most comes first. */
+    if (s->timed)
+        n = common(pst_node_time(s, old, f->header, i), pst_node_time(s, now, g->header, k), n);
+    if (n && s->value_words)
         n = common(pst_node_value(s, old, f->header, i), pst_node_value(s, now, g->header, k),
                    n * s->value_words) /
             s->value_words;
-    if (s->timed)
-        n = common(pst_node_time(s, old, f->header, i), pst_node_time(s, now, g->header, k), n);
+    if (n)
+        n = common(pst_node_key(s, old, i), pst_node_key(s, now, k), n * s->key_words) /
+            s->key_words;
     if (!n || a->left < n || b->left < n)
         return 0;
     a->left -= n;
