@@ -30,6 +30,7 @@ def sanitize_flags() -> list[str]:
     return [
         f"-fsanitize={','.join(names)}",
         "-fno-sanitize-recover=all",
+        "-DPST_GROW_BY_PAGES",
         "-g",
         "-O1",
         "-fno-omit-frame-pointer",

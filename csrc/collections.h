@@ -90,9 +90,8 @@ pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Notes that all elements were read, where that counts as use. Reserves room by itself. */
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
-/* Takes expired elements away. Where the sweep must end within a map, its place says where. */
+/* Takes expired elements away. Begins at the place's key where it is in this map; where the sweep must
+ * end in the middle of a map, the place says so. */
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s);
-/* The place is in no map any more. */
-pst_status pst_sweep_leave_map(pst_table *t, pst_sweep *s);
 
 #endif

@@ -66,22 +66,13 @@ typedef struct pst_shard {
     uint32_t table; /* granule of the page table */
 } pst_shard;
 
-/* Where the sweep for what has expired goes on: a row, and where it was left in the middle of a map
- * the entry that comes next. */
-typedef struct pst_sweep_place {
-    uint64_t slot;
-    uint64_t column; /* of that map, from 1; else 0 */
-    uint64_t key[2]; /* pst_tree_keep_key */
-} pst_sweep_place;
-
 /* Everything that is not a row, as of one epoch. */
 typedef struct pst_meta {
     uint64_t epoch;
     pst_lineage lineage; /* of this epoch, once sealed */
     uint64_t live;       /* keys */
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
-    pst_sweep_place ttl_sweep;
-    uint64_t heap_top; /* granules ever taken */
+    uint64_t heap_top;   /* granules ever taken */
     uint64_t index_granules;
     uint32_t slots;            /* slots ever taken */
     uint32_t opened;           /* 1 once this epoch has been begun; keeps the struct word-sized */
@@ -90,6 +81,16 @@ typedef struct pst_meta {
     uint32_t pad;
     pst_shard shards[]; /* header.shards of them; then, with timers, two roots per key group */
 } pst_meta;
+
+/* Where the sweep for what has expired goes on: a row, and within a map of it the entry. A hint, not
+ * under undo: whatever a kill leaves of it is some place to go on from. */
+enum { PST_SWEEP_KEY = 240 };
+typedef struct pst_sweep_place {
+    uint64_t slot;   /* PST_NONE: nowhere yet */
+    uint32_t column; /* of that map, from 1; else 0 */
+    uint32_t size;   /* of what is known of its next key */
+    uint64_t key[PST_SWEEP_KEY / 8];
+} pst_sweep_place;
 
 typedef struct pst_pin {
     uint64_t owner; /* pid << 32 | low bits of its start time; 0: free */
@@ -117,6 +118,7 @@ typedef struct pst_header {
     uint64_t undo_count[PST_UNDO_LOGS]; /* records of epoch e: at e % 3 */
     uint64_t committed[PST_SPACES];
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
+    pst_sweep_place sweep;
     pst_pin pins[PST_PINS];
 } pst_header;
 

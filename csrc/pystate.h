@@ -276,8 +276,9 @@ pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
 /* What TTL takes for now. A fresh handle knows no time: nothing expires. */
 void pst_table_set_clock(pst_table *t, const pst_clock *clock);
 /* Removes what has expired without being touched, in the open epoch: looks at `budget` rows and
- * elements, and four for each row that the epoch made and each entry made since the last call, in turn
- * with later calls. `removed` (may be NULL) counts values and elements. */
+ * map entries, and four for each row that the epoch made and each entry made since the last call, in
+ * turn with later calls. `removed` (may be NULL) counts values and elements. PST_LIMIT or PST_NO_SPACE:
+ * the rest waits; the epoch goes on, unless the table says that it is poisoned. */
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
 
 /* ---- epochs -------------------------------------------------------------------------------- */

@@ -154,6 +154,7 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     h->shards = shards;
     h->reserve = reserve;
     h->meta_size = meta_size(t, shards);
+    h->sweep.slot = PST_NONE;
     pst_meta_of(t, 0)->heap_top = 4; /* granule 0 means none */
     pst_release64(&h->magic, PST_TABLE_MAGIC);
     return PST_OK;

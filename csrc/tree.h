@@ -69,14 +69,6 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
 pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                            const pst_tree_entry *e);
 
-/* An entry's key kept outside of any tree, in two words of table memory; and taken from there again,
- * valid as long as they are. Bytes as the entries' own: under undo, freed when dropped. */
-pst_status pst_tree_keep_key(pst_table *t, const pst_tree_shape *s, const pst_tree_entry *e,
-                             uint64_t key[2]);
-void pst_tree_kept_key(const pst_table *t, const pst_tree_shape *s, const uint64_t key[2],
-                       pst_tree_entry *e);
-pst_status pst_tree_drop_key(pst_table *t, const pst_tree_shape *s, const uint64_t key[2]);
-
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 

@@ -29,31 +29,6 @@ pst_status pst_tw_free_bytes(const pst_tree_writer *w, const uint64_t ref[2]) {
     return pst_block_free(w->t, pst_class_of(bytes), granule, birth == w->now);
 }
 
-/* ---- keys outside of trees --------------------------------------------------------------------- */
-
-pst_status pst_tree_keep_key(pst_table *t, const pst_tree_shape *s, const pst_tree_entry *e,
-                             uint64_t key[2]) {
-    pst_tree_writer w = pst_tw_begin(t, s, NULL);
-    if (s->key_is_ref)
-        return pst_tw_store_bytes(&w, e->key_bytes, key);
-    key[0] = e->key[0];
-    key[1] = s->key_words == 2 ? e->key[1] : 0;
-    return PST_OK;
-}
-
-void pst_tree_kept_key(const pst_table *t, const pst_tree_shape *s, const uint64_t key[2],
-                       pst_tree_entry *e) {
-    e->key[0] = key[0];
-    e->key[1] = key[1];
-    if (s->key_is_ref)
-        e->key_bytes = (pst_bytes){pst_ref_data(t->heap, key), pst_ref_size(key)};
-}
-
-pst_status pst_tree_drop_key(pst_table *t, const pst_tree_shape *s, const uint64_t key[2]) {
-    pst_tree_writer w = pst_tw_begin(t, s, NULL);
-    return s->key_is_ref ? pst_tw_free_bytes(&w, key) : PST_OK;
-}
-
 /* ---- blocks of nodes --------------------------------------------------------------------------- */
 
 static uint32_t capacity_of(uint64_t bytes, uint32_t entry_bytes) {

@@ -13,9 +13,9 @@
  *  X2. The time written is the epoch's processing time, or the row's event time and at least the
  *      watermark. It moves only by `granularity` at least while the value stays the same, so that
  *      neither reads nor equal writes fill the deltas; the items of a list move together.
- *  X3. A sweep looks at a given number of rows and elements, and at four for each row or entry made
- *      since the one before. So it keeps pace: where as much expires as is made, it has been everywhere
- *      before a quarter of what there is was replaced.
+ *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at four
+ *      for each row that its epoch made and each entry made since the sweep before. So it keeps pace:
+ *      where as much expires as is made, what waits to go is at most a quarter of all that is there.
  *  X4. Times lie under undo and in files like any value; the settings are the process's own and may
  *      differ from run to run.
  */

@@ -70,7 +70,7 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
     uint64_t dropped = 0;
     pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
     uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
-    pst_sweep_look(sweep, 1 + dropped / SOME);
+    pst_sweep_look(sweep, dropped / SOME);
     if (!st && l.first) {
         /* Of few all: whole chunks are too coarse for them. */
         uint64_t most = left <= SOME ? left : 1;
@@ -97,7 +97,8 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
 
 /* ---- maps ----------------------------------------------------------------------------------- */
 
-/* Short keys lie in the node, which a write may change; the blocks of long ones stay (B1). */
+/* Short keys lie in the node, which a write may change. The block of a long one is its entry's own and
+ * goes with it alone. */
 static void keep_key_bytes(const pst_tree_shape *s, pst_tree_entry *e,
                            uint8_t room[PST_INLINE_BYTES]) {
     pst_bytes *key = &e->key_bytes;
@@ -138,6 +139,30 @@ pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
     return pst_poison(t, st);
 }
 
+/* The place as an entry to seek. */
+static void place_entry(const pst_tree_shape *s, const pst_sweep_place *at, pst_tree_entry *e) {
+    e->key[0] = at->key[0];
+    e->key[1] = at->key[1];
+    if (s->key_is_ref)
+        e->key_bytes = (pst_bytes){(const uint8_t *)at->key, at->size};
+}
+
+/* Puts the place at an entry of map i, or what it can hold of its key. Whether that is another. */
+static int move_place(const pst_tree_shape *s, int32_t i, const pst_tree_entry *e,
+                      pst_sweep_place *at) {
+    pst_bytes key =
+        s->key_is_ref ? e->key_bytes : (pst_bytes){(const uint8_t *)e->key, s->key_words * 8u};
+    uint32_t size = key.size < PST_SWEEP_KEY ? key.size : PST_SWEEP_KEY, column = (uint32_t)i + 1;
+    if (at->column == column && at->size == size && !memcmp(at->key, key.data, size))
+        return 0;
+    at->column = column;
+    at->size = size;
+    memset(at->key, 0, sizeof at->key);
+    if (size)
+        memcpy(at->key, key.data, size);
+    return 1;
+}
+
 /* Entries that have expired are removed, if `remove`; of the others those stamped whose time moves.
  * They are found first and written to then, some at a time: a cursor does not outlive a write. */
 static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved, int remove,
@@ -149,7 +174,7 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
     int n, ended;
     pst_status st;
     if (sweep->at.column) {
-        pst_tree_kept_key(t, s, sweep->at.key, &next);
+        place_entry(s, &sweep->at, &next);
         from = &next;
     }
     do {
@@ -174,13 +199,12 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
             sweep->removed += dead[k];
         }
         from = &next;
+        /* Keys that begin alike for longer than a place knows of are passed together. */
+        if (!st && !ended && !sweep->left && !move_place(s, i, &next, &sweep->at))
+            sweep->left = SOME;
     } while (!st && !ended && sweep->left);
-    if (!st)
-        st = pst_sweep_leave_map(t, sweep);
-    if (!st && !ended) {
-        st = pst_tree_keep_key(t, s, &next, sweep->at.key);
-        sweep->at.column = (uint64_t)i + 1;
-    }
+    if (ended)
+        sweep->at.column = 0;
     if (!st)
         pst_row_map_replace(t, slot, i, before, root);
     return st;
@@ -199,16 +223,11 @@ pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
     return pst_poison(t, st);
 }
 
-pst_status pst_sweep_leave_map(pst_table *t, pst_sweep *s) {
-    pst_sweep_place *at = &s->at;
-    uint64_t column = at->column, key[2] = {at->key[0], at->key[1]};
-    *at = (pst_sweep_place){at->slot, 0, {0, 0}};
-    return column ? pst_tree_drop_key(t, &t->collections[column - 1].map, key) : PST_OK;
-}
-
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s) {
-    if (!pst_row_has(&t->lay, pst_row(t, slot), i))
-        return pst_sweep_leave_map(t, s);
+    if (!pst_row_has(&t->lay, pst_row(t, slot), i)) {
+        s->at.column = 0;
+        return PST_OK;
+    }
     return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, s)
                                              : walk_map(t, slot, i, swept, 1, s);
 }

@@ -67,10 +67,12 @@ class BackendTime(BackendTable):
             return 0
         self.open()
         self._flush()
-        self._swept = True
         for handle in self._states.timed_objects:
             handle.discard()
-        return self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
+        gone = self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
+        # What is not dirty is not sealed: the next epoch of an idle table looks further.
+        self._swept = self.dirty
+        return gone
 
     def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
         """Register a timer of the current key and namespace, in milliseconds since 1970."""

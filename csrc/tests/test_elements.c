@@ -240,12 +240,12 @@ static void test_cost(void) {
     free(m);
 }
 
-/* Longer than a reference and alike at the start, or short. */
-static const char *const NAMES[] = {"https://example.org/%d", "%d"};
+/* Longer than a reference and alike at the start; short; alike for longer than a place knows of. */
+static const char *const NAMES[] = {"https://example.org/%d", "%d", "%0300d"};
 
 /* Two maps of a key, with so many entries each. */
 static void put_maps(elements_model *m, pst_table *t, int entries, const char *names) {
-    char name[40];
+    char name[400];
     em_set_key(m, t, 1);
     for (int i = 0; i < entries; i++) {
         pst_cell key = {{(uint64_t)i * 7, 0}, {NULL, 0}}, text = {{0}};
@@ -283,7 +283,7 @@ static void test_sweep_in_parts(const char *names) {
     while (gone < 2 * ENTRIES && calls < 4 * 2 * ENTRIES / BUDGET) {
         CHECK_EQ(pst_table_expire(t, BUDGET, &removed), PST_OK);
         CHECK(removed <= BUDGET);
-        CHECK(t->m->ttl_sweep.column == 0 || t->m->ttl_sweep.slot == 0);
+        CHECK(t->h->sweep.column == 0 || t->h->sweep.slot == 0);
         if (++calls % 7 == 0) {
             CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
             em_clock(m, t);
@@ -293,7 +293,8 @@ static void test_sweep_in_parts(const char *names) {
         em_seal(m, t, NULL);
     }
     CHECK_EQ(gone, 2 * ENTRIES);
-    CHECK(calls <= (2 * ENTRIES / BUDGET + 3) * 7 / 6);
+    /* What was rolled back waits for the next round. */
+    CHECK(calls <= (2 * ENTRIES / BUDGET + 12) * 7 / 6);
     CHECK_EQ(pst_table_expire(t, BUDGET, NULL), PST_OK);
     pst_table_get_stats(t, &stats);
     CHECK_EQ(stats.keys, 0);
@@ -319,19 +320,37 @@ static void test_sweep_of_everything(const char *names) {
 }
 
 /* A sweep comes to the one entry that has expired, past all that have not. */
-static void test_sweep_goes_on(const char *names) {
-    enum { ENTRIES = 300, BUDGET = 20 };
+static void test_sweep_goes_on(const char *names, int budget) {
+    enum { ENTRIES = 300 };
     elements_model *m = malloc(sizeof *m);
     REQUIRE(m);
     pst_table *t = open_expired(m, ENTRIES, names);
     uint64_t gone = 0, removed;
     fill_maps(m, t, ENTRIES - 1, names);
-    for (int i = 0; i < 2 * ENTRIES / BUDGET + 2; i++) {
-        CHECK_EQ(pst_table_expire(t, BUDGET, &removed), PST_OK);
+    for (int i = 0; i < 2 * ENTRIES / budget + 2; i++) {
+        CHECK_EQ(pst_table_expire(t, (uint64_t)budget, &removed), PST_OK);
         em_seal(m, t, NULL);
         gone += removed;
     }
     CHECK_EQ(gone, 2);
+    pst_table_close(t);
+    free(m);
+}
+
+/* Each entry is looked at once, also where every other one goes. */
+static void test_sweep_looks_once(void) {
+    enum { ENTRIES = 300 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    pst_table *t = open_expired(m, ENTRIES, NAMES[1]);
+    uint64_t removed;
+    em_set_key(m, t, 1);
+    for (uint64_t i = 0; i < ENTRIES; i += 2) {
+        pst_cell key = {{i * 7, 0}, {NULL, 0}};
+        CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &key), PST_OK);
+    }
+    CHECK_EQ(pst_table_expire(t, 1 + ENTRIES, &removed), PST_OK);
+    CHECK_EQ(removed, ENTRIES / 2);
     pst_table_close(t);
     free(m);
 }
@@ -367,7 +386,7 @@ static void test_sweep_place_goes(void) {
         em_clock(m, t);
         CHECK_EQ(pst_table_expire(t, 700, &removed), PST_OK);
         CHECK_EQ(removed, how == 0 ? 2 : 1);
-        CHECK_EQ(t->m->ttl_sweep.column, 0);
+        CHECK_EQ(t->h->sweep.column, 0);
         pst_table_close(t);
     }
     free(m);
@@ -425,29 +444,94 @@ static void test_sweep_passes_long_lists(void) {
     for (int i = 0; i < ITEMS; i++)
         CHECK_EQ(pst_list_add(t, m->column[EM_LONGS], &one), PST_OK);
     em_seal(m, t, NULL);
-    CHECK_EQ(pst_table_expire(t, KEYS + 5, &removed), PST_OK);
+    CHECK_EQ(pst_table_expire(t, KEYS, &removed), PST_OK);
     CHECK_EQ(removed, KEYS - 1);
     pst_table_close(t);
     free(m);
 }
 
-/* A place within a map holds its key, and lets go of it. */
-static void test_sweep_place_is_reused(void) {
+/* Epochs without a change are not sealed, and a roll back takes none of the way back that a sweep has
+ * come. */
+static void test_sweep_of_idle_table(void) {
+    enum { KEYS = 1000, BUDGET = 30 };
     elements_model *m = malloc(sizeof *m);
     REQUIRE(m);
-    em_init(m, 0, 100000);
+    em_init(m, 0, 100);
     pst_table *t = em_open(m, 0, 3);
-    pst_table_stats early, late;
-    fill_maps(m, t, 100, NAMES[0]);
-    for (int epoch = 0; epoch < 400; epoch++) {
-        CHECK_EQ(pst_table_expire(t, 3, NULL), PST_OK);
-        em_seal(m, t, NULL);
-        if (epoch == 100)
-            pst_table_get_stats(t, &early);
+    pst_cell one = {{1, 0}, {NULL, 0}};
+    uint64_t removed = 0;
+    int epochs = 0;
+    em_set_key(m, t, KEYS);
+    CHECK_EQ(pst_value_put(t, m->column[EM_N], &one), PST_OK);
+    m->now_ms += 1000;
+    em_clock(m, t);
+    for (int k = 0; k < KEYS; k++) {
+        em_set_key(m, t, k);
+        CHECK_EQ(pst_value_put(t, m->column[EM_N], &one), PST_OK);
     }
-    pst_table_get_stats(t, &late);
-    CHECK_EQ(late.block_bytes, early.block_bytes);
+    em_seal(m, t, NULL);
+    t->h->sweep.slot = 1; /* past the one */
+    for (; !removed && epochs < 2 * KEYS / BUDGET; epochs++) {
+        CHECK_EQ(pst_table_expire(t, BUDGET, &removed), PST_OK);
+        CHECK(removed || !pst_table_dirty(t));
+        if (!removed)
+            CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+        em_clock(m, t);
+    }
+    CHECK_EQ(removed, 1);
+    CHECK_EQ(epochs, KEYS / BUDGET + 1);
     pst_table_close(t);
+    free(m);
+}
+
+/* Whatever lies where the place is, a sweep goes on from somewhere. */
+static void test_sweep_place_is_nonsense(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    uint64_t random = 5;
+    for (int i = 0; i < 200; i++) {
+        pst_table *t = open_expired(m, 20, NAMES[i % 2]);
+        pst_sweep_place *at = &t->h->sweep;
+        uint64_t removed, gone = 0;
+        at->slot = i % 3 ? 0 : check_random(&random);
+        at->column = (uint32_t)(i % 7 ? check_random(&random) % 16 : check_random(&random));
+        at->size = (uint32_t)(i % 5 ? check_random(&random) % 16 : check_random(&random));
+        for (size_t k = 0; k < sizeof at->key / sizeof *at->key; k++)
+            at->key[k] = check_random(&random);
+        for (int call = 0; call < 2; call++) {
+            CHECK_EQ(pst_table_expire(t, UINT64_MAX, &removed), PST_OK);
+            gone += removed;
+        }
+        CHECK_EQ(gone, 40);
+        pst_table_close(t);
+    }
+    free(m);
+}
+
+/* Tables that are made anew for every epoch look at other rows in each. */
+static void test_sweep_begins_elsewhere(void) {
+    enum { KEYS = 1000, EPOCHS = 8 };
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    pst_cell one = {{1, 0}, {NULL, 0}};
+    uint64_t slots[EPOCHS];
+    for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
+        em_init(m, 0, 100);
+        pst_table *t = em_open(m, 0, 3);
+        pst_lineage l = {.epoch = epoch + 1};
+        for (int k = 0; k < KEYS; k++) {
+            em_set_key(m, t, k);
+            CHECK_EQ(pst_value_put(t, m->column[EM_N], &one), PST_OK);
+        }
+        REQUIRE(pst_table_seal(t, &l, NULL) == PST_OK);
+        CHECK_EQ(pst_table_expire(t, 1, NULL), PST_OK);
+        slots[epoch] = t->h->sweep.slot;
+        for (uint64_t before = 0; before < epoch; before++) {
+            uint64_t a = slots[before], b = slots[epoch];
+            CHECK((a > b ? a - b : b - a) > KEYS / EPOCHS / 4);
+        }
+        pst_table_close(t);
+    }
     free(m);
 }
 
@@ -504,11 +588,17 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) {
         test_sweep_in_parts(NAMES[i]);
         test_sweep_of_everything(NAMES[i]);
-        test_sweep_goes_on(NAMES[i]);
         test_sweep_keeps_pace(i);
     }
+    for (int i = 0; i < 3; i++) {
+        test_sweep_goes_on(NAMES[i], 20);
+        test_sweep_goes_on(NAMES[i], 1);
+    }
+    test_sweep_looks_once();
     test_sweep_place_goes();
-    test_sweep_place_is_reused();
+    test_sweep_of_idle_table();
+    test_sweep_place_is_nonsense();
+    test_sweep_begins_elsewhere();
     test_sweep_passes_long_lists();
     test_sweep_is_refused();
     return check_report();

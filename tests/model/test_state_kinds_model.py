@@ -155,6 +155,8 @@ class KindsMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         self.backend.expire()
         self.sweep()
+        # Once for each epoch that has something to seal.
+        self.swept = self.backend.dirty
 
     def sweep(self) -> None:
         if any(kind.ttl for kind in self.kinds) and not self.swept:

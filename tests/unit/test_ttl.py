@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -387,3 +388,19 @@ def test_a_value_updated_within_the_same_instant_keeps_its_time_in_files(merged:
         for now, found in ((NOW + 39, "b"), (NOW + 40, None)):
             other.set_clock(processing_time=now)
             assert other["v"].values(other.keys([1])).to_pylist() == [found]
+
+
+def test_an_idle_table_is_swept_further_in_every_epoch(tmp_path: Path) -> None:
+    ttl, idle, looked_at = ps.StateTtl(100), 6_000, 4096
+    states: dict[str, ps.State] = {"v": ps.ValueState("long"), "t": ps.ValueState("long", ttl=ttl)}
+    clock = iter(range(NOW, NOW + 100_000, 1_000))
+    with ps.open(tmp_path / "store", key="long", states=states, clock=lambda: next(clock)) as store:
+        store["v"].update_all(store.keys(range(idle)), 1)
+        store["t"].update_all(store.keys(range(idle, 2 * idle)), 1)
+        store.checkpoint()
+        kept = [len(store)]
+        while kept[-1] > idle and len(kept) < 20:
+            store.checkpoint()
+            kept.append(len(store))
+    assert kept[-1] == idle
+    assert len(kept) <= 2 * 2 * idle // looked_at + 2
