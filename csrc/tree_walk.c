@@ -282,7 +282,7 @@ static void bring_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t aft
 /* The sibling so far behind the cursor's node above leaves, 0 where their parent has none. */
 static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
     const pst_tree_frame *f = &c->at[2];
-    if (c->top < 2 || f->index + by >= pst_node_count(f->header))
+    if (f->index + by >= pst_node_count(f->header))
         return 0;
     return pst_node_child(&c->shape, pst_node_at(c->heap, f->node), f->header, f->index + by);
 }
@@ -291,7 +291,7 @@ static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
 static void bring_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
     pst_node_prefetch(a->heap, sibling(a, 2), 1);
     pst_node_prefetch(b->heap, sibling(b, 2), 1);
-    if (b->top < 2 || b->at[2].index == 0)
+    if (b->at[2].index == 0)
         bring_leaves(a, a->at[1].node, b->at[1].node);
     bring_leaves(a, sibling(a, 1), sibling(b, 1));
 }

@@ -69,10 +69,10 @@ void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, ui
                          uint32_t first, uint32_t n) {
     uint32_t level = pst_node_level(*to);
     size_t keys = w->s->key_words, values = pst_node_value_words(w->s, level);
-    pst_put_words(pst_tw_key(w, to, at), pst_tw_key(w, from, first), n * keys);
-    pst_put_words(pst_tw_value(w, to, at), pst_tw_value(w, from, first), n * values);
+    pst_fill_words(pst_tw_key(w, to, at), pst_tw_key(w, from, first), n * keys);
+    pst_fill_words(pst_tw_value(w, to, at), pst_tw_value(w, from, first), n * values);
     if (w->s->timed && !level)
-        pst_put_words(pst_tw_time(w, to, at), pst_tw_time(w, from, first), n);
+        pst_fill_words(pst_tw_time(w, to, at), pst_tw_time(w, from, first), n);
 }
 
 static void link_node(pst_tree_writer *w, uint32_t level, uint32_t granule) {
