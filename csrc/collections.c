@@ -49,6 +49,23 @@ pst_status pst_collections_create(const pst_schema *schema, pst_collection **col
     return PST_OK;
 }
 
+int pst_collections_clash(const pst_schema *schema) {
+    uint32_t ids[PST_MAX_STATES];
+    int n = 0;
+    for (int32_t i = 0; i < schema->n_states; i++) {
+        const pst_column *c = &schema->states[i];
+        if (c->kind != PST_LIST && c->kind != PST_MAP)
+            continue;
+        ids[n] = pst_collection_id(c->name);
+        for (int k = 0; k < n; k++)
+            if (ids[k] == ids[n])
+                return 1;
+        if (ids[n++] == PST_TIMERS_ID)
+            return 1;
+    }
+    return 0;
+}
+
 pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind) {
     return i >= 0 && i < t->lay.n_states && t->lay.fields[i].kind == kind ? PST_OK : PST_INVALID;
 }

@@ -19,9 +19,6 @@
 
 enum { PST_ELEMENT_HEAD = 13, PST_RUN_BYTES = 32 * 1024 };
 
-/* The id of timers; no name hashes to it by accident more often than to any other. */
-#define PST_TIMERS_ID 0u
-
 static inline void pst_put_big(uint8_t *p, uint64_t v, int bytes) {
     for (int i = bytes; i-- > 0; v >>= 8)
         p[i] = (uint8_t)v;

@@ -162,7 +162,12 @@ void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot) {
         pst_put64(cell, 0);
 }
 
+/* Of an insert that was undone, or killed half way, the row does not say whose it was: its hash may be
+ * anything, and it has no entry left. */
 void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot) {
+    int32_t group = pst_group_of(t, hash);
+    if (group < t->first_key_group || group > t->last_key_group)
+        return;
     uint32_t shard = pst_shard_of(t, hash), seen = 0;
     for (uint64_t e = t->h->active;; e--) {
         pst_shard *s = &pst_meta_of(t, e)->shards[shard];

@@ -266,7 +266,8 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
         return s;
     lay_out(schema, &t->lay);
     set_key_groups(t, o->max_parallelism, o->first_key_group, o->last_key_group);
-    s = pst_collections_create(&t->schema, &t->collections);
+    s = pst_collections_clash(&t->schema) ? PST_INVALID
+                                          : pst_collections_create(&t->schema, &t->collections);
     if (s)
         return s;
     t->ttl = pst_calloc((size_t)schema->n_states + 1, sizeof *t->ttl);

@@ -254,7 +254,7 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
                         const pst_tree_entry *e) {
     pst_tree_writer w = pst_tw_begin(t, s, root);
     pst_tree_probe p;
-    if ((s->key_is_ref && e->key_bytes.size > PST_MAX_BYTES) ||
+    if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
         (s->value_is_ref && e->value_bytes.size > PST_MAX_BYTES))
         return PST_TOO_LARGE;
     pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);

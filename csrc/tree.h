@@ -29,6 +29,8 @@
 #include "pystate.h"
 #include "store.h"
 
+/* Files put four bytes before a key of bytes. */
+enum { PST_TREE_MAX_KEY = PST_MAX_BYTES - 4 };
 enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
 
 typedef struct pst_tree_shape {
@@ -60,7 +62,8 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tre
                          pst_tree_root root, pst_tree_entry *e);
 
 /* Inserts or replaces. *root is the caller's private copy, which he stores. An entry that is there
- * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES or 2^32
+ * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES, a key
+ * above PST_TREE_MAX_KEY, or 2^32
  * entries, and what pst_block_alloc says; after any of these the epoch can only be rolled back. */
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                         const pst_tree_entry *e);

@@ -277,6 +277,55 @@ static void test_seal_again(const pst_schema *s) {
     }
 }
 
+/* A slot that an undone insert of the null key took: its row says nothing of whose it was. */
+static void test_undone_null_key(void) {
+    pst_column k = {.name = "k", .type = PST_INT64}, v = {.name = "v", .type = PST_INT64};
+    pst_schema schema = {.n_keys = 1, .n_states = 1, .keys = &k, .states = &v};
+    pst_cell zero = {{0, 0}, {NULL, 0}}, one = {{1, 0}, {NULL, 0}};
+    int32_t group = pst_key_group(42, 128); /* of the null key alone */
+    pst_table_options o = {.max_parallelism = 128,
+                           .first_key_group = group,
+                           .last_key_group = group,
+                           .limit_bytes = (uint64_t)1 << 26};
+    pst_table *t = NULL;
+    pst_table_stats stats;
+    REQUIRE(pst_table_open(&schema, &o, &t, NULL, NULL) == PST_OK);
+    REQUIRE(pst_key_set(t, &zero, 1) == PST_OK);
+    CHECK_EQ(pst_value_put(t, 0, &one), PST_OK);
+    for (uint64_t e = 1; e < 6; e++) {
+        pst_lineage l = {.epoch = e};
+        if (e == 2) { /* it dies, and its slot may be taken again from 5 on */
+            REQUIRE(pst_key_set(t, &zero, 1) == PST_OK);
+            CHECK_EQ(pst_value_clear(t, -1), PST_OK);
+        }
+        CHECK_EQ(pst_table_seal(t, &l, NULL), PST_OK);
+    }
+    for (int again = 0; again < 3; again++) {
+        REQUIRE(pst_key_set(t, &zero, 1) == PST_OK);
+        CHECK_EQ(pst_value_put(t, 0, &one), PST_OK);
+        pst_table_get_stats(t, &stats);
+        CHECK_EQ(stats.keys, 1);
+        CHECK_EQ(stats.slots, 1);
+        CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+    }
+    pst_table_close(t);
+}
+
+/* Names that files could not tell apart, found by trying. */
+static void test_names_that_clash(void) {
+    pst_column k = {.name = "k", .type = PST_INT64};
+    pst_column maps[] = {
+        {.name = "state_39487", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_INT64},
+        {.name = "state_210240", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_INT64}};
+    pst_schema schema = {.n_keys = 1, .n_states = 2, .keys = &k, .states = maps};
+    pst_table_options o = {.max_parallelism = 4, .last_key_group = 3};
+    pst_table *t = NULL;
+    CHECK_EQ(pst_table_open(&schema, &o, &t, NULL, NULL), PST_INVALID);
+    maps[1].name = "state_210241";
+    CHECK_EQ(pst_table_open(&schema, &o, &t, NULL, NULL), PST_OK);
+    pst_table_close(t);
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 1500;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -299,5 +348,7 @@ int main(int argc, char **argv) {
     test_collisions();
     test_overflow();
     test_touched_is_not_changed();
+    test_undone_null_key();
+    test_names_that_clash();
     return check_report();
 }

@@ -322,9 +322,9 @@ static void test_limit(const pst_tree_shape *shape) {
 static void test_too_large(void) {
     tree_model *m = tree_model_open(SHAPES[5], 16, 0);
     static const uint8_t byte;
-    pst_tree_entry e = {.key_bytes = {&byte, PST_MAX_BYTES + 1}};
+    pst_tree_entry e = {.key_bytes = {&byte, PST_TREE_MAX_KEY + 1}};
     CHECK_EQ(pst_tree_put(m->t, &m->shape, &m->now.root, &e), PST_TOO_LARGE);
-    e.value_bytes = e.key_bytes;
+    e.value_bytes = (pst_bytes){&byte, PST_MAX_BYTES + 1};
     e.key_bytes.size = 1;
     CHECK_EQ(pst_tree_put(m->t, &m->shape, &m->now.root, &e), PST_TOO_LARGE);
     CHECK_EQ(m->now.root.node, 0);
