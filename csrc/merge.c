@@ -23,6 +23,7 @@ typedef struct source {
     pst_sst_reader *reader;
     int rows_only;          /* without the element column that the others have */
     const int32_t *columns; /* NULL: the identity */
+    uint64_t taken;         /* a bit per state column of the writer's that it has */
     pst_record *record;
 } source;
 
@@ -84,6 +85,7 @@ static pst_status check_source(const merge *m, source *s) {
         if (!s->columns && strcmp(from->states[i].name, m->schema->states[i].name) != 0)
             return PST_SCHEMA;
     }
+    s->taken = taken;
     return PST_OK;
 }
 
@@ -138,6 +140,16 @@ static int is_element(const merge *m, const pst_record *r) {
     return m->has_element && !(r->key_nulls >> (m->schema->n_keys - 1) & 1);
 }
 
+/* The bit of the time of what a source puts into a column, where it has none: from when the state had
+ * no time to live. The time of an older value is not that of this one. */
+static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
+    const pst_column *c = &m->schema->states[column];
+    if (column + 1 == m->schema->n_states || c[1].kind != PST_TIME ||
+        (c->kind != PST_VALUE && !is_element(m, s->record)))
+        return 0;
+    return ~s->taken & UINT64_C(1) << (column + 1);
+}
+
 /* Lays one put over what the key is so far. */
 static void fold_put(merge *m, const source *s, pst_record *to) {
     const pst_record *from = s->record;
@@ -156,7 +168,9 @@ static void fold_put(merge *m, const source *s, pst_record *to) {
             continue; /* a list that is void and then begins later is void all the same */
         to->changed |= bit;
         if ((from->present >> i) & 1) {
-            to->present |= bit;
+            uint64_t unknown = unknown_time(m, s, column);
+            to->present = (to->present | bit) & ~unknown;
+            to->changed |= unknown;
             to->cells[column] = from->cells[i];
         } else {
             to->present &= ~bit;
@@ -391,7 +405,7 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
         m.visible = m.group + count;
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
-            m.sources[i] = (source){readers[i], 0, columns ? columns[i] : NULL, &records[i]};
+            m.sources[i] = (source){readers[i], 0, columns ? columns[i] : NULL, 0, &records[i]};
             s = check_source(&m, &m.sources[i]);
         }
     }

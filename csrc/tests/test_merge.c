@@ -467,6 +467,94 @@ static void test_failures(void) {
     set_free(x);
 }
 
+/* ---- times that a file does not have ----------------------------------------------------------- */
+
+static pst_column value_key = {.name = "k", .type = PST_INT64};
+static pst_column value_states[] = {{.name = "v", .type = PST_INT64},
+                                    {.name = "v#time", .type = PST_INT64, .kind = PST_TIME}};
+static pst_schema with_time = {
+    .n_keys = 1, .n_states = 2, .keys = &value_key, .states = value_states};
+static pst_schema without_time = {
+    .n_keys = 1, .n_states = 1, .keys = &value_key, .states = value_states};
+
+static pst_table *value_table(const pst_schema *schema, int64_t now_ms) {
+    pst_table_options o = {
+        .max_parallelism = 4, .last_key_group = 3, .limit_bytes = (uint64_t)1 << 26};
+    pst_ttl ttl = {.duration_ms = 100};
+    pst_clock clock = {now_ms, PST_NO_TIME, PST_NO_TIME};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(schema, &o, &t, NULL, NULL) == PST_OK);
+    if (schema->n_states == 2)
+        REQUIRE(pst_table_set_ttl(t, 0, &ttl) == PST_OK);
+    pst_table_set_clock(t, &clock);
+    return t;
+}
+
+static memory_file value_file(const pst_schema *schema, int64_t now_ms, uint64_t key) {
+    pst_table *t = value_table(schema, now_ms);
+    pst_cell k = {{key, 0}, {NULL, 0}}, v = {{(uint64_t)now_ms, 0}, {NULL, 0}};
+    pst_lineage l = {.epoch = 1};
+    pst_sealed *sealed = NULL;
+    memory_file f = {.calls_left = -1};
+    pst_io io = file_io(&f, 1);
+    pst_file_info info;
+    REQUIRE(pst_key_set(t, &k, 0) == PST_OK && pst_value_put(t, 0, &v) == PST_OK);
+    REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
+    pst_sealed_destroy(sealed);
+    pst_table_close(t);
+    return f;
+}
+
+static pst_sst_reader *value_reader(memory_file *f, pst_io *io) {
+    pst_sst_reader *r = NULL;
+    *io = file_io(f, 1);
+    REQUIRE(pst_sst_reader_open(io, f->size, &r, NULL) == PST_OK);
+    return r;
+}
+
+/* With a time to live, without, with: the value of the second is not as old as that of the first. */
+static void test_time_to_live_off_and_on(void) {
+    static const int32_t both[] = {0, 1}, alone[] = {0};
+    const int32_t *maps[] = {both, alone, both};
+    memory_file files[] = {value_file(&with_time, 1000, 7), value_file(&without_time, 9990, 7),
+                           value_file(&with_time, 9995, 8)};
+    for (int first = 0; first < 3; first++) {
+        /* A base comes first. */
+        for (pst_file_kind kind = PST_DELTA; kind <= (first ? PST_DELTA : PST_BASE); kind++) {
+            pst_table *t = value_table(&with_time, 10000);
+            pst_sst_reader *readers[3];
+            pst_io io[4];
+            memory_file out = {.calls_left = -1};
+            pst_io to = file_io(&out, 1);
+            pst_sst_writer *w = NULL;
+            pst_file_info info = {.kind = kind, .max_parallelism = 4, .last_key_group = 3};
+            for (int i = 0; i < 3; i++)
+                readers[i] = value_reader(&files[i], &io[i]);
+            /* What comes before the merged ones is loaded by itself. */
+            for (int i = 0; i < first; i++)
+                REQUIRE(pst_table_load(t, readers[i], maps[i], i == 1 ? 1 : 2, NULL) == PST_OK);
+            REQUIRE(pst_sst_writer_create(&with_time, &info, &to, &w) == PST_OK);
+            CHECK_EQ(pst_merge(readers + first, maps + first, 3 - first, w), PST_OK);
+            CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
+            pst_sst_writer_destroy(w);
+            pst_sst_reader *merged = value_reader(&out, &io[3]);
+            CHECK_EQ(pst_table_load(t, merged, both, 2, NULL), PST_OK);
+            pst_cell key = {{7, 0}, {NULL, 0}}, v;
+            REQUIRE(pst_key_set(t, &key, 0) == PST_OK);
+            CHECK_EQ(pst_value_get(t, 0, &v), PST_OK);
+            CHECK_EQ(v.word[0], 9990);
+            for (int i = 0; i < 3; i++)
+                pst_sst_reader_close(readers[i]);
+            pst_sst_reader_close(merged);
+            pst_table_close(t);
+            file_free(&out);
+        }
+    }
+    for (int i = 0; i < 3; i++)
+        file_free(&files[i]);
+}
+
 int main(void) {
     for (uint64_t seed = 1; seed <= 120; seed++)
         test_against_map(seed);
@@ -474,5 +562,6 @@ int main(void) {
     test_folding();
     test_refusals();
     test_failures();
+    test_time_to_live_off_and_on();
     return check_report();
 }
