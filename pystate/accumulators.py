@@ -138,10 +138,16 @@ class BoundAggregator:
     def _means(self, words: _Words) -> pa.Array[Any]:
         count = words[:, 0].astype(np.float64)
         if self.input.name in ("float", "double"):
-            total = words[:, 1].view(np.float64)
-        else:
-            total = _wide(words[:, 1], words[:, 2]) / 10.0**self.input.scale
-        return _quotients(total, count)
+            return _quotients(words[:, 1].view(np.float64), count)
+        unit = 10**self.input.scale
+        total, divisor = _wide(words[:, 1], words[:, 2]), count * float(unit)
+        means = total / np.where(count, divisor, 1)
+        # A quotient of two doubles is rounded once, where both are exact.
+        large = (np.abs(total) >= 2.0**53) | (divisor >= 2.0**53)
+        for i in np.flatnonzero(large & (count > 0)).tolist():
+            exact = (int(words[i, 2].view(np.int64)) << 64) + int(words[i, 1])
+            means[i] = exact / (int(words[i, 0]) * unit)
+        return pa.array(means, pa.float64(), mask=count <= 0)
 
     def _variances(self, words: _Words) -> pa.Array[Any]:
         divisor = words[:, 0].astype(np.float64) - self.aggregator.freedom

@@ -6,6 +6,7 @@ any thread.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,10 @@ def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
 def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
     # Python has one float: a list of them is as good for `float` as for `double`.
     wanted = None
+    if type.name in ("timestamp", "timestamp_ntz"):
+        zones = {v.tzinfo is None for v in values if isinstance(v, datetime.datetime)}
+        if len(zones) > 1:
+            raise TypeError("some datetimes have a time zone and some have none")
     if type.name == "float" and all(v is None or isinstance(v, float) for v in values):
         wanted = type.arrow
     array: pa.Array[Any] = pa.array(values, wanted)

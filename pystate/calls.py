@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.context import TimeDomain
+from pystate.errors import InvalidArgumentError
 from pystate.rows import RowFactory, python_values
 from pystate.timers import DueTimers
 
@@ -190,11 +191,14 @@ class _KeyRowsCalls(_KeyedCalls):
         """Call the function for each key, in order of its first row."""
         if not self._batches:
             return
-        rows = pa.Table.from_batches(self._batches).combine_chunks().to_batches()[0]
+        schema = self._batches[0].schema
+        rows = _one_batch(self._batches)
         self._batches = []
         columns = self.key_columns(rows)
         order, starts = _group(columns)
-        rows = rows.take(pa.array(order))
+        narrow = rows.schema.equals(schema)
+        if narrow:
+            rows = rows.take(pa.array(order))
         firsts = [column.take(pa.array(order[starts])) for column in columns]
         keys = self.backend.keys(firsts)
         ends = [*starts[1:].tolist(), len(order)]
@@ -205,7 +209,10 @@ class _KeyRowsCalls(_KeyedCalls):
             if clock is not None:
                 clock(latest[i] if latest is not None else None)
             first = int(starts[i])
-            batch = rows.slice(first, ends[i] - first)
+            if narrow:
+                batch = rows.slice(first, ends[i] - first)
+            else:
+                batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
             result = self.function.process_rows(key, batch, self.context)
             if result is not None:
                 self.emitted.extend(result)
@@ -264,6 +271,34 @@ SHAPES: dict[str, type[Calls]] = {
 def is_batch(value: object) -> bool:
     """Whether a value is rows by column."""
     return isinstance(value, (pa.RecordBatch, pa.Table, dict))
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch, in columns of 64-bit offsets where those of 32 do not reach."""
+    table = pa.Table.from_batches(batches)
+    combined = table.combine_chunks().to_batches()
+    if len(combined) > 1:
+        wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+        fields = [pa.field(f.name, wide.get(f.type, f.type)) for f in table.schema]
+        combined = table.cast(pa.schema(fields)).combine_chunks().to_batches()
+    if len(combined) > 1:
+        raise InvalidArgumentError(
+            "process_rows: one nested column of a task's rows in one epoch takes more than 2 GiB: "
+            "take more partitions or smaller epochs, or write process, which takes them one by one"
+        )
+    return combined[0]
+
+
+def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Some of those rows, with the columns that the input has."""
+    try:
+        columns = [c.cast(field.type) for c, field in zip(rows.columns, schema, strict=True)]
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(
+            f"process_rows: the {rows.num_rows} rows of one key in one epoch take more than 2 GiB "
+            f"in one column: write process, which takes them one by one ({error})"
+        ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -70,7 +70,9 @@ class _Elements(_core.CollectionHandle):
         if type.is_object:
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
                 raise WrongTypeError(f"{what}: objects come as a sequence, got {values!r:.80}")
-            values = pa.array([pickled(self.name, value) for value in values], pa.binary())
+            # No object is None: the core refuses a null, and names its row.
+            values = [None if value is None else pickled(self.name, value) for value in values]
+            values = pa.array(values, pa.binary())
         return encoded(values, type, codec, what)
 
     def _reference(
@@ -115,23 +117,26 @@ class ListHandle(_Elements, _core.ListElements):
         """Append items; all or, if one of them is refused, none."""
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise WrongTypeError(f"state {self.name!r}: add_all takes items, got {values!r:.80}")
+        for item in self._items(values):
+            self.add(item)
+
+    def _items(self, values: Iterable[Any]) -> list[Any]:
+        """Items of which none will be refused."""
         items = list(values)
         for item in items:
             if item is None:
                 raise WrongTypeError(f"state {self.name!r}: None is no item")
-            if not self._pickles:
+            if self._pickles:
+                pickled(self.name, item)
+            else:
                 self.codec.normalize(item)
-        for item in items:
-            self.add(item)
+        return items
 
     def update(self, values: Iterable[Any] | None, /) -> None:
         """Put items in place of those there are; None or no items clear."""
-        items = [] if values is None else list(values)
-        for item in items:
-            if item is None:
-                raise WrongTypeError(f"state {self.name!r}: None is no item")
-            if not self._pickles:
-                self.codec.normalize(item)
+        if isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, type(None))):
+            raise WrongTypeError(f"state {self.name!r}: update takes items, got {values!r:.80}")
+        items = [] if values is None else self._items(values)
         self.clear()
         for item in items:
             self.add(item)

@@ -6,6 +6,7 @@ Thread safety: a handle belongs to its table, and a table to one thread at a tim
 from __future__ import annotations
 
 import builtins
+import decimal
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from pystate import _core
 from pystate.aggregators import AggregateFunction, Operation
-from pystate.arrays import encoded, is_column, is_many, reference
+from pystate.arrays import decoded, encoded, is_column, is_many, reference
 from pystate.declarations import AggregatingState, ReducingState, ValueState
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.handles import KeyBatch, ObjectHandle, ValueHandle, checked_batch, copied
@@ -30,6 +31,8 @@ _CORE: dict[Any, Operation] = {
     builtins.sum: "add",
     operator.add: "add",
 }
+#: More digits than two decimals of 38 can give: their sum is exact, and a column refuses it itself.
+_EXACT = decimal.Context(prec=100)
 _NO_ARITHMETIC = ("boolean", "string", "binary", "object")
 
 
@@ -82,9 +85,10 @@ class _Fold:
                 kept = self._holder.value()
                 if kept is None:
                     continue
-                self._holder.clear()
                 self.table.set_namespace(target)
                 self._merge(kept)
+                self.table.set_namespace(source)
+                self._holder.clear()
         finally:
             self.table.set_namespace(current)
 
@@ -145,12 +149,13 @@ class ReducingHandle(_Fold):
         arithmetic = self.type.name not in _NO_ARITHMETIC and not self.type.is_nested
         self._operation = core if arithmetic else None
         self._step: Callable[[Any, Any], Any] = declaration.function
-        if declaration.function is builtins.sum:
-            self._step = operator.add
+        if self._operation == "add" or declaration.function is builtins.sum:
+            self._step = _sum
         if self._operation in ("min", "max"):
             # As the core does, in which NaN is larger than any number.
             self._step = _smaller if self._operation == "min" else _larger
-        self._normalize = None if self.type.is_object else self.type.codec(name).normalize
+        self._codec = None if self.type.is_object else self.type.codec(name)
+        self._normalize = None if self._codec is None else self._codec.normalize
         self.get = self._kept.value  # type: ignore[method-assign]
         self.clear = self._kept.clear
 
@@ -178,7 +183,7 @@ class ReducingHandle(_Fold):
             getattr(self._kept, self._operation)(keys, values)
             return
         self._checked(keys)
-        given = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+        given = self._given(values, len(keys))
         if len(given) != len(keys):
             raise InvalidArgumentError(
                 f"state {self.name!r}: {len(given)} values for {len(keys)} keys"
@@ -190,6 +195,18 @@ class ReducingHandle(_Fold):
             return value if old is None else self._step(old, value)
 
         self._kept.update_all(keys, _fold_in_order(keys, given, listed, step))
+
+    def _given(self, values: Any, rows: int) -> list[Any]:
+        """The values as the scalar form has them: of the declared type, one for each row."""
+        if not (isinstance(values, dict) if self.type.is_nested else not is_many(values)):
+            if self._codec is None:
+                return _listed(values)
+            array = encoded(values, self.type, self._codec, f"state {self.name!r}")
+            given: list[Any] = decoded(array, self.type, self._codec).to_pylist()
+            return given
+        if values is not None and self._normalize is not None:
+            values = self._normalize(values)
+        return [values] * rows
 
     def values(self, keys: KeyBatch) -> Any:
         """Copy the keys' values, null where nothing was added; objects as a list."""
@@ -291,7 +308,7 @@ class _ColumnAggregate(AggregatingHandle):
         if old is None:
             kept.update(value)
         elif self._operation == "add":
-            kept.update(old + value)
+            kept.update(_sum(old, value))
         else:
             better = _less(value, old) if self._operation == "min" else _less(old, value)
             if better or self.declaration.ttl is not None:
@@ -317,10 +334,28 @@ class _ColumnAggregate(AggregatingHandle):
         return array.fill_null(0) if self._counts else array
 
     def _merge(self, kept: Any) -> None:
-        if not self._counts:
-            self.add(kept)
-            return
-        self._kept.update((self._kept.value() or 0) + kept)
+        mine = self._kept.value()
+        if mine is not None and self._operation == "add":
+            # What is kept is wider than what is added.
+            kept = _sum(mine, kept)
+        elif mine is not None:
+            better = _smaller if self._operation == "min" else _larger
+            kept = better(mine, kept)
+        self._kept.update(kept)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    # Python rounds decimals to 28 digits.
+    if isinstance(a, decimal.Decimal) and isinstance(b, decimal.Decimal):
+        return _EXACT.add(a, b)
+    return a + b
+
+
+def _listed(values: Any) -> list[Any]:
+    """A column or sequence as Python values."""
+    if is_column(values) and not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = pa.array(values)
+    return values.to_pylist() if hasattr(values, "to_pylist") else list(values)
 
 
 def _less(a: Any, b: Any) -> bool:
@@ -455,11 +490,7 @@ class _PythonAggregate(AggregatingHandle):
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Add a value to each key's aggregate."""
         rows = len(self._checked(keys))
-        if is_column(values):
-            values = pa.array(values) if isinstance(values, np.ndarray) else values
-            given = values.to_pylist()
-        else:
-            given = list(values) if isinstance(values, (list, tuple)) else [values] * rows
+        given = _listed(values) if is_many(values) else [values] * rows
         if len(given) != rows:
             raise InvalidArgumentError(f"state {self.name!r}: {len(given)} values for {rows} keys")
         kept = self._kept.values(keys)

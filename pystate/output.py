@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
@@ -323,6 +324,15 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
+_NUMBERS = (int, float, np.number)
+#: Python types that Arrow would take for these columns, where a batch of them is refused.
+_REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
+    bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t) or at.is_integer(t)),
+    str: _is_bytes,
+    bytes: _is_text,
+}
+
+
 def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
     """An array of the values where `pyarrow.array` alone would round, cut or guess.
 
@@ -336,6 +346,14 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
             raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
         exact: pa.Array[Any] = pc.cast(inferred, arrow_type, safe=True)
         return exact
+    for kind, refused in _REFUSED.items():
+        if any(issubclass(given, kind) for given in kinds) and refused(arrow_type):
+            raise TypeError(f"{kind.__name__} is not taken for {arrow_type}")
+    if at.is_temporal(arrow_type) and any(issubclass(given, _NUMBERS) for given in kinds):
+        raise TypeError(
+            "a number is no instant: milliseconds since 1970 become a datetime with "
+            "datetime.fromtimestamp(ms / 1000, timezone.utc)"
+        )
     if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
         raise TypeError("a datetime is no date: take its date()")
     if at.is_timestamp(arrow_type):

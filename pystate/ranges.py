@@ -104,7 +104,7 @@ class Ranges:
         backend: Any = self.find(key).backend
         backend.set_current_key(key)
         try:
-            if namespace is not None:
+            if namespace is not None or backend.namespace is not None:
                 backend.set_current_namespace(namespace)
             handle = backend[name]
             if hasattr(handle, "value"):

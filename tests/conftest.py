@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from pystate.coordinator import Coordinator
 from pystate.epoch import Epoch, RangeReport
 from pystate.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.storage import CheckpointStorage, LocalStorage
+
+# A busy machine is no failure.
+settings.register_profile("pystate", deadline=None)
+settings.load_profile("pystate")
 
 KEY = (("k", "bigint"),)
 STATE = (("n", "bigint"),)

@@ -278,3 +278,30 @@ def test_a_range_is_a_column_of_values() -> None:
         assert made["c"].results(keys).to_pylist() == [1, 1, 1]
         assert made["mean"].results(keys).to_pylist() == [0.0, 1.0, 2.0]
         assert made.next_timer("event") == 0
+
+
+def test_objects_that_cannot_be_pickled_leave_a_list_as_it_was(
+    backend: ps.KeyedStateBackend,
+) -> None:
+    things = backend["things"]
+    things.add(1)
+    for refused in (things.update, things.add_all):
+        with pytest.raises(WrongTypeError):
+            refused([2, lambda: 0])
+        assert things.get() == [1]
+
+
+def test_no_object_in_a_column_is_none(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 1])
+    with pytest.raises(WrongTypeError):
+        backend["things"].append(keys, [None, 1])
+    with pytest.raises(WrongTypeError):
+        backend["bag"].put_entries(keys, [1, 2], [None, 1])
+    backend.set_current_key(1)
+    assert backend["things"].get() == [] and not backend["bag"].contains(1)
+
+
+def test_a_text_is_no_list_of_items(backend: ps.KeyedStateBackend) -> None:
+    for wrong in ("abc", b"abc", 5):
+        with pytest.raises(WrongTypeError, match="update takes items"):
+            backend["texts"].update(wrong)

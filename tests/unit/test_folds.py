@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -216,3 +218,112 @@ def test_a_function_that_raises_changes_nothing(backend: ps.KeyedStateBackend) -
         with pytest.raises(ValueError, match="no more"):
             other["own"].add_all(other.keys([1, 2]), ["x", "y"])
         assert other["own"].get() is None and len(other) == 0
+
+
+def folded(**states: ps.State) -> ps.KeyedStateBackend:
+    made = ps.KeyedStateBackend("long", states=states, namespace="long")
+    made.set_current_key(1)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ddl", "values"),
+    [
+        ("int", [2**31 - 1, 1, 1]),
+        ("byte", [100, 100, 100]),
+        ("decimal(5,2)", [Decimal("999.99")] * 3),
+        ("float", [np.float32(0.1).item(), np.float32(0.2).item(), np.float32(0.3).item()]),
+    ],
+)
+def test_merged_sums_are_as_wide_as_what_is_kept(ddl: str, values: list[Any]) -> None:
+    with folded(s=ps.AggregatingState(ps.Sum(), ddl)) as made:
+        for space, value in zip((2, 2, 1), values, strict=True):
+            made.set_current_namespace(space)
+            made["s"].add(value)
+        made["s"].merge_namespaces(1, [2])
+        made.set_current_namespace(1)
+        assert made["s"].get() == values[2] + (values[0] + values[1])
+
+
+def test_a_merge_that_is_refused_takes_nothing_away() -> None:
+    with folded(s=ps.AggregatingState(ps.Sum(), "long")) as made:
+        for space in (1, 2):
+            made.set_current_namespace(space)
+            made["s"].add(2**62 + space)
+        with pytest.raises(StateOverflowError):
+            made["s"].merge_namespaces(1, [2])
+        for space in (1, 2):
+            made.set_current_namespace(space)
+            assert made["s"].get() == 2**62 + space
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ps.AggregatingState(ps.Sum(), "decimal(38,0)"),
+        ps.ReducingState("decimal(38,0)", sum),
+        ps.ReducingState("decimal(38,0)", operator.add),
+    ],
+)
+def test_sums_of_decimals_are_exact_in_both_forms(state: ps.State) -> None:
+    values = [Decimal("123456789012345678901234567890"), Decimal(1), Decimal(-2)]
+    with ps.KeyedStateBackend("long", states={"s": state}) as made:
+        made.set_current_key(1)
+        for value in values:
+            made["s"].add(value)
+        made["s"].add_all(made.keys([2] * 3), values)
+        for key in (1, 2):
+            made.set_current_key(key)
+            assert made["s"].get() == Decimal("123456789012345678901234567889")
+
+
+def test_a_function_reduces_values_of_the_declared_type() -> None:
+    states: dict[str, ps.State] = {
+        "n": ps.ReducingState("long", lambda a, b: a + b),
+        "t": ps.ReducingState("string", lambda a, b: a + b),
+        "o": ps.ReducingState(object, lambda a, b: [*a, *b]),
+    }
+    with ps.KeyedStateBackend("long", states=states) as made:
+        keys = made.keys([1, 1])
+        made["n"].add_all(keys, np.array([100, 100], np.int8))
+        assert made["n"].values(keys).to_pylist() == [200, 200]
+        made["n"].add_all(keys, 5)
+        assert made["n"].values(keys).to_pylist() == [210, 210]
+        made["t"].add_all(keys, "xy")
+        assert made["t"].values(keys).to_pylist() == ["xyxy", "xyxy"]
+        made["o"].add_all(keys, [[1], [2]])
+        assert made["o"].values(keys) == [[1, 2], [1, 2]]
+        for wrong in (["a", "b"], [0.5, 1.5], "a"):
+            with pytest.raises(WrongTypeError):
+                made["n"].add_all(keys, wrong)
+        with pytest.raises(InvalidArgumentError, match="3 values for 2 keys"):
+            made["n"].add_all(keys, [1, 2, 3])
+
+
+def test_an_own_aggregate_takes_every_form_of_a_column(backend: ps.KeyedStateBackend) -> None:
+    pandas = pytest.importorskip("pandas")
+    keys = backend.keys([1, 1])
+    for column in (
+        pandas.Series(["a", "bb"]),
+        np.array(["a", "bb"]),
+        pa.chunked_array([["a"], ["bb"]]),
+    ):
+        backend["own"].add_all(keys, column)
+        assert backend["own"].results(keys) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "values"),
+    [
+        ("decimal(2,1)", [Decimal("0.1")] * 3),
+        ("long", [2**62, 2**62 - 1, 3]),
+        ("decimal(38,10)", [Decimal("1234567890123456789012345678.0000000001"), Decimal(1)]),
+        ("long", [7, 8]),
+    ],
+)
+def test_a_mean_is_rounded_once(ddl: str, values: list[Any]) -> None:
+    with ps.KeyedStateBackend("long", states={"m": ps.AggregatingState(ps.Mean(), ddl)}) as made:
+        keys = made.keys([1] * len(values))
+        made["m"].add_all(keys, values)
+        wanted = float(sum(map(Fraction, values)) / len(values))
+        assert made["m"].results(keys)[0].as_py() == wanted

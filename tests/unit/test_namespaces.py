@@ -88,3 +88,33 @@ def test_a_namespace_of_another_type() -> None:
         pytest.raises(WrongTypeError),
     ):
         harness.process(rows(("a", 1)))
+
+
+class Spaced(ps.KeyedProcessFunction):
+    """A value and an object in two namespaces, written from a timer too."""
+
+    namespace = "long"
+    v = ps.ValueState("string")
+    o = ps.ValueState(object)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        self.v.update("default")
+        self.o.update(["default"])
+        ctx.set_namespace(5)
+        self.v.update("five")
+        self.o.update(["five"])
+        ctx.register_event_time_timer(row.at)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None:
+        self.o.update(["rung"])
+
+
+def test_a_look_is_at_the_namespace_that_it_names() -> None:
+    with Harness(Spaced(), key="k", columns=COLUMNS, event_time="at") as harness:
+        harness.process([("a", 1)])
+        for _ in range(2):
+            assert [harness.state(n, "a") for n in ("v", "o")] == ["default", ["default"]]
+            assert [harness.state(n, "a", 5) for n in ("v", "o")] == ["five", ["five"]]
+        harness.advance_watermark(50)
+        assert harness.state("o", "a") == ["default"]
+        assert harness.state("o", "a", 5) == ["rung"]

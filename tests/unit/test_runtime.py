@@ -340,3 +340,55 @@ def test_open_and_close_bracket_the_task() -> None:
     with pytest.raises(ValueError, match="broken"):
         Run(Open(), ROWS)
     assert seen == ["open one", "close"]
+
+
+@pytest.mark.parametrize(
+    ("type", "value"),
+    [
+        (pa.timestamp("us", "UTC"), 1_700_000_000_000),
+        (pa.timestamp("us"), 1.5),
+        (pa.date32(), 19_000),
+        (pa.float64(), True),
+        (pa.binary(), "text"),
+        (pa.string(), b"bytes"),
+    ],
+)
+def test_a_row_may_hold_what_a_batch_may(type: pa.DataType, value: Any) -> None:
+    columns = OutputColumns(pa.schema([("x", type)]), "operator 'one'")
+    with pytest.raises(WrongTypeError, match="column 'x' is declared"):
+        columns.from_rows([(None,), (value,)])
+    with pytest.raises(WrongTypeError, match="column 'x' is declared"):
+        columns.from_value({"x": pa.array([value])})
+
+
+@pytest.mark.slow
+def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
+    rows, seen = 6, []
+
+    class Wide(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
+            self.n.update(batch.num_rows)
+            seen.append((key, batch.schema.field("k").type, len(batch.column("k")[0].as_py())))
+
+    text = "x" * (400 << 20)
+    spec = FunctionSpec(Wide(), ("v",), ("k", "v"), RowsAsYielded())
+    with ps.KeyedStateBackend("long") as made:
+        context = ps.RuntimeContext(
+            uid="one",
+            epoch=1,
+            key_group_range=(0, 127),
+            parallelism=1,
+            max_parallelism=128,
+            processing_time=0,
+            watermark=None,
+        )
+        runtime = FunctionRuntime(spec, made, context)
+        runtime.open()
+        for i in range(rows):
+            batch = {"k": pa.array([text]), "v": pa.array([i])}
+            assert list(runtime.process(pa.RecordBatch.from_pydict(batch))) == []
+        assert list(runtime.finish()) == []
+        runtime.close()
+    assert seen == [(i, pa.string(), len(text)) for i in range(rows)]
