@@ -120,9 +120,18 @@ def _fold_in_order(
     for name, old in zip(names, kept, strict=True):
         latest.setdefault(name, old)
     for name, value in zip(names, values, strict=True):
-        if value is not None:
-            latest[name] = step(latest[name], value)
+        latest[name] = step(latest[name], value)
     return [latest[name] for name in names]
+
+
+def _without_nulls(keys: KeyBatch, values: list[Any]) -> tuple[KeyBatch, list[Any]]:
+    """The rows that have a value: of the others nothing is written, and no time moves."""
+    rows = [i for i, value in enumerate(values) if value is not None]
+    if len(rows) == len(values):
+        return keys, values
+    at = pa.array(rows, pa.int64())
+    taken = KeyBatch(keys.table, [column.take(at) for column in keys._columns()], keys._types)
+    return taken, [values[i] for i in rows]
 
 
 class ReducingHandle(_Fold):
@@ -188,6 +197,7 @@ class ReducingHandle(_Fold):
             raise InvalidArgumentError(
                 f"state {self.name!r}: {len(given)} values for {len(keys)} keys"
             )
+        keys, given = _without_nulls(keys, given)
         kept = self._kept.values(keys)
         listed = kept if isinstance(kept, list) else kept.to_pylist()
 
@@ -493,6 +503,7 @@ class _PythonAggregate(AggregatingHandle):
         given = _listed(values) if is_many(values) else [values] * rows
         if len(given) != rows:
             raise InvalidArgumentError(f"state {self.name!r}: {len(given)} values for {rows} keys")
+        keys, given = _without_nulls(keys, given)
         kept = self._kept.values(keys)
         self._kept.update_all(keys, _fold_in_order(keys, given, kept, self._plus))
 

@@ -327,3 +327,28 @@ def test_a_mean_is_rounded_once(ddl: str, values: list[Any]) -> None:
         made["m"].add_all(keys, values)
         wanted = float(sum(map(Fraction, values)) / len(values))
         assert made["m"].results(keys)[0].as_py() == wanted
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ps.ReducingState("long", max, ttl=ps.StateTtl(1000)),
+        ps.ReducingState("long", lambda a, b: max(a, b), ttl=ps.StateTtl(1000)),
+        ps.AggregatingState(ps.Max(), "long", ttl=ps.StateTtl(1000)),
+        ps.AggregatingState(Longest(), ttl=ps.StateTtl(1000)),
+    ],
+)
+def test_a_null_is_no_use_of_a_value(state: ps.State) -> None:
+    value: Any = "word" if "Longest" in repr(state) else 5
+    with ps.KeyedStateBackend("long", states={"s": state}) as made:
+        found = []
+        for now, column in ((0, [value, value]), (900, [None, value]), (1500, None)):
+            made.set_clock(processing_time=now)
+            keys = made.keys([1, 2])
+            if column is not None:
+                made["s"].add_all(keys, column)
+                with made.seal():
+                    pass
+            else:
+                found = results(made["s"], keys)
+        assert found[0] is None and found[1] is not None
