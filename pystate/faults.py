@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from pystate.calls import is_batch
@@ -76,7 +77,8 @@ class Observer:
         self.seen: list[Any] = []
         self._fault = fault
         kind = shape(function)
-        vectorized = kind == "vectorized"
+        # What another shape yields is a row, be it a dict.
+        self._in_batches = vectorized = kind == "vectorized"
         name = "process" if vectorized else kind
         self._watch(function, name, "rows", (lambda _: 1) if kind == "process" else _rows)
         if vectorized:
@@ -100,7 +102,7 @@ class Observer:
 
     def _passed(self, results: Any) -> Iterator[Any]:
         for result in results:
-            self.seen += rows_of(result) if is_batch(result) else [result]
+            self.seen += rows_of(result) if self._in_batches and is_batch(result) else [result]
             yield result
 
 
@@ -142,4 +144,8 @@ def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> 
 def _same(one: Any, two: Any) -> bool:
     if isinstance(one, (tuple, list)) and isinstance(two, (tuple, list)):
         return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
+        return one.shape == two.shape and _same(one.tolist(), two.tolist())
     return bool(one == two or (one != one and two != two))
