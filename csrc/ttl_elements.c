@@ -213,9 +213,9 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
 /* ---- both ----------------------------------------------------------------------------------- */
 
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
-    pst_sweep all = {.left = UINT64_MAX};
     if (!t->ttl[i].on_read || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
         return PST_OK;
+    pst_sweep all = {.left = UINT64_MAX};
     pst_status st = pst_undo_reserve(t, 1);
     if (!st)
         st = t->lay.fields[i].kind == PST_LIST ? use_list(t, slot, i)

@@ -115,31 +115,31 @@ class ListHandle(_Elements, _core.ListElements):
 
     def add_all(self, values: Iterable[Any], /) -> None:
         """Append items; all or, if one of them is refused, none."""
-        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-            raise WrongTypeError(f"state {self.name!r}: add_all takes items, got {values!r:.80}")
-        for item in self._items(values):
-            self.add(item)
+        add = super().add
+        for item in self._items("add_all", values):
+            add(item)
 
-    def _items(self, values: Iterable[Any]) -> list[Any]:
-        """Items of which none will be refused."""
+    def _items(self, method: str, values: Iterable[Any]) -> list[Any]:
+        """Items as the core takes them, of which it will refuse none."""
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise WrongTypeError(f"state {self.name!r}: {method} takes items, got {values!r:.80}")
         items = list(values)
-        for item in items:
+        for i, item in enumerate(items):
             if item is None:
                 raise WrongTypeError(f"state {self.name!r}: None is no item")
             if self._pickles:
-                pickled(self.name, item)
+                items[i] = self._packed(item)
             else:
                 self.codec.normalize(item)
         return items
 
     def update(self, values: Iterable[Any] | None, /) -> None:
         """Put items in place of those there are; None or no items clear."""
-        if isinstance(values, (str, bytes)) or not isinstance(values, (Iterable, type(None))):
-            raise WrongTypeError(f"state {self.name!r}: update takes items, got {values!r:.80}")
-        items = [] if values is None else self._items(values)
+        items = [] if values is None else self._items("update", values)
         self.clear()
+        add = super().add
         for item in items:
-            self.add(item)
+            add(item)
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Append the current key's items of the source namespaces to the target's, in order.

@@ -327,7 +327,7 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
 _NUMBERS = (int, float, np.number)
 #: Python types that Arrow would take for these columns, where a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
-    bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t) or at.is_integer(t)),
+    bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
     str: _is_bytes,
     bytes: _is_text,
 }

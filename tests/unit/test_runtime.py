@@ -42,6 +42,18 @@ class CountVector(ps.VectorizedFunction):
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
 
 
+def context_of(watermark: int | None) -> ps.RuntimeContext:
+    return ps.RuntimeContext(
+        uid="one",
+        epoch=1,
+        key_group_range=(0, 127),
+        parallelism=1,
+        max_parallelism=128,
+        processing_time=5_000,
+        watermark=watermark,
+    )
+
+
 class Run:
     """One epoch of a function over rows (k, v, at)."""
 
@@ -59,17 +71,8 @@ class Run:
         )
         if "<locals>" not in type(function).__qualname__:
             spec = pickle.loads(pickle.dumps(spec))
-        context = ps.RuntimeContext(
-            uid="one",
-            epoch=1,
-            key_group_range=(0, 127),
-            parallelism=1,
-            max_parallelism=128,
-            processing_time=5_000,
-            watermark=watermark,
-        )
         with ps.KeyedStateBackend({"k": "string"}) as backend:
-            self.runtime = FunctionRuntime(spec, backend, context, self._side)
+            self.runtime = FunctionRuntime(spec, backend, context_of(watermark), self._side)
             self.runtime.open()
             pieces: list[Any] = []
             try:
@@ -375,16 +378,7 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     text = "x" * (400 << 20)
     spec = FunctionSpec(Wide(), ("v",), ("k", "v"), RowsAsYielded())
     with ps.KeyedStateBackend("long") as made:
-        context = ps.RuntimeContext(
-            uid="one",
-            epoch=1,
-            key_group_range=(0, 127),
-            parallelism=1,
-            max_parallelism=128,
-            processing_time=0,
-            watermark=None,
-        )
-        runtime = FunctionRuntime(spec, made, context)
+        runtime = FunctionRuntime(spec, made, context_of(None))
         runtime.open()
         for i in range(rows):
             batch = {"k": pa.array([text]), "v": pa.array([i])}
