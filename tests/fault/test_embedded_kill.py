@@ -74,6 +74,12 @@ def rows(store: ps.Store) -> dict[int, tuple[int | None, str | None]]:
     return dict(zip(table["key"], zip(table["n"], table["text"], strict=True), strict=True))
 
 
+def last_number_said(printed: str, otherwise: int) -> int:
+    """The number in the last whole line; what a kill cut off after it says nothing."""
+    lines = printed.rpartition("\n")[0].split()
+    return int(lines[-1]) if lines else otherwise
+
+
 def start(script: str, folder: Path) -> subprocess.Popen[str]:
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -102,8 +108,7 @@ def test_a_killed_store_is_at_its_last_checkpoint(tmp_path: Path) -> None:
         finally:
             process.kill()
             rest, _ = process.communicate()
-        finished = rest.split()
-        promised = int(finished[-1]) if finished and rest.endswith("\n") else promised
+        promised = last_number_said(rest, promised)
         with ps.open(tmp_path, key="long", states=STATES) as store:
             # The manifest may have been published just before its number was said.
             assert promised <= store.epoch <= promised + 1
@@ -112,6 +117,14 @@ def test_a_killed_store_is_at_its_last_checkpoint(tmp_path: Path) -> None:
         leftovers = list(tmp_path.rglob("*.tmp"))
         assert leftovers == []
     assert promised >= ROUNDS
+
+
+def test_a_line_that_was_cut_off_does_not_hide_the_lines_before_it() -> None:
+    # Unbuffered, Python writes a line and its end one after the other.
+    assert last_number_said("18\n19\n20", 17) == 19
+    assert last_number_said("18\n19\n", 17) == 19
+    assert last_number_said("18", 17) == 17
+    assert last_number_said("", 17) == 17
 
 
 def test_a_child_of_a_killed_owner_does_not_keep_the_lock(tmp_path: Path) -> None:
