@@ -13,6 +13,7 @@ import math
 import pickle
 import statistics
 import struct
+import sys
 from decimal import Decimal
 from fractions import Fraction
 
@@ -159,7 +160,9 @@ def sketch(hashes: np.ndarray, precision: int) -> bytes:
 def close(a: float | None, b: float | None, scale: float = 0.0) -> bool:
     if a is None or b is None:
         return a is b
-    return math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-12 * scale)
+    # Below the smallest normal number a result has fewer digits, or none.
+    least = sys.float_info.min
+    return math.isclose(a, b, rel_tol=1e-12, abs_tol=max(least, 1e-12 * scale))
 
 
 # ---- declarations --------------------------------------------------------------------------------
