@@ -38,9 +38,9 @@ cdef class Codec:
     cdef bint is_int
     cdef bint is_bytes
 
-    def __init__(self, str name, int code, int precision, int scale, str ddl):
+    def __init__(self, str name, int code, int precision, int scale, str ddl, str label=""):
         self.name = name
-        self.label = repr(name)
+        self.label = label or f"state {name!r}"
         self.code = code
         self.precision = precision
         self.scale = scale
@@ -141,6 +141,8 @@ cdef class Codec:
         narrow = <float> number
         if isinf(narrow) and not isinf(number):
             raise self.too_large(value)
+        if isinstance(value, int) and narrow != number:
+            raise self.wrong(value, "; as a float it would lose digits")
         memcpy(&bits, &narrow, 4)
         cell.word[0] = bits
         return True

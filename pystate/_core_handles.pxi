@@ -104,7 +104,7 @@ cdef class Batch:
         raise NotImplementedError
 
     def namespace_at(self, Py_ssize_t i):
-        """Return the namespace of row `i`; as `key_at`."""
+        """Return the namespace of row `i` in normal form; as `key_at`."""
         raise NotImplementedError
 
     @cython.binding(False)
@@ -116,12 +116,7 @@ cdef class Batch:
             raise errors.InvalidArgumentError(
                 f"there is no row {i} in a key batch of {pst_batch_length(self.b)}")
         status = pst_key_set_row(self.table.t, self.b, i)
-        self.table.current = UNKNOWN
-        self.table.owner = None
-        self.table.current_batch = self
-        self.table.current_row = i
-        self.table.has_key = status == PST_OK
-        self.table.check(status)
+        self.table.select(self, i, status)
 
     def get(self, int32_t column, size_t values, size_t valid):
         """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""

@@ -124,7 +124,7 @@ cdef class NestedCodec(Codec):
         """A message that begins with a path, or behind it, as the user sees it."""
         if message.startswith((".", "[")):
             message = f": field {message.removeprefix('.')}"
-        return f"state {self.name!r}{message}" if message[:1] in " :" else message
+        return f"{self.label}{message}" if message[:1] in " :" else message
 
     cdef int put(self, NestedNode node, object value, nested_buffer *out) except -1:
         cdef pst_cell cell

@@ -258,6 +258,18 @@ cdef class Table:
                 return
         self.set_any_key(key)
 
+    cdef int select(self, Batch batch, Py_ssize_t row, pst_status status) except -1:
+        """Say that the core has made the key and namespace of a row current."""
+        self.current = UNKNOWN
+        self.owner = None
+        self.current_batch = batch
+        self.current_row = row
+        self.has_key = status == PST_OK
+        if self.spaced:
+            self.space = batch.namespace_at(row)
+        self.check(status)
+        return 0
+
     cdef int set_any_key(self, object key) except -1:
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
@@ -281,8 +293,7 @@ cdef class Table:
 
     def set_namespace(self, value):
         """Make a namespace current; None: the default one. The current key stays."""
-        if not self.spaced:
-            raise errors.DeclarationError(f"{self.where}: it was opened without namespaces")
+        value = self.normal_namespace(value)
         if not self.has_key:
             self.space = value
             return
@@ -290,11 +301,23 @@ cdef class Table:
         self.space = value
         self.set_any_key(key)
 
+    def normal_namespace(self, value):
+        """Return a namespace in normal form, as `normal_key` does a key."""
+        if not self.spaced:
+            raise errors.DeclarationError(f"{self.where}: it was opened without namespaces")
+        return None if value is None else self.schema.key_codecs[-1].normalize(value)
+
+    def merged_namespaces(self, target, sources):
+        """Return what a merge goes through: its target, and the others in order, each once."""
+        # A list: it finds NaN, which is itself and not equal to itself.
+        names = [self.normal_namespace(target)]
+        for source in map(self.normal_namespace, sources):
+            if source not in names:
+                names.append(source)
+        return names[0], names[1:]
+
     def current_namespace(self):
         """Return the current namespace, None for the default one."""
-        if self.spaced and self.has_key and self.current is UNKNOWN:
-            self.current, self.space = self.current_batch.key_at(self.current_row), \
-                self.current_batch.namespace_at(self.current_row)
         return self.space
 
     @property
@@ -321,8 +344,6 @@ cdef class Table:
             raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
         if self.current is UNKNOWN:
             self.current = self.current_batch.key_at(self.current_row)
-            if self.spaced:
-                self.space = self.current_batch.namespace_at(self.current_row)
         return self.normal_key(self.current)
 
     def normal_key(self, key):

@@ -75,12 +75,7 @@ cdef class DueTimers:
         status = pst_timer_fire(keys.b, i, self.domain, self.at[i])
         if status == PST_NOT_FOUND:
             return False
-        table.current = UNKNOWN
-        table.owner = None
-        table.current_batch = keys
-        table.current_row = i
-        table.has_key = status == PST_OK
-        table.check(status)
+        table.select(keys, i, status)
         return True
 
     def fire_all(self):

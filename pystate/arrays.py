@@ -20,7 +20,9 @@ from pystate.types import StateType, parse_type, refuse_nested_key
 
 __all__ = [
     "as_array",
+    "as_floats",
     "bits",
+    "check_rows",
     "datetimes",
     "decoded",
     "encoded",
@@ -43,6 +45,18 @@ def is_column(value: object) -> bool:
 def is_many(value: object) -> bool:
     """Whether a value stands for one per row: a column, or a sequence that is no value itself."""
     return is_column(value) or isinstance(value, (list, tuple, range))
+
+
+def check_rows(values: Any, rows: int, what: str) -> None:
+    """Refuse values of which there is not one per row.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There are more or fewer.
+    """
+    if len(values) != rows:
+        raise InvalidArgumentError(f"{what}: {len(values)} values for {rows} keys")
 
 
 def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
@@ -104,16 +118,30 @@ def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
 
 
 def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
-    # Python has one float: a list of them is as good for `float` as for `double`.
-    wanted = None
     if type.name in ("timestamp", "timestamp_ntz"):
         zones = {v.tzinfo is None for v in values if isinstance(v, datetime.datetime)}
         if len(zones) > 1:
             raise TypeError("some datetimes have a time zone and some have none")
-    if type.name == "float" and all(v is None or isinstance(v, float) for v in values):
-        wanted = type.arrow
-    array: pa.Array[Any] = pa.array(values, wanted)
+    array: pa.Array[Any] = pa.array(values)
+    if type.name == "float" and pa.types.is_float64(array.type):
+        # Python has one float: a list of them is as good for `float` as for `double`.
+        return as_floats(pa.array(values, type.arrow), array)
     return array
+
+
+def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
+    """The floats made of doubles, where none of these is beyond a float's range.
+
+    Raises
+    ------
+    OverflowError
+        One is; the message has it.
+    """
+    lost = pc.and_(pc.is_inf(floats), pc.invert(pc.is_inf(doubles)))
+    if pc.any(lost).as_py():
+        value = doubles.filter(lost)[0]
+        raise OverflowError(f"{value} is out of the range of a float")
+    return floats
 
 
 def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:

@@ -141,7 +141,7 @@ def _plain(type: StateType) -> StateType:
     return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
-def _of(name: str, type: StateType, **more: Any) -> Column:
+def _of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
     return Column(
         name,
         type.code,
@@ -149,14 +149,14 @@ def _of(name: str, type: StateType, **more: Any) -> Column:
         type.scale,
         type.ddl,
         width=type.inline_bytes,
-        codec=type.codec(name),
+        codec=type.codec(name, label),
         **more,
     )
 
 
 def key_column(name: str, type: StateType) -> Column:
     """A column of the key, or its namespace."""
-    return _of(name, type)
+    return _of(name, type, f"key column {name!r}" if name != NAMESPACE else "the namespace")
 
 
 def value_column(name: str, type: StateType, default: Any = None) -> Column:

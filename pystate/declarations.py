@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -211,7 +212,7 @@ class ValueState(State):
         parsed = self._type
         if default is not None and not parsed.is_object:
             try:
-                default = parsed.codec("default").normalize(default)
+                default = parsed.codec("default", "the default").normalize(default)
             except PystateError as error:
                 raise DeclarationError(f"ValueState({parsed.ddl!r}): {error}") from error
         shared = not (parsed.is_object or parsed.is_nested) or isinstance(default, _IMMUTABLE)
@@ -383,7 +384,8 @@ class ReducingState(State):
         Of the values and the result.
     function : callable
         ``function(a, b)`` of two values gives one; associative. The builtins ``max`` and ``min``,
-        ``operator.add`` and the builtin ``sum`` run in the core for numbers, dates and timestamps.
+        ``operator.add`` and the builtin ``sum`` run in the core, for numbers, and of dates and
+        timestamps ``max`` and ``min``.
     ttl : StateTtl, optional
         When the value expires.
 
@@ -408,6 +410,11 @@ class ReducingState(State):
         self._declare(type, ttl)
         if not callable(function):
             raise DeclarationError(f"ReducingState: {function!r:.60} is no function of two values")
+        if function in (builtins.sum, operator.add) and self._type.is_time:
+            raise DeclarationError(
+                f"ReducingState: there is no sum of values of type {self._type.ddl}; max and min "
+                "there are, or a function of your own"
+            )
         object.__setattr__(self, "_function", function)
 
     @property

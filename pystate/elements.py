@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate import _core
-from pystate.arrays import decoded, encoded, from_parts, is_many, reference
+from pystate.arrays import check_rows, decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ListState, MapState
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.handles import KeyBatch, checked_batch, copied, pickled, unpickled
@@ -79,8 +79,7 @@ class _Elements(_core.CollectionHandle):
         self, keys: KeyBatch, values: Any, type: StateType, codec: _core.Codec, what: str
     ) -> _core.ArrayRef:
         array = self._column_of(values, type, codec, what)
-        if len(array) != len(keys):
-            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        check_rows(array, len(keys), what)
         return reference(array, type)
 
     def __repr__(self) -> str:
@@ -147,10 +146,9 @@ class ListHandle(_Elements, _core.ListElements):
         The sources vanish. The current namespace stays.
         """
         table, current = self.table, self.table.current_namespace()
+        target, sources = table.merged_namespaces(target, sources)
         try:
             for source in sources:
-                if source == target:
-                    continue
                 table.set_namespace(source)
                 items = self.items_list()
                 self.clear()
@@ -274,7 +272,12 @@ class MapHandle(_Elements, _core.MapElements):
         type_ = declaration.type
         self.key_type = declaration.key_type
         super().__init__(
-            table, column, name, type_, type_.codec(name), self.key_type.codec(f"{name}'s key")
+            table,
+            column,
+            name,
+            type_,
+            type_.codec(name),
+            self.key_type.codec(name, f"state {name!r}, map key"),
         )
 
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
@@ -388,7 +391,7 @@ class MapHandle(_Elements, _core.MapElements):
         return maps
 
     def _map_keys(self, keys: KeyBatch, map_keys: Any) -> _core.ArrayRef:
-        what = f"state {self.name!r}'s map keys"
+        what = f"state {self.name!r}, map keys"
         return self._reference(self._checked(keys), map_keys, self.key_type, self.map_codec, what)
 
 
@@ -410,13 +413,19 @@ def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], 
     items: Any
     if isinstance(lists, pa.ChunkedArray):
         lists = lists.combine_chunks()
+    if isinstance(lists, pa.FixedSizeListArray):
+        lists = lists.cast(pa.list_(lists.type.value_type))
     if isinstance(lists, (pa.ListArray, pa.LargeListArray)):
         sizes = np.asarray(lists.value_lengths().fill_null(0), np.int64)
         items = lists.flatten()
     else:
         if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
             raise WrongTypeError(f"{what}: expected lists of items, got {lists!r:.80}")
-        rows = [[] if row is None else list(row) for row in lists]
+        rows = []
+        for i, row in enumerate(lists):
+            if isinstance(row, (str, bytes)) or not isinstance(row, Iterable | None):
+                raise WrongTypeError(f"{what}, row {i}: expected a list of items, got {row!r:.80}")
+            rows.append([] if row is None else list(row))
         sizes = np.array([len(row) for row in rows], np.int64)
         items = [item for row in rows for item in row]
     offsets = np.zeros(len(sizes) + 1, np.int64)

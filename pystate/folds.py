@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from pystate import _core
 from pystate.aggregators import AggregateFunction, Operation
-from pystate.arrays import decoded, encoded, is_column, is_many, reference
+from pystate.arrays import check_rows, decoded, encoded, is_column, is_many, reference
 from pystate.declarations import AggregatingState, ReducingState, ValueState
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import WrongTypeError
 from pystate.handles import KeyBatch, ObjectHandle, ValueHandle, checked_batch, copied
 from pystate.types import StateType
 
@@ -33,7 +33,6 @@ _CORE: dict[Any, Operation] = {
 }
 #: More digits than two decimals of 38 can give: their sum is exact, and a column refuses it itself.
 _EXACT = decimal.Context(prec=100)
-_NO_ARITHMETIC = ("boolean", "string", "binary", "object")
 
 
 def _value_handle(table: _core.Table, column: int, name: str, type: StateType) -> ValueHandle:
@@ -77,10 +76,9 @@ class _Fold:
         The sources vanish. The current namespace stays.
         """
         current = self.table.current_namespace()
+        target, sources = self.table.merged_namespaces(target, sources)
         try:
             for source in sources:
-                if source == target:
-                    continue
                 self.table.set_namespace(source)
                 kept = self._holder.value()
                 if kept is None:
@@ -155,8 +153,7 @@ class ReducingHandle(_Fold):
         self._kept: ValueHandle = _value_handle(table, column, name, declaration.type)
         self._function = declaration.function
         core = _CORE.get(declaration.function)
-        arithmetic = self.type.name not in _NO_ARITHMETIC and not self.type.is_nested
-        self._operation = core if arithmetic else None
+        self._operation = core if self.type.is_number or self.type.is_time else None
         self._step: Callable[[Any, Any], Any] = declaration.function
         if self._operation == "add" or declaration.function is builtins.sum:
             self._step = _sum
@@ -193,10 +190,7 @@ class ReducingHandle(_Fold):
             return
         self._checked(keys)
         given = self._given(values, len(keys))
-        if len(given) != len(keys):
-            raise InvalidArgumentError(
-                f"state {self.name!r}: {len(given)} values for {len(keys)} keys"
-            )
+        check_rows(given, len(keys), f"state {self.name!r}")
         keys, given = _without_nulls(keys, given)
         kept = self._kept.values(keys)
         listed = kept if isinstance(kept, list) else kept.to_pylist()
@@ -308,14 +302,13 @@ class _ColumnAggregate(AggregatingHandle):
         """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
+        if self._codec is not None:
+            value = self._codec.normalize(value)
         kept = self._kept
         old = kept.value()
         if self._counts:
             kept.update(1 if old is None else old + 1)
-            return
-        if self._codec is not None:
-            value = self._codec.normalize(value)
-        if old is None:
+        elif old is None:
             kept.update(value)
         elif self._operation == "add":
             kept.update(_sum(old, value))
@@ -331,11 +324,20 @@ class _ColumnAggregate(AggregatingHandle):
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Add a value to each key's aggregate."""
-        if self._counts:
-            values = _ones(values, len(self._checked(keys)))
-        elif is_many(values):
-            # Refused where it is not of the declared type, then widened to the sum's.
-            values = encoded(values, self.declaration.type, self._codec, f"state {self.name!r}")
+        self._checked(keys)
+        # Refused where it is not of the declared type, then widened to the sum's.
+        what = f"state {self.name!r}"
+        if is_many(values):
+            if self._codec is not None:
+                values = encoded(values, self.declaration.type, self._codec, what)
+            if self._counts:
+                check_rows(values, len(keys), what)
+                values = _ones(values)
+        elif values is not None:
+            if self._codec is not None:
+                values = self._codec.normalize(values)
+            if self._counts:
+                values = 1
         getattr(self._kept, self._operation or "add")(keys, values)
 
     def results(self, keys: KeyBatch) -> Any:
@@ -383,18 +385,14 @@ def _larger(a: Any, b: Any) -> Any:
     return b if _less(a, b) else a
 
 
-def _ones(values: Any, rows: int) -> Any:
+def _ones(values: Any) -> pa.Array[Any]:
     """A one for each value that is not null."""
-    if not is_many(values):
-        return 1
-    if len(values) != rows:
-        raise InvalidArgumentError(f"{len(values)} values for {rows} keys")
     if not is_column(values):
         valid = np.array([value is not None for value in values], np.bool_)
     else:
         array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
         valid = np.asarray(array.is_valid())
-    return pa.array(np.ones(rows, np.int64), mask=~valid)
+    return pa.array(np.ones(len(valid), np.int64), mask=~valid)
 
 
 class _CoreAggregate(AggregatingHandle):
@@ -436,11 +434,10 @@ class _CoreAggregate(AggregatingHandle):
         """Add a value to each key's aggregate."""
         what, type_ = f"state {self.name!r}", self.declaration.type
         self._checked(keys)
-        if not is_many(values):
-            values = [values]
-        array = encoded(values, type_, self._codec, what)
-        if len(array) not in (1, len(keys)):
-            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        alone = not is_many(values)
+        array = encoded([values] if alone else values, type_, self._codec, what)
+        if not alone:
+            check_rows(array, len(keys), what)
         self._accumulator.add_all(keys, reference(array, type_))
 
     def results(self, keys: KeyBatch) -> Any:
@@ -501,8 +498,7 @@ class _PythonAggregate(AggregatingHandle):
         """Add a value to each key's aggregate."""
         rows = len(self._checked(keys))
         given = _listed(values) if is_many(values) else [values] * rows
-        if len(given) != rows:
-            raise InvalidArgumentError(f"state {self.name!r}: {len(given)} values for {rows} keys")
+        check_rows(given, rows, f"state {self.name!r}")
         keys, given = _without_nulls(keys, given)
         kept = self._kept.values(keys)
         self._kept.update_all(keys, _fold_in_order(keys, given, kept, self._plus))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arrays import decoded, encoded, from_parts, is_many, reference
+from pystate.arrays import check_rows, decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ValueState
 from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
 from pystate.types import StateType
@@ -34,7 +34,6 @@ __all__ = [
 
 _ADD, _MIN, _MAX = 1, 2, 3
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
-_NO_ARITHMETIC = ("boolean", "string", "binary", "object")
 #: Objects are written to the core in pieces of so many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
 
@@ -65,6 +64,7 @@ class KeyBatch(_core.Batch):
         self._types = types
         self._spaces = int(table.has_namespaces)
         self._normal: list[Any] | None = None
+        self._normal_spaces: list[Any] | None = None
 
     def key_arrays(self) -> list[pa.Array[Any]]:
         """The key columns, cast to the key's types."""
@@ -78,8 +78,17 @@ class KeyBatch(_core.Batch):
         return self._columns()[-1]
 
     def namespace_at(self, i: int) -> Any:
-        """The namespace of row `i`."""
-        return self.namespaces()[i].as_py() if self._spaces else None
+        """The namespace of row `i`, None for the default one."""
+        return self._namespace_names()[i] if self._spaces else None
+
+    def _namespace_names(self) -> list[Any]:
+        """The namespaces in normal form."""
+        if self._normal_spaces is None:
+            normal = self.table.normal_namespace
+            self._normal_spaces = [
+                name if name is None else normal(name) for name in self.namespaces().to_pylist()
+            ]
+        return self._normal_spaces
 
     def _columns(self) -> list[pa.Array[Any]]:
         if self._arrays is None:
@@ -106,7 +115,7 @@ class KeyBatch(_core.Batch):
         if self._normal is None:
             normal = [self.table.normal_key(key) for key in self.to_pylist()]
             if self._spaces:
-                normal = list(zip(normal, self.namespaces().to_pylist(), strict=True))
+                normal = list(zip(normal, self._namespace_names(), strict=True))
             self._normal = normal
         return self._normal
 
@@ -240,7 +249,7 @@ class ValueHandle(_core.ScalarHandle):
         StateOverflowError
             An integer or decimal left its type's range. The epoch can then only be rolled back.
         WrongTypeError
-            The state is a boolean, string, binary or object, or the values have another type.
+            The state is no number, or the values have another type.
         """
         self._apply(keys, _ADD, "add", values)
 
@@ -257,7 +266,7 @@ class ValueHandle(_core.ScalarHandle):
         self._checked(keys).clear(self.column)
 
     def _apply(self, keys: KeyBatch, op: int, name: str, values: Any) -> None:
-        if self.type.name in _NO_ARITHMETIC or self.type.is_nested:
+        if not (self.type.is_number or (self.type.is_time and op != _ADD)):
             raise WrongTypeError(f"state {self.name!r}: there is no {name} for {self.type.ddl}")
         array = self._as_values(self._checked(keys), values)
         keys.apply(self.column, op, array)
@@ -285,8 +294,7 @@ class ValueHandle(_core.ScalarHandle):
         if alone:
             return reference(encoded([values], self.type, self.codec, what), self.type)
         array = encoded(values, self.type, self.codec, what)
-        if len(array) != len(keys):
-            raise InvalidArgumentError(f"{what}: {len(array)} values for {len(keys)} keys")
+        check_rows(array, len(keys), what)
         return reference(array, self.type)
 
     def __repr__(self) -> str:
@@ -363,10 +371,7 @@ class ObjectHandle(ValueHandle):
                 f"state {self.name!r}: update_all of objects takes a sequence, got {values!r:.80}"
             )
         values = list(values)
-        if len(values) != len(names):
-            raise InvalidArgumentError(
-                f"state {self.name!r}: {len(values)} values for {len(names)} keys"
-            )
+        check_rows(values, len(names), f"state {self.name!r}")
         keys.check()
         for name, value in zip(names, values, strict=True):
             self._set(name, value)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types import TypeLike, parse_type
 
@@ -154,8 +155,8 @@ class OutputColumns:
         reason: object = "it would lose or change values"
         if castable(array.type, wanted):
             try:
-                return pc.cast(array, wanted, safe=True)
-            except pa.ArrowException as error:
+                return _cast(array, wanted)
+            except (pa.ArrowException, OverflowError) as error:
                 reason = error
         raise WrongTypeError(
             f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and got "
@@ -344,8 +345,7 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
         inferred = pa.array(values)
         if not castable(inferred.type, arrow_type):
             raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
-        exact: pa.Array[Any] = pc.cast(inferred, arrow_type, safe=True)
-        return exact
+        return _cast(inferred, arrow_type)
     for kind, refused in _REFUSED.items():
         if any(issubclass(given, kind) for given in kinds) and refused(arrow_type):
             raise TypeError(f"{kind.__name__} is not taken for {arrow_type}")
@@ -364,7 +364,17 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
                 raise TypeError(
                     "a timestamp needs a datetime with a time zone, timestamp_ntz one without"
                 )
-    return pa.array(values, type=arrow_type)
+    array: pa.Array[Any] = pa.array(values, type=arrow_type)
+    if at.is_float32(arrow_type):
+        return as_floats(array, pa.array(values, type=pa.float64()))
+    return array
+
+
+def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
+    cast: pa.Array[Any] = pc.cast(array, arrow_type, safe=True)
+    # Of floats alone, a safe cast looks at no range.
+    narrowed = at.is_float32(arrow_type) and at.is_float64(array.type)
+    return as_floats(cast, array) if narrowed else cast
 
 
 def _fits(value: Any, arrow_type: pa.DataType) -> bool:

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pystate import _core
-from pystate.arrays import as_array, is_many, reference
-from pystate.errors import InvalidArgumentError
+from pystate.arrays import as_array, check_rows, is_many, reference
 from pystate.handles import KeyBatch, checked_batch
 from pystate.types import StateType
 
@@ -64,11 +63,11 @@ class Timers:
         self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
     ) -> tuple[KeyBatch, TimeDomain, _core.ArrayRef]:
         checked_batch(keys, self._table, "timers")
-        if not is_many(timestamps):
-            timestamps = [_core.timer_time(timestamps)]
-        array = as_array(timestamps, _LONG, "timers: timestamps")
-        if len(array) not in (1, len(keys)):
-            raise InvalidArgumentError(f"{len(array)} timestamps for {len(keys)} keys")
+        alone = not is_many(timestamps)
+        given = [_core.timer_time(timestamps)] if alone else timestamps
+        array = as_array(given, _LONG, "timers: timestamps")
+        if not alone:
+            check_rows(array, len(keys), "timers: timestamps")
         return keys, domain, reference(array, _LONG)
 
     def next(self, domain: TimeDomain) -> int | None:

@@ -60,6 +60,8 @@ _ARROW: dict[str, pa.DataType] = {
     "object": pa.binary(),
 }
 
+_NUMBERS = ("byte", "short", "int", "long", "float", "double", "decimal")
+
 _SYNONYMS = {
     "tinyint": "byte",
     "smallint": "short",
@@ -177,6 +179,16 @@ class StateType:
         return self.name == "object"
 
     @property
+    def is_number(self) -> bool:
+        """Whether values can be added."""
+        return self.name in _NUMBERS
+
+    @property
+    def is_time(self) -> bool:
+        """Whether values are days or times, which have an order and no sum."""
+        return self.name in ("date", "timestamp", "timestamp_ntz")
+
+    @property
     def is_bytes(self) -> bool:
         """Whether values have a variable width."""
         return self.name in ("string", "binary", "object") or (
@@ -204,14 +216,22 @@ class StateType:
         """The width of a scalar inside a nested value; 0 where it varies."""
         return _WIDTHS.get(self.name, 0)
 
-    def codec(self, name: str) -> _core.Codec:
-        """What turns this type's Python values into the core's and back."""
+    def codec(self, name: str, label: str = "") -> _core.Codec:
+        """What turns this type's Python values into the core's and back.
+
+        Parameters
+        ----------
+        name : str
+            The state's, or the column's.
+        label : str
+            What errors begin with, where it is not the state.
+        """
         if self.is_nested:
             # Loaded late: it builds on types.
             from pystate.nested import NestedCodec
 
             return NestedCodec(self, name)
-        return _core.Codec(name, self.code, self.precision, self.scale, self.ddl)
+        return _core.Codec(name, self.code, self.precision, self.scale, self.ddl, label)
 
     def __repr__(self) -> str:
         return f"StateType({self.ddl!r})"

@@ -69,7 +69,7 @@ def test_a_wrong_value_is_named_and_nothing_is_written(
     backend["m"].put("k", 7)
     with pytest.raises(WrongTypeError, match=said) as caught:
         use(backend[name])
-    assert f"'{name}'" in str(caught.value) or f"{name}'s key" in str(caught.value)
+    assert f"state '{name}'" in str(caught.value)
     assert snapshot(backend) == [[7], [], [("k", 7)]]
 
 
@@ -89,6 +89,9 @@ def test_columns_of_other_types_are_refused(backend: ps.KeyedStateBackend) -> No
         lambda: backend["l"].append(keys, np.array([2**40, 1])),
         lambda: backend["l"].extend(keys, [["a"], []]),
         lambda: backend["l"].extend(keys, "ab"),
+        lambda: backend["texts"].extend(keys, ["ab", ["c"]]),
+        lambda: backend["l"].extend(keys, [5, [1]]),
+        lambda: backend["l"].extend(keys, pa.array([5, 6], pa.int32())),
         lambda: backend["m"].put_entries(keys, [1, 2], [1, 2]),
         lambda: backend["m"].put_entries(keys, ["a", "b"], ["a", "b"]),
         lambda: backend["m"].get_entries(keys, [1, 2]),
@@ -305,3 +308,9 @@ def test_a_text_is_no_list_of_items(backend: ps.KeyedStateBackend) -> None:
     for wrong in ("abc", b"abc", 5):
         with pytest.raises(WrongTypeError, match="update takes items"):
             backend["texts"].update(wrong)
+
+
+def test_lists_of_one_size_are_appended(backend: ps.KeyedStateBackend) -> None:
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
+    backend["l"].extend(backend.keys([1, 2, 1]), pairs)
+    assert backend["l"].lists(backend.keys([1, 2])).to_pylist() == [[1, 2, 3, 4], []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import operator
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -96,6 +97,9 @@ def test_wrong_lengths_and_batches_are_refused(backend: ps.KeyedStateBackend) ->
         values = ["a"] * 3 if name in ("joined", "count", "kinds", "own") else [1] * 3
         with pytest.raises(InvalidArgumentError, match="3 values for 2 keys"):
             handle.add_all(backend.keys([1, 2]), values)
+        # A sequence of one is no value for all.
+        with pytest.raises(InvalidArgumentError, match="1 values for 2 keys"):
+            handle.add_all(backend.keys([1, 2]), values[:1])
         for use in (
             lambda h, k, v=values: h.add_all(k, v[:2]),
             lambda h, k: results(h, k),
@@ -111,7 +115,8 @@ def test_wrong_lengths_and_batches_are_refused(backend: ps.KeyedStateBackend) ->
 def test_without_a_current_key_it_refuses(backend: ps.KeyedStateBackend, name: str) -> None:
     backend.clear_current_key()
     handle = backend[name]
-    uses: list[Callable[[], Any]] = [lambda: handle.add(1), handle.get, handle.clear]
+    value = "a" if name in ("joined", "count", "kinds", "own") else 1
+    uses: list[Callable[[], Any]] = [lambda: handle.add(value), handle.get, handle.clear]
     for use in uses:
         with pytest.raises(NoCurrentKeyError):
             use()
@@ -203,6 +208,41 @@ def test_declarations_that_make_no_sense() -> None:
         ps.AggregatingState(ps.Mean)  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="Sum"):
         ps.AggregatingState(ps.Sum(), "string")
+    for type_ in ("date", "timestamp", "timestamp_ntz"):
+        for function in (sum, operator.add):
+            with pytest.raises(DeclarationError, match=f"no sum of values of type {type_}"):
+                ps.ReducingState(type_, function)
+
+
+def test_days_have_an_order_and_no_sum() -> None:
+    days = [datetime.date(2024, 2, 29), datetime.date(1969, 12, 31)]
+    states: dict[str, ps.State] = {
+        "latest": ps.ReducingState("date", max),
+        "day": ps.ValueState("date"),
+    }
+    with ps.KeyedStateBackend("long", states=states) as backend:
+        keys = backend.keys([1, 1])
+        backend["latest"].add_all(keys, days)
+        backend["day"].min(keys, days)
+        assert backend["latest"].values(keys)[0].as_py() == days[0]
+        assert backend["day"].values(keys)[0].as_py() == days[1]
+        with pytest.raises(WrongTypeError, match="state 'day': there is no add for date"):
+            backend["day"].add(keys, days)
+
+
+def test_a_value_for_all_keys_is_of_the_declared_type(backend: ps.KeyedStateBackend) -> None:
+    keys = backend.keys([1, 2])
+    for name, wrong in (("sum", "4"), ("count", 4), ("mean", "4"), ("top", "4"), ("joined", 4)):
+        with pytest.raises(WrongTypeError, match=f"state '{name}'"):
+            backend[name].add_all(keys, wrong)
+        with pytest.raises(WrongTypeError, match=f"state '{name}'"):
+            backend[name].add_all(keys, [wrong, wrong])
+    for values in (2**40, [2**40, 1]):
+        with pytest.raises((StateOverflowError, WrongTypeError), match="state 'sum'"):
+            backend["sum"].add_all(keys, values)
+    for name in STATES:
+        backend[name].add_all(keys, None)
+    assert len(backend) == 0
 
 
 def test_a_function_that_raises_changes_nothing(backend: ps.KeyedStateBackend) -> None:

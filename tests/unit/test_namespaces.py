@@ -1,9 +1,10 @@
-"""Namespaces: states and timers by (key, namespace), in functions."""
+"""Namespaces: states and timers by (key, namespace), in functions and of a backend."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pystate as ps
@@ -118,3 +119,88 @@ def test_a_look_is_at_the_namespace_that_it_names() -> None:
         harness.advance_watermark(50)
         assert harness.state("o", "a") == ["default"]
         assert harness.state("o", "a", 5) == ["rung"]
+
+
+STATES: dict[str, ps.State] = {
+    "n": ps.ValueState("long", default=0),
+    "o": ps.ValueState(object),
+    "l": ps.ListState("long"),
+    "r": ps.ReducingState("long", max),
+}
+
+
+def spaced(type: str) -> ps.KeyedStateBackend:
+    return ps.KeyedStateBackend("string", states=STATES, namespace=type, uid="orders")
+
+
+@pytest.mark.parametrize(
+    ("type", "given", "same"),
+    [
+        ("float", 0.1, float(np.float32(0.1))),
+        ("double", float("nan"), -float("nan")),
+        ("double", 0.0, -0.0),
+        ("double", 3, 3.0),
+        ("binary", b"x", bytearray(b"x")),
+        ("long", 7, np.int32(7)),
+    ],
+)
+def test_equal_namespaces_are_one(type: str, given: Any, same: Any) -> None:
+    with spaced(type) as backend:
+        for epoch in range(2):
+            for name in (given, same):
+                backend.set_current_key("a")
+                backend.set_current_namespace(name)
+                backend["n"].update(backend["n"].value() + 1)
+                backend["o"].update([*(backend["o"].value() or []), epoch])
+                keys = backend.keys(["a"], [same])
+                assert backend["o"].values(keys) == [backend["o"].value()]
+            backend.seal()
+        backend.set_current_key("a")
+        backend.set_current_namespace(same)
+        assert backend["n"].value() == 4
+        assert backend["o"].value() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["l", "r"])
+def test_a_namespace_is_not_merged_into_itself(name: str) -> None:
+    nan = float("nan")
+    with spaced("double") as backend:
+        backend.set_current_key("a")
+        backend.set_current_namespace(nan)
+        handle = backend[name]
+        handle.add(5)
+        handle.merge_namespaces(-nan, [nan, -nan])
+        assert handle.get() in (5, [5])
+        handle.merge_namespaces(None, [nan, nan])
+        backend.set_current_namespace(None)
+        assert handle.get() in (5, [5])
+
+
+def test_a_namespace_of_another_type_leaves_the_current_one() -> None:
+    with spaced("long") as backend:
+        backend.set_current_namespace(1)
+        for _ in range(2):
+            with pytest.raises(WrongTypeError, match="the namespace is long"):
+                backend.set_current_namespace("one")
+            assert backend.current_namespace == 1
+            with pytest.raises(WrongTypeError, match="the namespace"):
+                backend["l"].merge_namespaces(1, ["one"])
+            backend.set_current_key("a")
+        backend["n"].update(3)
+        assert backend["n"].values(backend.keys(["a"], [1])).to_pylist() == [3]
+
+
+def test_a_row_that_is_selected_makes_its_namespace_current() -> None:
+    with spaced("long") as backend:
+        backend.set_current_namespace(1)
+        keys = backend.keys(["a", "b", "c"], [5, None, 6])
+        keys.select(0)
+        backend.set_current_key("z")
+        assert backend.current_namespace == 5
+        backend["n"].update(1)
+        keys.select(1)
+        assert backend.current_namespace is None
+        keys.select(2)
+        backend.seal()
+        assert backend.current_namespace == 6
+        assert backend["n"].values(backend.keys(["z", "z"], [5, 1])).to_pylist() == [1, 0]

@@ -352,6 +352,7 @@ def test_open_and_close_bracket_the_task() -> None:
         (pa.timestamp("us"), 1.5),
         (pa.date32(), 19_000),
         (pa.float64(), True),
+        (pa.float32(), 1e300),
         (pa.binary(), "text"),
         (pa.string(), b"bytes"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate import calls
 from pystate.context import TimeDomain
-from pystate.errors import DeclarationError, NoCurrentKeyError
+from pystate.errors import DeclarationError, InvalidArgumentError, NoCurrentKeyError
 from pystate.testing import Harness
 
 
@@ -328,6 +328,18 @@ def test_vectorised_deletes() -> None:
 
 
 # -- what is refused
+
+
+def test_a_list_of_one_time_is_no_time_for_all() -> None:
+    class Wrong(VectorAlarm):
+        def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
+            ctx.register_event_time_timers(keys, [77])
+
+    with (
+        alarm(Wrong()) as harness,
+        pytest.raises(InvalidArgumentError, match="timestamps: 1 values for 2 keys"),
+    ):
+        harness.process(timers(("a", 10), ("b", 10)))
 
 
 def test_a_timer_needs_a_key() -> None:
