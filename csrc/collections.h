@@ -94,6 +94,9 @@ pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Notes that all elements were read, where that counts as use. Reserves room by itself. */
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
+/* Moves the items of one row's list to another's end, with their times; those that have none get one,
+ * as from a sweep. REQUIRES: room for two touches. */
+pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i);
 /* Takes expired elements away. Begins at the place's key where it is in this map; where the sweep must
  * end in the middle of a map, the place says so. */
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s);

@@ -161,18 +161,6 @@ pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
     return PST_OK;
 }
 
-pst_status pst_list_extend(pst_table *t, const pst_list_shape *s, pst_list *l,
-                           const pst_list *from) {
-    pst_list_cursor c;
-    pst_item item;
-    pst_status st;
-    pst_list_seek(&c, t->heap, t->h->committed[PST_SPACE_HEAP], s, from, 0);
-    while (!(st = pst_list_next(&c, &item, NULL)))
-        if ((st = pst_list_append(t, s, l, &item)))
-            return st;
-    return st == PST_NOT_FOUND ? PST_OK : st;
-}
-
 /* Frees the first chunk. */
 static pst_status drop_chunk(pst_table *t, pst_list *l, const chunk *first) {
     int born = l->born == (uint32_t)t->h->active;

@@ -111,9 +111,6 @@ static inline int pst_list_append_word(uint8_t *heap, pst_list *l, uint64_t word
     l->end++;
     return 1;
 }
-/* Appends every item of another list of the same shape. */
-pst_status pst_list_extend(pst_table *t, const pst_list_shape *s, pst_list *l,
-                           const pst_list *from);
 /* Frees the chain; *l becomes all zero. */
 pst_status pst_list_clear(pst_table *t, pst_list *l);
 /* Frees head chunks all of whose items have a time below `before`, up to the first that has not;

@@ -363,6 +363,9 @@ pst_status pst_value_clear(pst_table *t, int32_t column); /* -1: the whole key *
 /* Of the current key. PST_INVALID for a column of another kind. What has expired is neither seen
  * nor counted, and goes when its list or map is written to. */
 pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item);
+/* Appends the items of key `from` (cells and nulls as for pst_key_set), each with its time; that key
+ * has no list then. Nothing happens if it has none, or is the current key. */
+pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls);
 pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value);
 pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value);
 pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key); /* PST_NOT_FOUND */

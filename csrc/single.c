@@ -54,18 +54,25 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     return PST_OK;
 }
 
-pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
+/* The key of these cells as the table's index has it. */
+static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls,
+                         pst_key_buffer *buffer, pst_key *key) {
     if (!t->attached)
         return PST_INVALID;
+    pst_status s = pst_key_encode(&t->schema, cells, nulls, buffer, key);
+    if (!s)
+        s = check_group(t, key->hash);
+    if (!s && pst_key_has_namespace(&t->schema))
+        key->hash = pst_key_spread(key->hash, key->bytes, t->max_parallelism);
+    return s;
+}
+
+pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
     pst_key key;
     pst_cell own = cells[0];
-    pst_status s = pst_key_encode(&t->schema, cells, nulls, &t->current_bytes, &key);
-    if (!s)
-        s = check_group(t, key.hash);
+    pst_status s = key_of(t, cells, nulls, &t->current_bytes, &key);
     if (s)
         return s;
-    if (pst_key_has_namespace(&t->schema))
-        key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     /* A plain bytes key still points at the caller's memory. */
     if (key.bytes.size && key.bytes.data == own.bytes.data) {
         if (t->current_bytes.capacity < key.bytes.size) {
@@ -176,6 +183,27 @@ pst_status pst_value_clear(pst_table *t, int32_t column) {
     uint64_t *row = pst_row(t, slot);
     pst_touch(t, slot, row);
     return pst_poison(t, column < 0 ? pst_row_delete(t, row) : pst_row_clear(t, row, column));
+}
+
+pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {
+    pst_key_buffer encoded = {NULL, 0, 0};
+    pst_key key;
+    uint32_t slot, source = PST_NONE;
+    pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_LIST);
+    if (!s)
+        s = key_of(t, from, nulls, &encoded, &key);
+    if (!s)
+        source = pst_index_find(t, &key);
+    pst_free(encoded.data);
+    if (s || source == PST_NONE || source == current_slot(t) ||
+        !pst_row_has(&t->lay, pst_row(t, source), column))
+        return s;
+    s = pst_current_row(t, 1, &slot);
+    if (!s)
+        s = pst_undo_reserve(t, 2);
+    return s ? s : pst_poison(t, pst_row_list_take(t, slot, source, column));
 }
 
 /* ---- records --------------------------------------------------------------------------------- */

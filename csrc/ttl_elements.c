@@ -25,24 +25,41 @@ static int64_t item_read(const pst_table *t, int32_t i, int64_t time) {
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-/* Writes the list anew. */
-static pst_status retime_list(pst_table *t, int32_t i, retime moved, pst_list *l) {
+static pst_status append_retimed(pst_table *t, int32_t i, retime moved, pst_list *to,
+                                 const pst_list *from) {
     const pst_list_shape *s = &t->collections[i].list;
-    pst_list fresh = {0};
     pst_list_cursor c;
     pst_item item;
     pst_status st;
-    pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, l, 0);
+    pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, from, 0);
     while ((st = pst_list_next(&c, &item, NULL)) == PST_OK) {
         item.time = moved(t, i, item.time);
-        st = pst_list_append(t, s, &fresh, &item);
+        st = pst_list_append(t, s, to, &item);
         if (st)
             return st;
     }
-    if (st == PST_NOT_FOUND)
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}
+
+/* Writes the list anew. */
+static pst_status retime_list(pst_table *t, int32_t i, retime moved, pst_list *l) {
+    pst_list fresh = {0};
+    pst_status st = append_retimed(t, i, moved, &fresh, l);
+    if (!st)
         st = pst_list_clear(t, l);
     *l = fresh;
     return st;
+}
+
+pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i) {
+    pst_list list = pst_row_list(t, pst_row(t, to), i);
+    pst_list items = pst_row_list(t, pst_row(t, from), i);
+    pst_status st = append_retimed(t, i, swept, &list, &items);
+    if (st)
+        return st;
+    pst_row_list_store(t, to, i, &list);
+    pst_touch(t, from, pst_row(t, from));
+    return pst_row_clear(t, pst_row(t, from), i);
 }
 
 static pst_status use_list(pst_table *t, uint32_t slot, int32_t i) {

@@ -21,6 +21,8 @@
 #ifndef PST_UNDO_H
 #define PST_UNDO_H
 
+#include <assert.h>
+
 #include "table.h"
 
 /* Guarantees room for n first touches and n inserts without further checks. */
@@ -44,6 +46,7 @@ static inline uint8_t *pst_undo_log(const pst_table *t, uint64_t epoch) {
 enum { PST_UNDO_AHEAD = 1024 };
 
 static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
+    assert(t->undo_count < t->undo_capacity);
     uint64_t header = row[0];
     uint64_t *record = pst_undo_record(t, t->undo, t->undo_count);
     pst_put64(record, slot);

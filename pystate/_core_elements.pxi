@@ -140,6 +140,14 @@ cdef class ListElements(CollectionHandle):
         owner = self.codec.encode(value, &cell)
         self.table.check(pst_list_add(self.table.t, self.column, &cell))
 
+    def take(self, namespace):
+        """Append the current key's items of another namespace, which it loses there."""
+        cdef pst_cell cells[PST_MAX_KEYS_]
+        cdef uint32_t nulls = 0
+        self.ready()
+        owner = self.table.encode_in(namespace, cells, &nulls)
+        self.table.check(pst_list_take(self.table.t, self.column, cells, nulls))
+
     @cython.binding(False)
     def items_list(self):
         """Return the current key's items."""

@@ -274,7 +274,7 @@ cdef class Table:
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
         self.forget_key()
-        whole = self.with_space(key) if self.spaced else key
+        whole = self.with_space(key, self.space) if self.spaced else key
         owner = self.schema.encode_key(whole, cells, &nulls)
         self.check(pst_key_set(self.t, cells, nulls))
         self.current = key
@@ -282,14 +282,18 @@ cdef class Table:
         self.has_key = True
         return 0
 
-    cdef tuple with_space(self, object key):
+    cdef object encode_in(self, object namespace, pst_cell *cells, uint32_t *nulls):
+        """Fill the cells of the current key in a namespace; returns what owns their bytes."""
+        return self.schema.encode_key(self.with_space(self.current_key(), namespace), cells, nulls)
+
+    cdef tuple with_space(self, object key, object namespace):
         """The key as the table's columns have it, its namespace last."""
         if self.schema.c.n_hashed == 1:
-            return key, self.space
+            return key, namespace
         if not isinstance(key, (tuple, list)):
             raise errors.WrongTypeError(
                 f"the key has {self.schema.c.n_hashed} columns: it is a tuple, got {key!r:.80}")
-        return (*key, self.space)
+        return (*key, namespace)
 
     def set_namespace(self, value):
         """Make a namespace current; None: the default one. The current key stays."""

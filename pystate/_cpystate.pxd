@@ -217,6 +217,7 @@ cdef extern from "pystate.h" nogil:
         pass
 
     pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item)
+    pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from_, uint32_t nulls)
     pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value)
     pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key,
                            const pst_cell *value)

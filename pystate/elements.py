@@ -143,18 +143,15 @@ class ListHandle(_Elements, _core.ListElements):
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Append the current key's items of the source namespaces to the target's, in order.
 
-        The sources vanish. The current namespace stays.
+        The sources vanish. The current namespace stays. Items keep the times at which they were
+        added.
         """
         table, current = self.table, self.table.current_namespace()
         target, sources = table.merged_namespaces(target, sources)
+        table.set_namespace(target)
         try:
             for source in sources:
-                table.set_namespace(source)
-                items = self.items_list()
-                self.clear()
-                table.set_namespace(target)
-                for item in items:
-                    _core.ListElements.add(self, item)
+                self.take(source)
         finally:
             table.set_namespace(current)
 

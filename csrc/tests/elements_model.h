@@ -313,6 +313,25 @@ static inline void em_append_long(elements_model *m, em_key *w, uint64_t value) 
     w->l[w->longs++] = em_stamp(m, value);
 }
 
+/* The items of one key's lists go to another's, with their times. */
+static inline void em_take(elements_model *m, pst_table *t, int to, int from) {
+    em_key *w = &m->now.keys[to], *other = &m->now.keys[from];
+    pst_cell key[2];
+    uint8_t room[200];
+    if (w->longs + other->longs > EM_ITEMS || w->texts + other->texts > EM_TEXTS)
+        return;
+    em_key_cells(m, from, key, room);
+    CHECK_EQ(pst_list_take(t, m->column[EM_LONGS], key, 0), PST_OK);
+    CHECK_EQ(pst_list_take(t, m->column[EM_STRINGS], key, 0), PST_OK);
+    if (to == from)
+        return;
+    memcpy(w->l + w->longs, other->l, (size_t)other->longs * sizeof *w->l);
+    memcpy(w->s + w->texts, other->s, (size_t)other->texts * sizeof *w->s);
+    w->longs += other->longs;
+    w->texts += other->texts;
+    other->longs = other->texts = 0;
+}
+
 static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
     int k = (int)(check_random(random) % EM_KEYS);
     em_key *w = &m->now.keys[k];
@@ -320,7 +339,7 @@ static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
     uint8_t room[200], other[200];
     pst_cell key = {{0, 0}, {NULL, 0}}, cell = {{r >> 32, 0}, {NULL, 0}};
     em_set_key(m, t, k);
-    switch (r % 16) {
+    switch (r % 17) {
     case 0:
         CHECK_EQ(pst_value_put(t, m->column[EM_N], &cell), PST_OK);
         w->n = em_stamp(m, r >> 32);
@@ -407,6 +426,9 @@ static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
         w->timers[domain][at] = (r >> 20) % 3 != 0;
         break;
     }
+    case 15:
+        em_take(m, t, k, (int)((r >> 8) % EM_KEYS));
+        break;
     default:
         if ((r >> 8) % 3)
             break;

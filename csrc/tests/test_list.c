@@ -230,7 +230,7 @@ static void roll_back(model *m, int32_t back) {
 
 static void step(model *m, uint64_t *random) {
     uint64_t what = check_random(random) % 100, x = check_random(random);
-    model_list *l = &m->now[x % LISTS], *other = &m->now[x / LISTS % LISTS];
+    model_list *l = &m->now[x % LISTS];
     if (what < 55) {
         append(m, l, random, what < 5 ? 600 : x % 40);
     } else if (what < 62) {
@@ -242,14 +242,6 @@ static void step(model *m, uint64_t *random) {
         trim(m, l, (int64_t)(l->start * 10 + (l->count ? x % (l->count * 11) : 0)));
     } else if (what < 76) {
         trim_to(m, l, l->start + x % (l->count + 10));
-    } else if (what < 79) {
-        if (l->count + other->count > MOST)
-            return;
-        memcpy(l->seed + l->count, other->seed, other->count * sizeof l->seed[0]);
-        memcpy(l->time + l->count, other->time, other->count * sizeof l->time[0]);
-        uint64_t n = other->count;
-        CHECK_EQ(pst_list_extend(m->t, &m->shape, &l->list, &other->list), PST_OK);
-        l->count += n;
     } else if (what < 93) {
         for (int i = 0; i < LISTS; i++)
             check_change(m, &m->sealed[m->t->h->sealed % EPOCHS][i], &m->now[i]);

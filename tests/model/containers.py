@@ -216,6 +216,12 @@ class Items(Kind):
     def append(self, row: Row, item: Any) -> None:
         self.cells.setdefault(row, []).append([copy.deepcopy(item), self.stamp()])
 
+    def move(self, source: Row, target: Row) -> None:
+        """Append items to another row's: with their times, or now where they have none."""
+        for item, written in self.cells.pop(source, []):
+            time = self.stamp() if written is None else written
+            self.cells.setdefault(target, []).append([item, time])
+
     def agree(self, row: Row, found: list[Any]) -> None:
         """Compare, and take over which expired items have gone."""
         if self.is_lenient:

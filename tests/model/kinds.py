@@ -201,10 +201,7 @@ class ListDriver(Driver):
         handle.merge_namespaces(target[1], [row[1] for row in sources])
         for row in sources:
             if row != target:
-                items = kind.read(row)
-                kind.clear(row)
-                for item in items:
-                    kind.append(target, item)
+                kind.move(row, target)
 
 
 def handle_items(handle: Any, row: Row) -> list[Any]:

@@ -125,6 +125,30 @@ def test_elements_expire_each_for_itself() -> None:
         assert made["l"].get() == [] and made["m"].is_empty()
 
 
+def test_merged_items_keep_their_times() -> None:
+    states = {"l": ps.ListState("string", ttl=ps.StateTtl(100))}
+    with ps.KeyedStateBackend("long", states=states, namespace="long") as made:
+        made.set_clock(processing_time=NOW)
+        made.set_current_key(1)
+        for at, space in ((0, 5), (60, 6), (80, None)):
+            made.set_clock(processing_time=NOW + at)
+            made.set_current_namespace(space)
+            made["l"].add(str(at))
+        made["l"].merge_namespaces(None, [5, 6])
+        assert made["l"].get() == ["80", "0", "60"]
+        file = sealed(made)
+        assert len(made) == 1
+        for at, left in ((99, ["80", "0", "60"]), (100, ["80", "60"]), (160, ["80"]), (180, [])):
+            made.set_clock(processing_time=NOW + at)
+            made.set_current_key(1)
+            assert made["l"].get() == left
+    with ps.KeyedStateBackend("long", states=states, namespace="long") as restored:
+        restored.restore([file])
+        restored.set_clock(processing_time=NOW + 100)
+        restored.set_current_key(1)
+        assert restored["l"].get() == ["80", "60"]
+
+
 def test_event_time_counts_from_the_row_to_the_watermark() -> None:
     with backend(v=ps.ValueState("long", ttl=ps.StateTtl(100, time="event"))) as made:
         made.set_clock(processing_time=NOW, watermark=50, event_time=80)
