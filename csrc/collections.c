@@ -49,7 +49,7 @@ pst_status pst_collections_create(const pst_schema *schema, pst_collection **col
     return PST_OK;
 }
 
-int pst_collections_clash(const pst_schema *schema) {
+int32_t pst_collections_clash(const pst_schema *schema) {
     uint32_t ids[PST_MAX_STATES];
     int n = 0;
     for (int32_t i = 0; i < schema->n_states; i++) {
@@ -59,11 +59,11 @@ int pst_collections_clash(const pst_schema *schema) {
         ids[n] = pst_collection_id(c->name);
         for (int k = 0; k < n; k++)
             if (ids[k] == ids[n])
-                return 1;
+                return i;
         if (ids[n++] == PST_TIMERS_ID)
-            return 1;
+            return i;
     }
-    return 0;
+    return -1;
 }
 
 pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind) {

@@ -33,8 +33,9 @@ pst_status pst_collections_create(const pst_schema *schema, pst_collection **col
 uint32_t pst_collection_id(const char *name);
 /* The id of timers. */
 #define PST_TIMERS_ID 0u
-/* Whether two lists or maps have one id, or one has that of timers: files could not tell them apart. */
-int pst_collections_clash(const pst_schema *schema);
+/* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
+ * is none. */
+int32_t pst_collections_clash(const pst_schema *schema);
 
 static inline uint64_t pst_heap_bytes(const pst_table *t) {
     return t->h->committed[PST_SPACE_HEAP];

@@ -213,7 +213,8 @@ typedef struct pst_table_options {
  * table that its last owner left in the middle of an epoch or of a roll back is recovered to its
  * last sealed epoch first. `created` (may be NULL) tells whether the table is new and empty.
  * `detail` may be NULL. PST_BUSY, PST_MISMATCH (the file is left as it is), PST_NOT_FOUND (create
- * == 0), PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID. */
+ * == 0), PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID: with a
+ * column in the detail, files could not tell that one from one before it. */
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail);
 

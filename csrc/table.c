@@ -266,8 +266,8 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
         return s;
     lay_out(schema, &t->lay);
     set_key_groups(t, o->max_parallelism, o->first_key_group, o->last_key_group);
-    s = pst_collections_clash(&t->schema) ? PST_INVALID
-                                          : pst_collections_create(&t->schema, &t->collections);
+    t->detail.column = pst_collections_clash(&t->schema);
+    s = t->detail.column >= 0 ? PST_INVALID : pst_collections_create(&t->schema, &t->collections);
     if (s)
         return s;
     t->ttl = pst_calloc((size_t)schema->n_states + 1, sizeof *t->ttl);
@@ -297,7 +297,7 @@ pst_status pst_table_open(const pst_schema *schema, const pst_table_options *opt
     pst_status s = open_table(t, schema, options, &fresh);
     if (s) {
         if (detail) {
-            pst_no_detail(detail);
+            *detail = t->detail;
             detail->sys_errno = t->arena.last_errno;
         }
         pst_table_close(t);

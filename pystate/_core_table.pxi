@@ -125,6 +125,10 @@ cdef class Table:
             self.state = UNOPENED
         if status == PST_NOT_FOUND:
             raise FileNotFoundError(2, "no shared table", path)
+        if status == PST_INVALID and detail.column >= 0:
+            raise errors.DeclarationError(
+                f"{self.where}, state {schema.state_codecs[detail.column].name!r}: files know lists "
+                "and maps by a hash of their names, and another one has the same: rename the state")
         check(status, &detail, self.where if path is None else f"{self.where}, {path}", schema)
         self.schema = schema
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int

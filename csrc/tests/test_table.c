@@ -320,7 +320,9 @@ static void test_names_that_clash(void) {
     pst_schema schema = {.n_keys = 1, .n_states = 2, .keys = &k, .states = maps};
     pst_table_options o = {.max_parallelism = 4, .last_key_group = 3};
     pst_table *t = NULL;
-    CHECK_EQ(pst_table_open(&schema, &o, &t, NULL, NULL), PST_INVALID);
+    pst_detail detail;
+    CHECK_EQ(pst_table_open(&schema, &o, &t, NULL, &detail), PST_INVALID);
+    CHECK_EQ(detail.column, 1);
     maps[1].name = "state_210241";
     CHECK_EQ(pst_table_open(&schema, &o, &t, NULL, NULL), PST_OK);
     pst_table_close(t);

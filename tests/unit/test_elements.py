@@ -314,3 +314,13 @@ def test_lists_of_one_size_are_appended(backend: ps.KeyedStateBackend) -> None:
     pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
     backend["l"].extend(backend.keys([1, 2, 1]), pairs)
     assert backend["l"].lists(backend.keys([1, 2])).to_pylist() == [[1, 2, 3, 4], []]
+
+
+def test_two_names_that_files_cannot_tell_apart() -> None:
+    # Found by trying: their hashes are equal.
+    states = {name: ps.ListState("long") for name in ("state_39487", "state_210240")}
+    with (
+        ps.KeyedStateBackend("long", states=states, uid="orders") as backend,
+        pytest.raises(DeclarationError, match="state 'state_210240': files know lists"),
+    ):
+        backend.set_current_key(1)
