@@ -29,16 +29,21 @@ class InputRows:
     columns : str, mapping or pyarrow.Schema, optional
         The columns; see `parse_columns`. By default those of the first rows. A column that held
         only nulls so far gets its type later.
+
+    Attributes
+    ----------
+    columns : OutputColumns or None
+        What is known of the columns; put back, what was learned since is forgotten.
     """
 
     def __init__(self, columns: SchemaLike | None = None) -> None:
-        self._columns = None if columns is None else parse_columns(columns, _OWNER)
+        self.columns = None if columns is None else parse_columns(columns, _OWNER)
         self._declared = columns is not None
 
     @property
     def schema(self) -> pa.Schema | None:
         """The columns, as far as they are known."""
-        return None if self._columns is None else self._columns.schema
+        return None if self.columns is None else self.columns.schema
 
     def batch(self, rows: Any) -> pa.RecordBatch | None:
         """One batch of all rows; None where there are none.
@@ -73,24 +78,24 @@ class InputRows:
         return self._of_rows(rows) if rows else None
 
     def _of_table(self, table: pa.Table) -> pa.RecordBatch | None:
-        if self._columns is None:
-            self._columns = OutputColumns(table.schema.remove_metadata(), f"{_OWNER} ({_HINT})")
+        if self.columns is None:
+            self.columns = OutputColumns(table.schema.remove_metadata(), f"{_OWNER} ({_HINT})")
         self._check(table.schema.names)
         self._refine(lambda name: table.schema.field(name).type)
         if not table.num_rows:
             return None
-        [batch] = self._columns.from_value(table.select(list(self._columns.names)))
+        [batch] = self.columns.from_value(table.select(list(self.columns.names)))
         return batch
 
     def _of_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        if self._columns is None:
+        if self.columns is None:
             names = list(dict.fromkeys(name for row in rows for name in self._names(row)))
             nulls = pa.schema([(name, pa.null()) for name in names])
-            self._columns = OutputColumns(nulls, f"{_OWNER} ({_HINT})")
-        columns = self._columns
+            self.columns = OutputColumns(nulls, f"{_OWNER} ({_HINT})")
+        columns = self.columns
         tuples = [self._tuple(row, columns.names) for row in rows]
         self._refine(lambda name: _inferred([t[columns.names.index(name)] for t in tuples]))
-        return self._columns.from_rows(tuples)
+        return self.columns.from_rows(tuples)
 
     def _names(self, row: Any) -> Iterable[str]:
         if isinstance(row, Mapping):
@@ -119,24 +124,24 @@ class InputRows:
         return tuple(row)
 
     def _check(self, names: Iterable[str]) -> None:
-        assert self._columns is not None
+        assert self.columns is not None
         found = list(names)
-        if sorted(found) != sorted(self._columns.names):
+        if sorted(found) != sorted(self.columns.names):
             why = "" if self._declared else f"; {_HINT}"
             raise InvalidArgumentError(
                 f"{_OWNER} has the columns {', '.join(map(str, found))}, not "
-                f"{', '.join(self._columns.names)}{why}"
+                f"{', '.join(self.columns.names)}{why}"
             )
 
     def _refine(self, type_of: Any) -> None:
         """Give types to columns that held only nulls."""
-        columns = self._columns
+        columns = self.columns
         assert columns is not None
         if any(map(at.is_null, columns.schema.types)):
             fields = [
                 (f.name, type_of(f.name) if at.is_null(f.type) else f.type) for f in columns.schema
             ]
-            self._columns = OutputColumns(pa.schema(fields), columns.owner)
+            self.columns = OutputColumns(pa.schema(fields), columns.owner)
 
 
 def _inferred(values: Sequence[Any]) -> pa.DataType:

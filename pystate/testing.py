@@ -208,10 +208,19 @@ class Harness:
         ReplayError
             An injected failure made the epoch run twice, with different results.
         """
-        batch = self._rows.batch(rows)
-        if batch is not None and self._trial is None:
-            self._make_ranges(key_of(batch.schema, self._options.key))
-        return self._epoch(batch, self._clock)
+        known, trial = self._rows.columns, self._trial
+        try:
+            batch = self._rows.batch(rows)
+            if batch is not None and self._trial is None:
+                self._make_ranges(key_of(batch.schema, self._options.key))
+            return self._epoch(batch, self._clock)
+        except BaseException:
+            # An epoch that failed has said nothing about columns and the key either.
+            self._rows.columns = known
+            if trial is None:
+                self.close()
+                self._trial = None
+            raise
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows: event-time timers fire.

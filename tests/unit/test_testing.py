@@ -252,6 +252,24 @@ def test_columns_of_the_first_rows() -> None:
             harness.process(rows)
 
 
+def test_a_failed_first_epoch_decides_no_columns() -> None:
+    class Picky(RowSums):
+        def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+            if batch.schema.field("v").type != pa.int64():
+                raise ValueError("v is a number")
+            return super().process_rows(key, batch, ctx)
+
+    with Harness(Picky(), key="k") as harness:
+        with pytest.raises(ValueError, match="v is a number"):
+            harness.process([{"k": "a", "v": "1"}])
+        with pytest.raises(InvalidArgumentError, match="no row has come yet"):
+            harness.state("n", 1)
+        assert harness.process(values((1, 5))) == [(1, 5)]
+        with pytest.raises(WrongTypeError, match="the first rows decide"):
+            harness.process([{"k": 1, "v": "x"}])
+        assert harness.states(1) == {"n": 5, "seen": [1]}
+
+
 def test_arguments_that_make_no_sense() -> None:
     class Stateless(ps.KeyedProcessFunction):
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
