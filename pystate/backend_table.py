@@ -249,8 +249,16 @@ class BackendTable:
         """Whether the open epoch has touched anything."""
         return self._table.dirty() or any(handle.dirty for handle in self._states.objects)
 
+    def end_idle_epoch(self) -> None:
+        """End an open epoch in which nothing was touched, without a seal.
+
+        Key batches stay valid. Objects that were read are dropped, as a seal does.
+        """
+        for handle in self._states.objects:
+            handle.discard()
+
     def __len__(self) -> int:
-        """Number of keys."""
+        """Number of keys, counted once for each namespace."""
         return self.stats().keys
 
     def __bool__(self) -> bool:

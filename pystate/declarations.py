@@ -187,8 +187,9 @@ class ValueState(State):
     ``timestamp`` holds instants: it takes datetimes with a time zone and gives them back in UTC. A
     datetime without one is refused, because its meaning would depend on the host; use
     ``timestamp_ntz`` for wall-clock times. Integers are range-checked, bools are no integers, and
-    an int is taken for a float or double where it fits without loss. Objects are unpickled once
-    and pickled once per epoch, so that a change in place counts only after `update`.
+    an int is taken for a float or double where it fits without loss. An object is unpickled once
+    per epoch, and pickled once if it was updated: a change in place needs an `update` after it, or
+    it is gone with the epoch.
 
     Examples
     --------

@@ -272,6 +272,8 @@ class Store:
             base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
             name = Lineage(uuid.uuid4().bytes, base.id, epoch)
             self._pending.append(_Delta(self._backend.seal(name)))
+        else:
+            self._backend.end_idle_epoch()
         if not self._pending and not self._unsynced:
             self._tick()
             return self.epoch

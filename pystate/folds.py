@@ -180,7 +180,7 @@ class ReducingHandle(_Fold):
         if old is not None:
             if self._normalize is not None:
                 value = self._normalize(value)
-            value = self._step(old, value)
+            value = self._reduced(old, value)
         kept.update(value)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
@@ -196,9 +196,18 @@ class ReducingHandle(_Fold):
         listed = kept if isinstance(kept, list) else kept.to_pylist()
 
         def step(old: Any, value: Any) -> Any:
-            return value if old is None else self._step(old, value)
+            return value if old is None else self._reduced(old, value)
 
         self._kept.update_all(keys, _fold_in_order(keys, given, listed, step))
+
+    def _reduced(self, old: Any, value: Any) -> Any:
+        made = self._step(old, value)
+        if made is None:
+            raise WrongTypeError(
+                f"state {self.name!r}: the function made None of {old!r:.40} and {value!r:.40}: it "
+                "returns the reduced value"
+            )
+        return made
 
     def _given(self, values: Any, rows: int) -> list[Any]:
         """The values as the scalar form has them: of the declared type, one for each row."""
@@ -481,7 +490,15 @@ class _PythonAggregate(AggregatingHandle):
     def _plus(self, accumulator: Any, value: Any) -> Any:
         if accumulator is None:
             accumulator = self._aggregate.create()
-        return self._aggregate.add(accumulator, value)
+        return self._made("add", self._aggregate.add(accumulator, value))
+
+    def _made(self, method: str, accumulator: Any) -> Any:
+        if accumulator is None:
+            raise WrongTypeError(
+                f"state {self.name!r}: {method} of {type(self._aggregate).__name__} returned None: "
+                "it returns the accumulator"
+            )
+        return accumulator
 
     def add(self, value: Any, /) -> None:
         """Add a value to the current key's."""
@@ -516,4 +533,6 @@ class _PythonAggregate(AggregatingHandle):
 
     def _merge(self, kept: Any) -> None:
         mine = self._kept.value()
-        self._kept.update(kept if mine is None else self._aggregate.merge(mine, kept))
+        if mine is not None:
+            kept = self._made("merge", self._aggregate.merge(mine, kept))
+        self._kept.update(kept)

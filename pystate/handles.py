@@ -313,8 +313,9 @@ class NestedHandle(ValueHandle):
 class ObjectHandle(ValueHandle):
     """A value of any class that can be pickled.
 
-    A value is unpickled at its first use in an epoch and pickled at the seal, so that a change in
-    place counts only if `update` follows it. The batch methods take and return lists.
+    A value is unpickled at its first use in an epoch, and pickled by its end if it was updated. A
+    change in place needs an `update` after it: without one it is gone with the epoch, or earlier.
+    The batch methods take and return lists.
     """
 
     #: The clock by which its values expire, if they do.

@@ -146,6 +146,8 @@ class Ranges:
                         done.append(share)
                         snapshot.write(out)
                     files.append((share, out.getvalue()))
+                else:
+                    share.backend.end_idle_epoch()
             sealed()
         except BaseException:
             for share in self._ranges:

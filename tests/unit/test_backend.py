@@ -539,6 +539,20 @@ def test_a_change_in_place_counts_only_after_update(backend: ps.KeyedStateBacken
     assert seen.value() == [1, 3]
 
 
+def test_an_epoch_without_a_write_drops_what_was_changed_in_place(
+    tmp_path: Path,
+) -> None:
+    with ps.open(tmp_path, key="long", states={"o": ps.ValueState(object)}) as store:
+        store.set_current_key(1)
+        store["o"].update([0])
+        store.checkpoint()
+        store.set_current_key(1)
+        store["o"].value().append(1)
+        assert store.checkpoint() == 1
+        store.set_current_key(1)
+        assert store["o"].value() == [0]
+
+
 def test_objects_follow_rollbacks_deletes_and_clears(backend: ps.KeyedStateBackend) -> None:
     seen = backend["seen"]
     seen.update_all(backend.keys([1, 2, 3]), ["a", "b", "c"])

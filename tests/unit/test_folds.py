@@ -340,6 +340,47 @@ def test_a_function_reduces_values_of_the_declared_type() -> None:
             made["n"].add_all(keys, [1, 2, 3])
 
 
+def test_a_function_that_returns_nothing_is_named() -> None:
+    class Forgets(ps.AggregateFunction[Any, Any, Any]):
+        def create(self) -> list[int]:
+            return []
+
+        def add(self, accumulator: list[int], value: int) -> Any:
+            accumulator.append(value)
+            return accumulator if value < 5 else None
+
+        def merge(self, a: list[int], b: list[int]) -> Any:
+            a += b
+
+        def result(self, accumulator: list[int]) -> int:
+            return len(accumulator)
+
+    states: dict[str, ps.State] = {
+        "r": ps.ReducingState("long", lambda a, b: None),
+        "a": ps.AggregatingState(Forgets()),
+    }
+    with ps.KeyedStateBackend("long", states=states, namespace="long") as backend:
+        backend.set_current_key(1)
+        for name, value, said in (("r", 6, "made None of 1 and 6"), ("a", 6, "add of Forgets")):
+            handle = backend[name]
+            handle.add(1)
+            backend.seal()
+            backend.set_current_key(1)
+            with pytest.raises(WrongTypeError, match=f"state '{name}'.*{said}"):
+                handle.add(value)
+            with pytest.raises(WrongTypeError, match=f"state '{name}'.*{said}"):
+                handle.add_all(backend.keys([2, 1]), [1, value])
+            backend.rollback()
+            backend.set_current_key(1)
+            assert handle.get() == 1
+            backend.set_current_namespace(7)
+            handle.add(2)
+            with pytest.raises(WrongTypeError, match=f"state '{name}'.*(merge of|made None)"):
+                handle.merge_namespaces(None, [7])
+            assert handle.get() is not None
+            backend.set_current_namespace(None)
+
+
 def test_an_own_aggregate_takes_every_form_of_a_column(backend: ps.KeyedStateBackend) -> None:
     pandas = pytest.importorskip("pandas")
     keys = backend.keys([1, 1])

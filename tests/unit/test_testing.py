@@ -156,6 +156,25 @@ def test_every_epoch_works_on_a_copy_of_the_function() -> None:
         assert harness.process(values(("a", 1))) == [1]
 
 
+def test_an_object_changed_in_place_without_update_is_gone_with_the_epoch() -> None:
+    class Forgetful(ps.KeyedProcessFunction):
+        seen = ps.ValueState(object)
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            found = self.seen.value()
+            if found is None:
+                found = set()
+                self.seen.update(found)
+            found.add(row["v"])
+            yield len(found)
+
+    with Harness(Forgetful(), key="k") as harness:
+        assert [harness.process(values((1, i)))[0] for i in range(4)] == [1, 2, 2, 2]
+        assert harness.state("seen", 1) == {0}
+        with Harness.restore(harness.snapshot(), Forgetful()) as restored:
+            assert restored.state("seen", 1) == {0}
+
+
 def test_an_epoch_that_raises_changes_nothing() -> None:
     class Picky(ps.KeyedProcessFunction):
         n = ps.ValueState("long", default=0)
