@@ -148,6 +148,12 @@ cdef class Codec:
         return True
 
     cdef int encode_timestamp(self, object value, pst_cell *cell) except -1:
+        if not cdt.PyDateTime_CheckExact(value):
+            # Those of pandas.
+            if value != value:
+                raise self.wrong(value, "; a missing time is None")
+            if getattr(value, "nanosecond", 0):
+                raise self.wrong(value, "; its nanoseconds would be lost: floor('us') drops them")
         if self.naive != (value.tzinfo is None):
             if self.naive:
                 raise self.wrong(value, "; drop the time zone, or declare timestamp")

@@ -319,6 +319,9 @@ cdef class Table:
         """Return what a merge goes through: its target, and the others in order, each once."""
         # A list: it finds NaN, which is itself and not equal to itself.
         names = [self.normal_namespace(target)]
+        if isinstance(sources, (str, bytes)) or not hasattr(sources, "__iter__"):
+            raise errors.WrongTypeError(
+                f"{self.where}: merge_namespaces takes a list of sources, got {sources!r:.80}")
         for source in map(self.normal_namespace, sources):
             if source not in names:
                 names.append(source)

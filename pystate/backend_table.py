@@ -151,7 +151,11 @@ class BackendTable:
         return self._table.is_open
 
     def __getitem__(self, name: str) -> Any:
-        return self._states.handles[name]
+        try:
+            return self._states.handles[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._states.handles)) or "none"
+            raise KeyError(f"no state {name!r}; declared: {known}") from None
 
     # -- life
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arrays import check_rows, decoded, encoded, from_parts, is_many, reference
+from pystate.arrays import as_array, check_rows, decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ValueState
 from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
 from pystate.types import StateType
@@ -80,6 +80,39 @@ class KeyBatch(_core.Batch):
     def namespace_at(self, i: int) -> Any:
         """The namespace of row `i`, None for the default one."""
         return self._namespace_names()[i] if self._spaces else None
+
+    def in_namespaces(self, namespaces: Any) -> KeyBatch:
+        """The same keys, in other namespaces.
+
+        Parameters
+        ----------
+        namespaces : array-like or scalar
+            A namespace per key, null for the default one; or one for all, None for the default one.
+
+        Returns
+        -------
+        KeyBatch
+            What is read and written with it is that of these namespaces, timers too.
+
+        Raises
+        ------
+        DeclarationError
+            There are no namespaces.
+        WrongTypeError
+            They are of another type.
+        """
+        self.check()
+        if not self._spaces:
+            # Says how a table gets them.
+            self.table.normal_namespace(None)
+        keys, type_ = self.key_arrays(), self._types[-1]
+        if is_many(namespaces):
+            spaces = as_array(namespaces, type_, "the namespaces")
+            check_rows(spaces, len(self), "the namespaces")
+        else:
+            one = as_array([namespaces], type_, "the namespaces")
+            spaces = pa.repeat(one[0], len(self))
+        return KeyBatch(self.table, [*keys, spaces], self._types)
 
     def _namespace_names(self) -> list[Any]:
         """The namespaces in normal form."""

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import pystate as ps
-from pystate.errors import WrongTypeError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    StaleKeyBatchError,
+    WrongTypeError,
+)
 from pystate.testing import Harness
 
 COLUMNS = "k string, at long"
@@ -185,6 +190,8 @@ def test_a_namespace_of_another_type_leaves_the_current_one() -> None:
             assert backend.current_namespace == 1
             with pytest.raises(WrongTypeError, match="the namespace"):
                 backend["l"].merge_namespaces(1, ["one"])
+            with pytest.raises(WrongTypeError, match="takes a list of sources, got 2"):
+                backend["l"].merge_namespaces(1, 2)
             backend.set_current_key("a")
         backend["n"].update(3)
         assert backend["n"].values(backend.keys(["a"], [1])).to_pylist() == [3]
@@ -204,3 +211,51 @@ def test_a_row_that_is_selected_makes_its_namespace_current() -> None:
         backend.seal()
         assert backend.current_namespace == 6
         assert backend["n"].values(backend.keys(["z", "z"], [5, 1])).to_pylist() == [1, 0]
+
+
+def test_keys_of_a_batch_in_other_namespaces() -> None:
+    with spaced("long") as backend:
+        keys = backend.keys(["a", "b", "a"])
+        backend["n"].add(keys, 1)
+        backend["n"].add(keys.in_namespaces(5), 10)
+        backend["n"].add(keys.in_namespaces([5, 6, None]), 100)
+        found = {
+            space: backend["n"].values(keys.in_namespaces(space)).to_pylist()
+            for space in (None, 5, 6)
+        }
+        assert found == {None: [102, 1, 102], 5: [120, 10, 120], 6: [0, 100, 0]}
+        assert keys.in_namespaces(5).in_namespaces(None).namespaces().to_pylist() == [None] * 3
+        assert keys.in_namespaces(5).to_pylist() == ["a", "b", "a"]
+        with pytest.raises(WrongTypeError, match="the namespaces"):
+            keys.in_namespaces("five")
+        with pytest.raises(InvalidArgumentError, match="the namespaces: 1 values for 3 keys"):
+            keys.in_namespaces([5])
+        backend.seal()
+        with pytest.raises(StaleKeyBatchError):
+            keys.in_namespaces(5)
+    with (
+        ps.KeyedStateBackend("string", states=STATES) as plain,
+        pytest.raises(DeclarationError, match="without namespaces"),
+    ):
+        plain.keys(["a"]).in_namespaces(5)
+
+
+def test_a_vectorised_function_in_namespaces() -> None:
+    class Vector(ps.VectorizedFunction):
+        namespace = "long"
+        n = ps.ValueState("long", default=0)
+
+        def process(self, keys: ps.KeyBatch, batch: Any, ctx: ps.RuntimeContext) -> None:
+            windows = keys.in_namespaces([at // 10 * 10 for at in batch.column("at").to_pylist()])
+            self.n.add(windows, 1)
+            ctx.register_event_time_timers(windows, 9)
+
+        def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
+            yield {"k": keys.key_arrays()[0], "at": keys.namespaces(), "n": self.n.values(keys)}
+
+    with Harness(Vector(), {"k": "string"}, columns=COLUMNS) as harness:
+        harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
+        assert harness.state("n", "a", namespace=0) == 2
+        assert harness.state("n", "a") == 0
+        fired = harness.advance_watermark(30)
+        assert sorted(fired) == [("a", 0, 2), ("a", 10, 1), ("b", 10, 1)]

@@ -7,6 +7,7 @@ import math
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -167,6 +168,11 @@ REFUSED = [
     ("timestamp", dt.date(2024, 1, 1), WrongTypeError),
     ("timestamp", 5, WrongTypeError),
     ("timestamp_ntz", dt.datetime(2024, 1, 1, tzinfo=UTC), WrongTypeError),
+    ("timestamp", pd.Timestamp("2024-01-01T00:00:00.123456789Z"), WrongTypeError),
+    ("timestamp_ntz", pd.Timestamp("2024-01-01T00:00:00.000000001"), WrongTypeError),
+    ("timestamp", pd.NaT, WrongTypeError),
+    ("timestamp_ntz", pd.NaT, WrongTypeError),
+    ("date", pd.NaT, WrongTypeError),
     ("decimal(5,2)", Decimal("1.234"), WrongTypeError),
     ("decimal(5,2)", Decimal("1000"), StateOverflowError),
     ("decimal(5,2)", Decimal("1E+500"), StateOverflowError),
