@@ -9,7 +9,7 @@ import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as at
@@ -99,7 +99,9 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     Parameters
     ----------
     array : pyarrow.Array
-        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone.
+        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a map a
+        dict, also inside other values. Of a map that has a key twice, the last value stays, as in
+        PySpark. Only a map whose keys are structs, arrays or maps stays a list of pairs.
     name : str
         The column, for the error.
 
@@ -110,7 +112,8 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     """
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
-        return values
+        convert = _with_dicts(array.type)
+        return values if convert is None else list(map(convert, values))
     try:
         return datetimes(array)
     except OverflowError as error:
@@ -118,3 +121,58 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
             f"column {name!r}: {error} microseconds since 1970 is no timestamp that Python can "
             "hold (years 1 to 9999); filter such rows out, or use a VectorizedFunction"
         ) from None
+
+
+#: Makes dicts of the pairs that a value has for a map; the value is not used by anyone else yet.
+_Convert: TypeAlias = "Callable[[Any], Any]"
+
+
+@lru_cache(maxsize=1024)
+def _with_dicts(arrow_type: Any) -> _Convert | None:
+    """What makes dicts of the maps in `to_pylist`'s values; None where the type holds no map.
+
+    Arrow does so itself only in versions that are newer than the oldest supported one.
+    """
+    if at.is_map(arrow_type):
+        return _map_converter(arrow_type)
+    if at.is_struct(arrow_type):
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        parts = [(f.name, c) for f in fields if (c := _with_dicts(f.type)) is not None]
+        return _fields_converter(parts) if parts else None
+    if at.is_dictionary(arrow_type) or _is_list(arrow_type):
+        inner = _with_dicts(arrow_type.value_type)
+        if inner is None or at.is_dictionary(arrow_type):
+            return inner
+        return lambda value: None if value is None else list(map(inner, value))
+    return None
+
+
+def _map_converter(arrow_type: Any) -> _Convert | None:
+    inner = _with_dicts(arrow_type.item_type)
+    if at.is_nested(arrow_type.key_type):
+        if inner is None:
+            return None
+        return lambda value: None if value is None else [(k, inner(v)) for k, v in value]
+    if inner is None:
+        return lambda value: None if value is None else dict(value)
+    return lambda value: None if value is None else {k: inner(v) for k, v in value}
+
+
+def _fields_converter(parts: list[tuple[str, _Convert]]) -> _Convert:
+    def convert(value: Any) -> Any:
+        if value is not None:
+            for name, part in parts:
+                value[name] = part(value[name])
+        return value
+
+    return convert
+
+
+def _is_list(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_list(arrow_type)
+        or at.is_large_list(arrow_type)
+        or at.is_fixed_size_list(arrow_type)
+        or at.is_list_view(arrow_type)
+        or at.is_large_list_view(arrow_type)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pickle
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,40 @@ def test_timestamps_are_aware_whatever_the_session() -> None:
     rows = list(RowFactory(["t", "n"]).rows(pa.record_batch(arrays, names=["t", "n"])))
     epoch = datetime.datetime(1970, 1, 1)
     assert rows == [(epoch.replace(tzinfo=datetime.timezone.utc), epoch), (None, None)]
+
+
+COUNTS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("arrow_type", "values", "expected"),
+    [
+        (COUNTS, [[("b", 1), ("a", None)], [], None], [{"b": 1, "a": None}, {}, None]),
+        (pa.list_(COUNTS), [[[("a", 1)], None], None], [[{"a": 1}, None], None]),
+        (pa.large_list(COUNTS), [[[("a", 1)]]], [[{"a": 1}]]),
+        (pa.list_(COUNTS, 1), [[[("a", 1)]]], [[{"a": 1}]]),
+        (
+            pa.struct([("n", pa.int64()), ("m", COUNTS)]),
+            [{"n": 1, "m": [("a", 1)]}, {"n": 2, "m": None}, None],
+            [{"n": 1, "m": {"a": 1}}, {"n": 2, "m": None}, None],
+        ),
+        (
+            pa.map_(pa.int32(), pa.list_(pa.struct([("m", COUNTS)]))),
+            [[(7, [{"m": [("a", 1)]}])]],
+            [{7: [{"m": {"a": 1}}]}],
+        ),
+        # Python's dict cannot have these keys.
+        (pa.map_(pa.list_(pa.int64()), pa.int64()), [[([1], 2)]], [[([1], 2)]]),
+        (pa.map_(pa.list_(pa.int64()), COUNTS), [[([1], [("a", 1)])]], [[([1], {"a": 1})]]),
+        (COUNTS, [[("a", 1), ("a", 2)]], [{"a": 2}]),
+    ],
+    ids=str,
+)
+def test_maps_are_dicts_at_any_depth(
+    arrow_type: pa.DataType, values: list[Any], expected: list[Any]
+) -> None:
+    batch = pa.record_batch([pa.array(values, arrow_type)], names=["m"])
+    assert [row["m"] for row in RowFactory(["m"]).rows(batch)] == expected
 
 
 FIRST = -62_135_596_800_000_000

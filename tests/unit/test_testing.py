@@ -372,6 +372,30 @@ def test_the_watermark_follows_the_rows_with_an_allowed_delay() -> None:
         assert harness.state("last", "a") == begin + 5 * 60_000
 
 
+class Maps(ps.KeyedProcessFunction):
+    seen = ps.MapState("string", "long")
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        for name, number in row["m"].items():
+            self.seen.put(name, number)
+        ctx.output("copies", (row["m"],))
+        yield key, row["m"], [row["m"]]
+
+
+def test_maps_are_dicts_in_rows_and_outputs() -> None:
+    with Harness(
+        Maps(),
+        key="k",
+        columns="k long, m map<string,long>",
+        schema="k long, m map<string,long>, l array<map<string,long>>",
+        side_outputs={"copies": "m map<string,long>"},
+    ) as harness:
+        found = harness.process([{"k": 1, "m": {"a": 1, "b": 2}}])
+        assert found == [(1, {"a": 1, "b": 2}, [{"a": 1, "b": 2}])]
+        assert harness.side_output("copies") == [({"a": 1, "b": 2},)]
+        assert harness.state("seen", 1) == {"a": 1, "b": 2}
+
+
 def test_side_outputs_with_and_without_columns() -> None:
     class Splits(ps.KeyedProcessFunction):
         n = ps.ValueState("long")
