@@ -20,6 +20,7 @@ import pyarrow.types as at
 
 from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.output_nested import NestedColumn
 from pystate.types import TypeLike, parse_type
 
 __all__ = [
@@ -65,6 +66,7 @@ class OutputColumns:
         self.names = tuple(schema.names)
         self.ddl = tuple(map(str, schema.types)) if ddl is None else tuple(ddl)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        self._nested = tuple(NestedColumn.of(field.name, field.type) for field in schema)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn what a function yielded, one tuple per row, into a batch.
@@ -122,16 +124,28 @@ class OutputColumns:
         )
 
     def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
-        arrow_type = self.schema.field(index).type
         try:
-            array = _exact_array(values, arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            bad = next((v for v in values if not _fits(v, arrow_type)), None)
+            array = self._made(index, values)
+        except _MISFITS as error:
+            bad = next((v for v in values if not self._fits(index, v)), None)
             raise WrongTypeError(
                 f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
                 f"got {_shown(bad)} of type {type(bad).__qualname__}: {error}"
             ) from None
         return self._checked(index, array)
+
+    def _made(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
+        nested = self._nested[index]
+        if nested is not None:
+            return nested.array(values)
+        return _exact_array(values, self.schema.field(index).type)
+
+    def _fits(self, index: int, value: object) -> bool:
+        try:
+            self._made(index, [value])
+        except _MISFITS:
+            return False
+        return True
 
     def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema) and not any(self.required):
@@ -295,9 +309,23 @@ def castable(source: pa.DataType, target: pa.DataType) -> bool:
     if source == target or at.is_null(source):
         return True
     if at.is_nested(source):
-        return type(source) is type(target)
+        return _nested_castable(source, target)
     families = (_is_number, _is_text, _is_bytes, _is_day_or_instant)
     return any(member(source) and member(target) for member in families)
+
+
+def _nested_castable(source: Any, target: Any) -> bool:
+    if type(source) is not type(target):
+        return False
+    if at.is_struct(source):
+        given = {source.field(i).name: source.field(i).type for i in range(source.num_fields)}
+        wanted = [target.field(i) for i in range(target.num_fields)]
+        return all(f.name not in given or castable(given[f.name], f.type) for f in wanted)
+    if at.is_map(source):
+        return castable(source.key_type, target.key_type) and castable(
+            source.item_type, target.item_type
+        )
+    return at.is_union(source) or castable(source.value_type, target.value_type)
 
 
 def _is_number(arrow_type: pa.DataType) -> bool:
@@ -325,6 +353,8 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
+#: What a value that does not fit its column may raise.
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NUMBERS = (int, float, np.number)
 #: Python types that Arrow would take for these columns, where a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
@@ -338,7 +368,7 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
     """An array of the values where `pyarrow.array` alone would round, cut or guess.
 
     It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
-    without a time zone for one in UTC. Inside nested types its own rules hold.
+    without a time zone for one in UTC. Nested types have `NestedColumn`.
     """
     kinds = set(map(type, values)) - {type(None)}
     if at.is_integer(arrow_type) and kinds - {int}:
@@ -375,14 +405,6 @@ def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
     # Of floats alone, a safe cast looks at no range.
     narrowed = at.is_float32(arrow_type) and at.is_float64(array.type)
     return as_floats(cast, array) if narrowed else cast
-
-
-def _fits(value: Any, arrow_type: pa.DataType) -> bool:
-    try:
-        _exact_array([value], arrow_type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def _shown(value: object) -> str:
