@@ -204,7 +204,8 @@ class KeyedProcessFunction(StatefulFunction):
         key : object
             The row's key, a tuple where it has several columns.
         row : Row
-            ``row["x"]``, or ``row.x`` where it cannot be mistaken.
+            ``row["x"]``, or ``row.x`` where it cannot be mistaken; ``"x" in row`` and
+            ``row.asDict()`` as Spark's `Row` has them.
         ctx : RuntimeContext
             About the task and the row.
 

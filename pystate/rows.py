@@ -23,8 +23,23 @@ __all__ = ["Row", "RowFactory", "python_values"]
 class Row(tuple[Any, ...]):
     """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` where that is an identifier.
 
-    A tuple: it compares, unpacks and hashes like one, and may be kept. `fields` of the class holds
-    the column names.
+    A tuple: it compares, unpacks and hashes like one, and may be kept. Like Spark's `Row` it
+    answers ``"name" in row`` and `asDict`. A column's name comes before a method's: ``row.count``
+    and ``row.asDict`` are the columns where there are such, and ``row["count"]`` always is.
+
+    Notes
+    -----
+    There is no ``get``, ``keys``, ``values`` or ``items``, which could well be columns:
+    ``row.asDict()`` has them. `_fields` of the class holds the column names.
+
+    Examples
+    --------
+    >>> batch = pa.record_batch({"user": ["ada"], "clicks": [3]})
+    >>> [row] = RowFactory(batch.schema.names).rows(batch)
+    >>> row["user"], row.clicks, row[0], "clicks" in row
+    ('ada', 3, 'ada', True)
+    >>> row.asDict()
+    {'user': 'ada', 'clicks': 3}
     """
 
     __slots__ = ()
@@ -39,9 +54,24 @@ class Row(tuple[Any, ...]):
                 raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}") from None
         return tuple.__getitem__(self, item)
 
+    def __contains__(self, item: object) -> bool:
+        # As in row[item]: a string is a column's name, anything else is of the tuple.
+        return item in self._positions if type(item) is str else tuple.__contains__(self, item)
+
+    def asDict(self, recursive: bool = False) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The columns by name.
+
+        Parameters
+        ----------
+        recursive : bool
+            As Spark's `Row` takes it; structs inside a row are dicts in any case.
+        """
+        return dict(zip(self._fields, self, strict=True))
+
     def __getattr__(self, name: str) -> Any:
         # Reached only where no column and no tuple attribute has that name.
-        raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}")
+        hint = "; of a dict: row.asDict()" if hasattr(dict, name) else ""
+        raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}{hint}")
 
     def __repr__(self) -> str:
         return f"Row({', '.join(f'{n}={v!r}' for n, v in zip(self._fields, self, strict=True))})"

@@ -42,6 +42,30 @@ def test_rows_by_name_position_and_attribute() -> None:
     assert repr(RowFactory(["x"])._make((1,))) == "Row(x=1)"
 
 
+def row_of(**columns: Any) -> Any:
+    [row] = RowFactory(list(columns)).rows(pa.record_batch({n: [v] for n, v in columns.items()}))
+    return row
+
+
+def test_rows_answer_as_sparks_do() -> None:
+    row = row_of(k="ada", n=3)
+    assert row.asDict() == row.asDict(True) == {"k": "ada", "n": 3}
+    assert list(row.asDict()) == ["k", "n"]
+    assert "k" in row and "ada" not in row and "x" not in row
+    assert 3 in row and 4 not in row
+    copy = pickle.loads(pickle.dumps(row))
+    assert copy.asDict() == row.asDict() and "n" in copy
+    with pytest.raises(AttributeError, match=r"no column 'keys'; columns: k, n; .*row.asDict\(\)"):
+        row.keys()
+
+
+def test_columns_come_before_methods() -> None:
+    row = row_of(asDict=1, count=2, index=3, keys=4, get=5, items=6, values=7)
+    found = (row.asDict, row.count, row.index, row.keys, row.get, row.items, row.values)
+    assert found == tuple(row) == (1, 2, 3, 4, 5, 6, 7)
+    assert row["asDict"] == 1 and "asDict" in row
+
+
 def test_two_columns_of_one_name() -> None:
     with pytest.raises(InvalidArgumentError, match="two input columns are called v"):
         RowFactory(["v", "k", "v"])
