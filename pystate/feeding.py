@@ -26,6 +26,8 @@ class InputRows:
 
     Parameters
     ----------
+    key : sequence of str
+        The key columns, which no row leaves out.
     columns : str, mapping or pyarrow.Schema, optional
         The columns; see `parse_columns`. By default those of the first rows. A column that held
         only nulls so far gets its type later.
@@ -36,7 +38,8 @@ class InputRows:
         What is known of the columns; put back, what was learned since is forgotten.
     """
 
-    def __init__(self, columns: SchemaLike | None = None) -> None:
+    def __init__(self, key: Sequence[str], columns: SchemaLike | None = None) -> None:
+        self._key = key
         self.columns = None if columns is None else parse_columns(columns, _OWNER)
         self._declared = columns is not None
 
@@ -52,7 +55,7 @@ class InputRows:
         ----------
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             Tuples have names of their own (named tuples), or are by position where the columns are
-            known. What a mapping leaves out is null.
+            known. What a mapping leaves out is null, but for the key, which it names.
 
         Raises
         ------
@@ -116,6 +119,12 @@ class InputRows:
             )
             if not given.keys() <= set(names):
                 self._check(given)
+            for name in self._key:
+                if name not in given and name in names:
+                    raise InvalidArgumentError(
+                        f"{_OWNER}: {row!r:.80} lacks the key column {name!r}; of a row whose key "
+                        f"is null write {{{name!r}: None}}"
+                    )
             return tuple(given.get(name) for name in names)
         if not isinstance(row, (tuple, list)) or len(row) != len(names):
             raise InvalidArgumentError(

@@ -153,8 +153,8 @@ class Harness:
             uid=uid,
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
-        self._begin(function, options, clock, InputRows(columns), parallelism)
-        if not _names_only(options.key):
+        self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
+        if not options.names_only:
             self._make_ranges(parse_key(options.key))
 
     def _begin(
@@ -165,6 +165,7 @@ class Harness:
         rows: InputRows,
         parallelism: int,
     ) -> None:
+        options.check(function, rows.schema)
         if not declarations(function):
             raise DeclarationError(f"{type(function).__name__} declares no state")
         if not 1 <= parallelism <= options.max_parallelism:
@@ -442,7 +443,7 @@ class Harness:
             The snapshot holds states in other types, or states that `function` does not declare.
         """
         harness = cls.__new__(cls)
-        rows = InputRows(snapshot._columns)
+        rows = InputRows(snapshot._options.key_names, snapshot._columns)
         clock = replace(snapshot._clock)
         harness._begin(function, snapshot._options, clock, rows, parallelism)
         if snapshot._key is not None:
@@ -490,10 +491,6 @@ class Harness:
     @property
     def _ranges(self) -> Ranges | None:
         return None if self._trial is None else self._trial.ranges
-
-
-def _names_only(key: Any) -> bool:
-    return isinstance(key, (list, tuple)) and all(isinstance(name, str) for name in key)
 
 
 def _not_backwards(what: str, before: int | None, wanted: int) -> None:

@@ -18,8 +18,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from pystate.context import RuntimeContext
+from pystate.errors import InvalidArgumentError
+from pystate.event_time import event_times
 from pystate.faults import Fault, Observer, check_replay, rows_of
-from pystate.functions import StatefulFunction
+from pystate.functions import StatefulFunction, shape
+from pystate.keys import parse_key
 from pystate.output import Output
 from pystate.ranges import Range, Ranges
 from pystate.runtime import FunctionRuntime, FunctionSpec
@@ -40,6 +43,66 @@ class Options:
     max_parallelism: int
     batch_rows: int
     uid: str
+
+    @property
+    def names_only(self) -> bool:
+        """Whether the key's types are those of the first rows."""
+        names = self.key if isinstance(self.key, (list, tuple)) else ()
+        return bool(names) and all(isinstance(name, str) for name in names)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key columns."""
+        if self.names_only:
+            return tuple(self.key)
+        return tuple(name for name, _ in parse_key(self.key))
+
+    def check(self, function: StatefulFunction, columns: pa.Schema | None) -> None:
+        """Refuse what makes no sense together, as far as the input's columns are known.
+
+        Raises
+        ------
+        DeclarationError, InvalidArgumentError, WrongTypeError
+            As for an operator on Spark.
+        """
+        shape(function)
+        owner = f"operator {self.uid!r}"
+        if self.event_time is None:
+            for name, value in (
+                ("allowed_delay", self.allowed_delay_ms),
+                ("late_output", self.late_output),
+            ):
+                if value is not None:
+                    raise InvalidArgumentError(
+                        f"{owner}: {name} is about how late rows are by their event time: name "
+                        "the column of that, event_time='column', too"
+                    )
+        if columns is None:
+            return
+        self.spec(function, self.key_names, columns)
+        for name in self.key_names:
+            if name not in columns.names:
+                raise InvalidArgumentError(
+                    f"{owner}: key column {name!r} is not among {', '.join(columns.names)}"
+                )
+        if self.event_time is not None:
+            what = f"{owner}: event-time column {self.event_time!r}"
+            event_times(pa.array([], columns.field(self.event_time).type), what)
+
+    def spec(
+        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
+    ) -> FunctionSpec:
+        """What a task is given; without columns there are no rows."""
+        known = columns is not None
+        return FunctionSpec(
+            function,
+            key=key,
+            columns=tuple(columns.names) if columns is not None else (),
+            output=self.output,
+            event_time=self.event_time if known else None,
+            side_outputs=self.sides,
+            late_output=self.late_output if known else None,
+        )
 
 
 @dataclass
@@ -131,6 +194,7 @@ class Trial:
             observer = Observer(function, fault)
             attempt.observed.append(observer.seen)
         clock, size = attempt.clock, self.options.batch_rows
+        key = tuple(name for name, _ in self.ranges.key)
         context = RuntimeContext(
             uid=self.options.uid,
             epoch=clock.epoch,
@@ -141,7 +205,7 @@ class Trial:
             watermark=clock.watermark,
         )
         runtime = FunctionRuntime(
-            self._spec(function, columns),
+            self.options.spec(function, key, columns),
             share.backend,
             context,
             lambda tag, piece: attempt.sides.append((tag, piece)),
@@ -158,19 +222,6 @@ class Trial:
             runtime.close()
         clock.late_rows += runtime.late_rows
         clock.max_event_time = larger(clock.max_event_time, runtime.max_event_time)
-
-    def _spec(self, function: StatefulFunction, columns: pa.Schema | None) -> FunctionSpec:
-        options, known = self.options, columns is not None
-        return FunctionSpec(
-            function,
-            key=tuple(name for name, _ in self.ranges.key),
-            columns=tuple(columns.names) if columns is not None else (),
-            output=options.output,
-            # Without columns there are no rows.
-            event_time=options.event_time if known else None,
-            side_outputs=options.sides,
-            late_output=options.late_output if known else None,
-        )
 
 
 def larger(one: int | None, two: int | None) -> int | None:

@@ -271,6 +271,20 @@ def test_columns_of_the_first_rows() -> None:
             harness.process(rows)
 
 
+def test_a_row_without_its_key_is_refused() -> None:
+    click = namedtuple("click", ["page"])
+    with Harness(Moves(), key=["user"]) as harness:
+        harness.process([{"user": "ada"}, {"user": "ada", "page": "p"}, {"user": None}])
+        assert harness.states("ada") == {"clicks": 2, "page": "p"}
+        for row in ({"page": "p"}, click("p")):
+            with pytest.raises(InvalidArgumentError, match=r"lacks the key column 'user'; .*None}"):
+                harness.process([{"user": "ada"}, row])
+        assert set(harness.keys()) == {"ada", None} and harness.epoch == 1
+        again = Harness.restore(harness.snapshot(), Moves())
+    with again, pytest.raises(InvalidArgumentError, match="lacks the key column 'user'"):
+        again.process({"page": "p"})
+
+
 def test_a_failed_first_epoch_decides_no_columns() -> None:
     class Picky(RowSums):
         def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
@@ -302,10 +316,32 @@ def test_arguments_that_make_no_sense() -> None:
         (Sums(), {"schema": "k int, K int"}, InvalidArgumentError, "names k more than once"),
         (Sums(), {"side_outputs": "late"}, InvalidArgumentError, "give a list of tags"),
         (Sums(), {"allowed_delay": -1}, InvalidArgumentError, "allowed_delay"),
+        (Sums(), {"allowed_delay": "5 s"}, InvalidArgumentError, "allowed_delay .* event_time="),
+        (Sums(), {"late_output": "late"}, InvalidArgumentError, "late_output .* event_time="),
+        (Sums(), {"key": []}, DeclarationError, "a key has 1 to"),
+        (
+            Sums(),
+            {"columns": "k long, at long", "event_time": "zz"},
+            InvalidArgumentError,
+            "event_time='zz' is not a column; columns: k, at",
+        ),
+        (
+            Sums(),
+            {"columns": "k long, at string", "event_time": "at"},
+            WrongTypeError,
+            "event-time column 'at': event time is a timestamp, .* not string",
+        ),
+        (
+            Sums(),
+            {"columns": "v long"},
+            InvalidArgumentError,
+            "operator 'harness': key column 'k' is not among v",
+        ),
+        (Sums, {}, DeclarationError, "Sums'> is no KeyedProcessFunction .*; pass an instance"),
         (Sums(), {"processing_time": "now"}, WrongTypeError, "processing_time is an int"),
     ):
         with pytest.raises(error, match=match):
-            Harness(function, key="k", **options)
+            Harness(function, **{"key": "k", **options})
     with Harness(Sums(), key="k") as harness:
         with pytest.raises(InvalidArgumentError, match="no row has come yet"):
             harness.state("n", "a")
