@@ -5,22 +5,24 @@ Thread safety: an object belongs to its task.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import inspect
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.context import TimeDomain
-from pystate.errors import InvalidArgumentError
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.rows import RowFactory, python_values
 from pystate.timers import DueTimers
 
 if TYPE_CHECKING:
     from pystate.runtime import FunctionRuntime
 
-__all__ = ["OUTPUT_ROWS", "SHAPES", "Calls", "RowCalls", "is_batch"]
+__all__ = ["OUTPUT_ROWS", "SHAPES", "Calls", "RowCalls", "are_batches", "are_rows", "is_batch"]
 
 #: Rows that a function may emit one by one before they leave as a batch.
 OUTPUT_ROWS = 16_384
@@ -75,6 +77,18 @@ class Calls:
         """The key columns of some rows."""
         return [rows.column(name) for name in self.run.spec.key]
 
+    def returns(self, method: str) -> bool:
+        """Whether what a method returns is to be looked at: a generator is all right."""
+        return not inspect.isgeneratorfunction(getattr(self.function, method))
+
+    def refuse(self, method: str, returned: object, wanted: str) -> NoReturn:
+        """Raise the error of what a method returned in place of rows."""
+        name, shown = type(self.run.spec.function).__name__, " ".join(repr(returned).split())
+        raise WrongTypeError(
+            f"operator {self.context.uid!r}: {name}.{method} returned {shown:.80} of type "
+            f"{type(returned).__qualname__}: {wanted}"
+        )
+
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples where there are several columns."""
         values = map(python_values, columns, self.run.spec.key)
@@ -87,6 +101,21 @@ class _KeyedCalls(Calls):
     def __init__(self, run: FunctionRuntime) -> None:
         super().__init__(run)
         self.emitted: list[Any] = []
+        self._timers_return = self.returns("on_timer")
+        #: Whatever has one of these types can be gone through.
+        self.iterables: set[type] = {list, GeneratorType}
+
+    def check(self, method: str, returned: object) -> None:
+        """Refuse what cannot be rows: one row in place of several, a batch, a number."""
+        if not are_rows(returned):
+            self.refuse(
+                method,
+                returned,
+                "yield rows, each of them a tuple, or return a list of tuples"
+                + ("; a VectorizedFunction emits batches" if is_batch(returned) else ""),
+            )
+        if not isinstance(returned, tuple):
+            self.iterables.add(type(returned))
 
     def drain(self) -> Iterator[Any]:
         """Let the rows go that were emitted."""
@@ -114,6 +143,8 @@ class _KeyedCalls(Calls):
                 clock(context.timestamp)
             result = on_timer(key, timestamp, context)
             if result is not None:
+                if self._timers_return and type(result) not in self.iterables:
+                    self.check("on_timer", result)
                 self.emitted.extend(result)
                 if len(self.emitted) >= OUTPUT_ROWS:
                     yield from self.drain()
@@ -151,7 +182,7 @@ class RowCalls(_KeyedCalls):
         run, select, context, process = self.run, batch.select, self.context, self.function.process
         clock, named, timed = run.row_clock, run.named, times is not None
         moments = [None] * len(batch) if times is None else times
-        emitted = self.emitted
+        emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
         for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
             select(i)
             if timed:
@@ -160,6 +191,8 @@ class RowCalls(_KeyedCalls):
                 clock(moment)
             result = process(key, row, context)
             if result is not None:
+                if returns and type(result) not in iterables:
+                    self.check("process", result)
                 emitted.extend(result)
                 if len(emitted) >= OUTPUT_ROWS:
                     yield from self.drain()
@@ -215,6 +248,7 @@ class _KeyRowsCalls(_KeyedCalls):
                 batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
             result = self.function.process_rows(key, batch, self.context)
             if result is not None:
+                self.check("process_rows", result)
                 self.emitted.extend(result)
                 if len(self.emitted) >= OUTPUT_ROWS:
                     yield from self.drain()
@@ -243,20 +277,23 @@ class _VectorCalls(Calls):
         keys = self.backend.keys(self.key_columns(rows))
         if self.run.row_clock is not None:
             self.run.row_clock(None if times is None else pc.max(times).as_py())
-        return self._emit(self.function.process(keys, rows, self.context))
+        return self._emit("process", self.function.process(keys, rows, self.context))
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         timestamps = due.timestamps
         if self.run.row_clock is not None:
             self.run.row_clock(int(timestamps.max()) if domain == "event" else None)
         due.fire_all()
-        yield from self._emit(self.function.on_timers(due.keys, timestamps, self.context))
+        result = self.function.on_timers(due.keys, timestamps, self.context)
+        yield from self._emit("on_timers", result)
         self.run.leave_namespace()
         return len(timestamps)
 
-    def _emit(self, result: Any) -> Iterator[Any]:
+    def _emit(self, method: str, result: Any) -> Iterator[Any]:
         if result is None:
             return
+        if not are_batches(result):
+            self.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
         for value in [result] if is_batch(result) else result:
             yield from self.output.from_value(value)
 
@@ -271,6 +308,35 @@ SHAPES: dict[str, type[Calls]] = {
 def is_batch(value: object) -> bool:
     """Whether a value is rows by column."""
     return isinstance(value, (pa.RecordBatch, pa.Table, dict))
+
+
+def are_rows(returned: object) -> bool:
+    """Whether what a function returned can be gone through row by row.
+
+    A tuple cannot: it is one row, of which each value would be taken for a row.
+    """
+    if isinstance(returned, tuple):
+        return not returned
+    return (
+        isinstance(returned, Iterable)
+        and not isinstance(returned, (str, bytes, bytearray, Mapping, pa.RecordBatch, pa.Table))
+        and not _is_frame(returned)
+    )
+
+
+def are_batches(returned: object) -> bool:
+    """Whether what a vectorised function returned is a batch, or can be gone through by batch."""
+    if is_batch(returned):
+        return True
+    return (
+        isinstance(returned, Iterable)
+        and not isinstance(returned, (str, bytes, bytearray))
+        and not _is_frame(returned)
+    )
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pystate.calls import is_batch
+from pystate.calls import are_batches, are_rows, is_batch
 from pystate.errors import ReplayError
 from pystate.functions import StatefulFunction, shape
 from pystate.rows import RowFactory
@@ -88,13 +88,17 @@ class Observer:
 
     def _watch(self, function: Any, name: str, what: str, size: Callable[[Any], int]) -> None:
         original = getattr(function, name)
+        returned = are_batches if self._in_batches else are_rows
 
         def call(first: Any, second: Any, context: Any) -> Any:
             if self._fault is not None:
                 self._fault.count(what, size(second))
             result = original(first, second, context)
-            if result is None or is_batch(result):
-                self.seen += [] if result is None else rows_of(result)
+            if result is None or not returned(result):
+                # The second is refused by who called.
+                return result
+            if is_batch(result):
+                self.seen += rows_of(result)
                 return result
             return self._passed(result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import pystate as ps
 from pystate.calls import OUTPUT_ROWS
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.output import OutputColumns, RowsAsYielded
+from pystate.functions import has_timers
+from pystate.output import OutputColumns, RowsAsYielded, parse_columns
 from pystate.runtime import FunctionRuntime, FunctionSpec
+from pystate.testing import Harness
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 
@@ -69,9 +72,9 @@ class Run:
         spec = FunctionSpec(
             function, ("k",), ("k", "v", "at"), output or RowsAsYielded(), **options
         )
-        if "<locals>" not in type(function).__qualname__:
+        if type(function).__qualname__ in globals():
             spec = pickle.loads(pickle.dumps(spec))
-        with ps.KeyedStateBackend({"k": "string"}) as backend:
+        with ps.KeyedStateBackend({"k": "string"}, timers=has_timers(function)) as backend:
             self.runtime = FunctionRuntime(spec, backend, context_of(watermark), self._side)
             self.runtime.open()
             pieces: list[Any] = []
@@ -119,6 +122,63 @@ def test_rows_by_key() -> None:
 def test_batches() -> None:
     [first, second] = Run(CountVector(), ROWS[:2], ROWS[2:]).pieces
     assert first["n"].to_pylist() == [1, 2] and second["n"].to_pylist() == [4]
+
+
+BATCH = pa.record_batch({"k": ["a"], "n": [1]})
+
+
+def returning(value: Any, method: str) -> Any:
+    """A function of which one method returns a value."""
+    vectorized = method.startswith("vectorized.")
+    members: dict[str, Any] = {
+        "n": ps.ValueState("long"),
+        method.removeprefix("vectorized."): lambda *_: value,
+    }
+    if method == "on_timer":
+        members["process"] = lambda self, key, row, ctx: ctx.register_processing_time_timer(0)
+    return type("Odd", (ps.VectorizedFunction if vectorized else ps.KeyedProcessFunction,), members)
+
+
+@pytest.mark.parametrize("method", ["process", "process_rows", "on_timer"])
+@pytest.mark.parametrize(
+    "value",
+    [("a", 1), (("a", 1),), 5, "ab", b"ab", {"k": ["a"]}, BATCH, pa.table(BATCH)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_returned_in_place_of_rows_is_refused(method: str, value: Any) -> None:
+    function = returning(value, method)()
+    batch = isinstance(value, (dict, pa.RecordBatch, pa.Table))
+    found = "a VectorizedFunction emits batches" if batch else "list of tuples$"
+    for output in (RowsAsYielded(), parse_columns("k string, n long", "operator 'one'")):
+        with pytest.raises(WrongTypeError, match=found) as raised:
+            Run(function, ROWS, output=output)
+        text = str(raised.value)
+        assert text.startswith(f"operator 'one': Odd.{method} returned ")
+        assert f" of type {type(value).__name__}: " in text and "\n" not in text
+        assert "yield rows" in text
+    with Harness(function, key="k", uid="one") as harness:
+        # Seen through by what injects failures, too.
+        harness.fail_after(5)
+        with pytest.raises(WrongTypeError, match=rf"'one': Odd.{method} returned"):
+            harness.process([{"k": "a", "v": 1}])
+        harness.fail_after(0)
+        with pytest.raises(WrongTypeError, match=rf"'one': Odd.{method} returned"):
+            harness.process([{"k": "a", "v": 1}])
+
+
+@pytest.mark.parametrize("method", ["process", "process_rows", "on_timer"])
+def test_whatever_can_be_gone_through_is_returned(method: str) -> None:
+    rows = [("a", 1), ("b", 2)]
+    for value in (rows, deque(rows), dict.fromkeys(rows).keys(), (), [], None):
+        found = Run(returning(value, method)(), [("a", 1, 10)]).rows
+        assert found == list(value or [])
+
+
+@pytest.mark.parametrize("value", [5, "ab"])
+def test_what_is_no_batch_is_refused(value: Any) -> None:
+    with pytest.raises(WrongTypeError, match=f"'one': Odd.process returned {value!r} .* Record"):
+        Run(returning(value, "vectorized.process")(), ROWS)
+    assert len(Run(returning((BATCH, BATCH), "vectorized.process")(), ROWS).pieces) == 2
 
 
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
@@ -297,7 +357,7 @@ def test_timers_of_a_function_without_on_timer() -> None:
         n = ps.ValueState("long")
 
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.register_processing_time_timer(1)
+            ctx.register_processing_time_timer(0)
 
     class Vector(ps.VectorizedFunction):
         n = ps.ValueState("long")
