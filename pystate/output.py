@@ -112,25 +112,19 @@ class OutputColumns:
         value : RecordBatch, Table, or mapping from column name to array
             Columns are matched by name.
         """
-        if isinstance(value, Mapping):
-            value = pa.table({str(name): column for name, column in value.items()})
-        if isinstance(value, pa.Table):
-            return [self._cast_batch(batch) for batch in value.combine_chunks().to_batches()]
         if isinstance(value, pa.RecordBatch):
             return [self._cast_batch(value)]
-        raise WrongTypeError(
-            f"{self.owner} yielded {_shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
-            "dict of arrays"
-        )
+        table = _table(value, self.owner)
+        return [self._cast_batch(batch) for batch in table.combine_chunks().to_batches()]
 
     def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
         try:
             array = self._made(index, values)
         except _MISFITS as error:
-            bad = next((v for v in values if not self._fits(index, v)), None)
+            got, reason = self._misfit(index, values) or ("values of several types", error)
             raise WrongTypeError(
                 f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
-                f"got {_shown(bad)} of type {type(bad).__qualname__}: {error}"
+                f"got {got}: {reason}"
             ) from None
         return self._checked(index, array)
 
@@ -140,12 +134,14 @@ class OutputColumns:
             return nested.array(values)
         return _exact_array(values, self.schema.field(index).type)
 
-    def _fits(self, index: int, value: object) -> bool:
-        try:
-            self._made(index, [value])
-        except _MISFITS:
-            return False
-        return True
+    def _misfit(self, index: int, values: Sequence[Any]) -> tuple[str, Exception] | None:
+        """The first value that does not fit alone, and why: of many the error may be another's."""
+        for value in values:
+            try:
+                self._made(index, [value])
+            except _MISFITS as error:
+                return f"{_shown(value)} of type {type(value).__qualname__}", error
+        return None
 
     def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self.schema) and not any(self.required):
@@ -236,7 +232,7 @@ def parse_sides(
     if isinstance(declared, str):
         raise InvalidArgumentError(f"side_outputs={declared!r}: give a list of tags")
     if not isinstance(declared, Mapping):
-        return {tag: RowsAsYielded() for tag in declared}
+        return {tag: RowsAsYielded(owner=f"{owner}, side output {tag!r}") for tag in declared}
     return {
         tag: parse_columns(schema, f"{owner}, side output {tag!r}")
         for tag, schema in declared.items()
@@ -285,10 +281,13 @@ class RowsAsYielded:
     ----------
     check : OutputColumns, optional
         Refuses what these columns do not allow.
+    owner : str
+        What the errors name.
     """
 
-    def __init__(self, check: OutputColumns | None = None) -> None:
+    def __init__(self, check: OutputColumns | None = None, owner: str = "the function") -> None:
         self._check = check
+        self._owner = owner
 
     def from_rows(self, rows: list[Any]) -> list[Any]:
         """The rows themselves."""
@@ -298,7 +297,11 @@ class RowsAsYielded:
 
     def from_value(self, value: object) -> list[Any]:
         """The batches of a vectorised function, likewise."""
-        return [value] if self._check is None else self._check.from_value(value)
+        if self._check is not None:
+            return self._check.from_value(value)
+        if not isinstance(value, pa.RecordBatch):
+            _table(value, self._owner)
+        return [value]
 
 
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
@@ -407,6 +410,23 @@ def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
     return as_floats(cast, array) if narrowed else cast
 
 
+def _table(value: object, owner: str) -> pa.Table:
+    if isinstance(value, pa.Table):
+        return value
+    if not isinstance(value, Mapping):
+        raise WrongTypeError(
+            f"{owner} yielded {_shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
+            "dict of arrays"
+        )
+    try:
+        return pa.table({str(name): column for name, column in value.items()})
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise WrongTypeError(
+            f"{owner} got {_shown(value)}: a dict is a batch, with an array of the same length for "
+            f"each column; a row is a tuple ({error})"
+        ) from None
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(value).replace("\n", " ")
     return text if len(text) <= 80 else text[:77] + "..."

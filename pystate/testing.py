@@ -143,7 +143,7 @@ class Harness:
         delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
         options = Options(
             key=(key,) if isinstance(key, str) else key,
-            output=RowsAsYielded() if schema is None else parse_columns(schema, owner),
+            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
             sides=parse_sides(side_outputs, owner),
             event_time=event_time,
             allowed_delay_ms=delay,

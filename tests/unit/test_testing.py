@@ -408,6 +408,40 @@ def test_the_watermark_follows_the_rows_with_an_allowed_delay() -> None:
         assert harness.state("last", "a") == begin + 5 * 60_000
 
 
+class Telling(ps.KeyedProcessFunction):
+    n = ps.ValueState("long")
+
+    def __init__(self, told: Any) -> None:
+        self.told = told
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.output("news", self.told)
+
+
+@pytest.mark.parametrize("told", [{"a": 1}, {"a": [1], "b": [1, 2]}, {"a": ["x", 1]}], ids=str)
+@pytest.mark.parametrize("sides", [["news"], {"news": "a long"}], ids=str)
+def test_a_dict_that_is_no_batch_is_refused_by_the_side_outputs_name(sides: Any, told: Any) -> None:
+    with (
+        Harness(Telling(told), key="k", side_outputs=sides, uid="one") as harness,
+        pytest.raises(WrongTypeError, match=r"^operator 'one', side output 'news' got .* a tuple"),
+    ):
+        harness.process([{"k": 1}])
+
+
+def test_a_vectorised_function_yields_batches_without_a_schema_too() -> None:
+    class Odd(ps.VectorizedFunction):
+        n = ps.ValueState("long")
+
+        def process(self, keys: Any, batch: Any, ctx: Any) -> Any:
+            yield "k", 1
+
+    with (
+        Harness(Odd(), key="k", uid="one") as harness,
+        pytest.raises(WrongTypeError, match=r"^operator 'one' yielded \('k', 1\): .* RecordBatch"),
+    ):
+        harness.process([{"k": 1}])
+
+
 class Maps(ps.KeyedProcessFunction):
     seen = ps.MapState("string", "long")
 
