@@ -6,6 +6,7 @@ Thread safety: an object belongs to its task.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -89,6 +90,12 @@ class Calls:
             f"{type(returned).__qualname__}: {wanted}"
         )
 
+    def note(self, error: Exception, method: str, what: str) -> None:
+        """Say below an error of the user's code where it happened; before Python 3.11 nothing."""
+        if sys.version_info >= (3, 11):
+            name = type(self.run.spec.function).__name__
+            error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples where there are several columns."""
         values = map(python_values, columns, self.run.spec.key)
@@ -141,13 +148,17 @@ class _KeyedCalls(Calls):
             context.timestamp = timestamp if domain == "event" else None
             if clock is not None:
                 clock(context.timestamp)
-            result = on_timer(key, timestamp, context)
-            if result is not None:
-                if self._timers_return and type(result) not in self.iterables:
-                    self.check("on_timer", result)
-                self.emitted.extend(result)
-                if len(self.emitted) >= OUTPUT_ROWS:
-                    yield from self.drain()
+            try:
+                result = on_timer(key, timestamp, context)
+                if result is not None:
+                    if self._timers_return and type(result) not in self.iterables:
+                        self.check("on_timer", result)
+                    self.emitted.extend(result)
+            except Exception as error:
+                self.note(error, "on_timer", f"key {key!r:.80}, timer {timestamp}")
+                raise
+            if len(self.emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
             if run.named:
                 run.leave_namespace()
             if due.stale:
@@ -189,14 +200,18 @@ class RowCalls(_KeyedCalls):
                 context.timestamp = moment
             if clock is not None:
                 clock(moment)
-            result = process(key, row, context)
-            if result is not None:
-                if returns and type(result) not in iterables:
-                    self.check("process", result)
-                emitted.extend(result)
-                if len(emitted) >= OUTPUT_ROWS:
-                    yield from self.drain()
-                    emitted = self.emitted
+            try:
+                result = process(key, row, context)
+                if result is not None:
+                    if returns and type(result) not in iterables:
+                        self.check("process", result)
+                    emitted.extend(result)
+            except Exception as error:
+                self.note(error, "process", f"key {key!r:.80}")
+                raise
+            if result is not None and len(emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
+                emitted = self.emitted
             if named:
                 run.leave_namespace()
         context.timestamp = None
@@ -246,12 +261,16 @@ class _KeyRowsCalls(_KeyedCalls):
                 batch = rows.slice(first, ends[i] - first)
             else:
                 batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
-            result = self.function.process_rows(key, batch, self.context)
-            if result is not None:
-                self.check("process_rows", result)
-                self.emitted.extend(result)
-                if len(self.emitted) >= OUTPUT_ROWS:
-                    yield from self.drain()
+            try:
+                result = self.function.process_rows(key, batch, self.context)
+                if result is not None:
+                    self.check("process_rows", result)
+                    self.emitted.extend(result)
+            except Exception as error:
+                self.note(error, "process_rows", f"key {key!r:.80}")
+                raise
+            if len(self.emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
             if named:
                 self.run.leave_namespace()
         yield from self.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -148,14 +149,14 @@ def returning(value: Any, method: str) -> Any:
 def test_what_is_returned_in_place_of_rows_is_refused(method: str, value: Any) -> None:
     function = returning(value, method)()
     batch = isinstance(value, (dict, pa.RecordBatch, pa.Table))
-    found = "a VectorizedFunction emits batches" if batch else "list of tuples$"
+    end = "a VectorizedFunction emits batches" if batch else "list of tuples"
     for output in (RowsAsYielded(), parse_columns("k string, n long", "operator 'one'")):
-        with pytest.raises(WrongTypeError, match=found) as raised:
+        with pytest.raises(WrongTypeError, match=end) as raised:
             Run(function, ROWS, output=output)
         text = str(raised.value)
         assert text.startswith(f"operator 'one': Odd.{method} returned ")
         assert f" of type {type(value).__name__}: " in text and "\n" not in text
-        assert "yield rows" in text
+        assert "yield rows" in text and text.endswith(end)
     with Harness(function, key="k", uid="one") as harness:
         # Seen through by what injects failures, too.
         harness.fail_after(5)
@@ -172,6 +173,54 @@ def test_whatever_can_be_gone_through_is_returned(method: str) -> None:
     for value in (rows, deque(rows), dict.fromkeys(rows).keys(), (), [], None):
         found = Run(returning(value, method)(), [("a", 1, 10)]).rows
         assert found == list(value or [])
+
+
+class Failing(ps.KeyedProcessFunction):
+    n = ps.ValueState("int", default=0)
+
+    def fail(self, value: Any) -> None:
+        if value == 3:
+            self.n.update("wrong")
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        self.fail(timestamp)
+
+
+class FailingRow(Failing):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.fail(row.v)
+        yield (key,)
+
+
+class FailingRows(Failing):
+    def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> Any:
+        self.fail(batch.column("v")[0].as_py())
+
+
+class FailingTimer(Failing):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        ctx.register_processing_time_timer(row.v)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize(
+    ("function", "where", "key"),
+    [
+        (FailingRow(), "FailingRow.process", "key 'c'"),
+        (FailingRows(), "FailingRows.process_rows", "key 'c'"),
+        (FailingTimer(), "FailingTimer.on_timer", "key 'c', timer 3"),
+    ],
+)
+def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str, key: str) -> None:
+    with pytest.raises(WrongTypeError, match="state 'n' is int") as raised:
+        Run(function, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)])
+    assert raised.value.__notes__ == [f"in {where} of operator 'one': {key}"]
+
+
+def test_an_error_of_the_output_names_no_key() -> None:
+    with pytest.raises(WrongTypeError, match="yielded 1 values") as raised:
+        Run(FailingRow(), [("a", 1, 1)], output=parse_columns("k string, n long", "operator 'one'"))
+    assert not hasattr(raised.value, "__notes__")
 
 
 @pytest.mark.parametrize("value", [5, "ab"])
