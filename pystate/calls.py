@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.context import TimeDomain
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.rows import RowFactory, python_values
 from pystate.timers import DueTimers
 
@@ -31,6 +31,11 @@ OUTPUT_ROWS = 16_384
 _TIMERS = 8_192
 #: The same where callbacks keep registering timers that are due too.
 _FEW_TIMERS = 16
+
+_ROWS_KEYS = (
+    "in a VectorizedFunction each row has its own: take a state's values(keys) or "
+    "update_all(keys, values), or make row i's key current first with keys.select(i)"
+)
 
 #: Yields what the function emits, returns how many timers have fired.
 Firing: TypeAlias = "Generator[Any, None, int]"
@@ -95,6 +100,12 @@ class Calls:
         if sys.version_info >= (3, 11):
             name = type(self.run.spec.function).__name__
             error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+
+    def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
+        """Have an error say what a function can do where no key is current."""
+        found, missing, _ = str(error).partition("no key is current")
+        if missing:
+            error.args = (f"{found}{missing}: {advice}",)
 
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples where there are several columns."""
@@ -296,25 +307,31 @@ class _VectorCalls(Calls):
         keys = self.backend.keys(self.key_columns(rows))
         if self.run.row_clock is not None:
             self.run.row_clock(None if times is None else pc.max(times).as_py())
-        return self._emit("process", self.function.process(keys, rows, self.context))
+        yield from self._emit("process", keys, rows)
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         timestamps = due.timestamps
         if self.run.row_clock is not None:
             self.run.row_clock(int(timestamps.max()) if domain == "event" else None)
         due.fire_all()
-        result = self.function.on_timers(due.keys, timestamps, self.context)
-        yield from self._emit("on_timers", result)
+        yield from self._emit("on_timers", due.keys, timestamps)
         self.run.leave_namespace()
         return len(timestamps)
 
-    def _emit(self, method: str, result: Any) -> Iterator[Any]:
-        if result is None:
-            return
-        if not are_batches(result):
-            self.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
-        for value in [result] if is_batch(result) else result:
-            yield from self.output.from_value(value)
+    def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
+        try:
+            result = getattr(self.function, method)(keys, rows, self.context)
+            if result is None:
+                return
+            if not are_batches(result):
+                self.refuse(
+                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
+                )
+            for value in [result] if is_batch(result) else result:
+                yield from self.output.from_value(value)
+        except NoCurrentKeyError as error:
+            self.keyless(error, _ROWS_KEYS)
+            raise
 
 
 SHAPES: dict[str, type[Calls]] = {

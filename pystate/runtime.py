@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pystate.backend import KeyedStateBackend
 from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_batch
 from pystate.context import RuntimeContext
-from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.errors import DeclarationError, InvalidArgumentError, NoCurrentKeyError
 from pystate.event_time import event_times, instants
 from pystate.functions import (
     StatefulFunction,
@@ -39,6 +39,11 @@ from pystate.output import Output
 from pystate.rows import RowFactory
 
 __all__ = ["FunctionRuntime", "FunctionSpec", "Side"]
+
+_NO_KEY_YET = (
+    "none is in open, which comes before the task's first row; use states and timers in process "
+    "and on_timer, where the key of the row or timer is"
+)
 
 #: Takes a tag and a piece of that side output.
 Side: TypeAlias = "Callable[[str, Any], None]"
@@ -154,7 +159,11 @@ class FunctionRuntime:
         self.context._timers = self.backend if self._has_timers else _NoTimers(function)
         if self._has_ttl:
             self._set_clock(None)
-        function.open(self.context)
+        try:
+            function.open(self.context)
+        except NoCurrentKeyError as error:
+            self._calls.keyless(error, _NO_KEY_YET)
+            raise
 
     def close(self) -> None:
         """Take the handles away and call the function's `close`."""

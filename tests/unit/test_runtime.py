@@ -13,7 +13,12 @@ import pytest
 
 import pystate as ps
 from pystate.calls import OUTPUT_ROWS
-from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoCurrentKeyError,
+    WrongTypeError,
+)
 from pystate.functions import has_timers
 from pystate.output import OutputColumns, RowsAsYielded, parse_columns
 from pystate.runtime import FunctionRuntime, FunctionSpec
@@ -221,6 +226,68 @@ def test_an_error_of_the_output_names_no_key() -> None:
     with pytest.raises(WrongTypeError, match="yielded 1 values") as raised:
         Run(FailingRow(), [("a", 1, 1)], output=parse_columns("k string, n long", "operator 'one'"))
     assert not hasattr(raised.value, "__notes__")
+
+
+class Keyless(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def __init__(self, act: str) -> None:
+        self.act = act
+
+    def open(self, ctx: ps.RuntimeContext) -> None:
+        if self.act == "timer":
+            ctx.register_event_time_timer(1)
+        elif self.act == "update":
+            self.n.update(1)
+        else:
+            self.n.value()
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None: ...
+
+
+class KeylessVector(ps.VectorizedFunction):
+    n = ps.ValueState("long", default=0)
+
+    def __init__(self, act: str) -> None:
+        self.act = act
+
+    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        if self.act == "timers":
+            return ctx.register_processing_time_timers(keys, 0)
+        if self.act == "select":
+            keys.select(1)
+            self.n.update(7)
+            return None
+        return self.late() if self.act == "yield" else self.n.update(1)
+
+    def late(self) -> Any:
+        yield {"n": [self.n.value()]}
+
+    def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.value()
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (Keyless("value"), "none is in open"),
+        (Keyless("update"), "none is in open"),
+        (Keyless("timer"), "none is in open"),
+        (KeylessVector("now"), r"values\(keys\) or .* keys.select\(i\)"),
+        (KeylessVector("yield"), r"values\(keys\) or .* keys.select\(i\)"),
+        (KeylessVector("timers"), r"values\(keys\) or .* keys.select\(i\)"),
+    ],
+)
+def test_without_a_key_a_function_is_told_what_it_can_do(function: Any, advice: str) -> None:
+    with pytest.raises(NoCurrentKeyError, match=f"no key is current: .*{advice}") as raised:
+        Run(function, ROWS)
+    assert "set_current_key" not in str(raised.value)
+
+
+def test_a_vectorised_function_selects_a_rows_key() -> None:
+    assert Run(KeylessVector("select"), ROWS[:2]).state == {"b": 7}
 
 
 @pytest.mark.parametrize("value", [5, "ab"])
