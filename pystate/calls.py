@@ -44,6 +44,9 @@ Firing: TypeAlias = "Generator[Any, None, int]"
 class Calls:
     """How a function of one shape is called; the shapes below fill it in."""
 
+    #: Whether a call is about one key, which is current.
+    one_key = True
+
     def __init__(self, run: FunctionRuntime) -> None:
         self.run = run
         self.function: Any = run.spec.function
@@ -302,6 +305,8 @@ class _KeyRowsCalls(_KeyedCalls):
 
 class _VectorCalls(Calls):
     """`VectorizedFunction.process`: one call per batch."""
+
+    one_key = False
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         keys = self.backend.keys(self.key_columns(rows))

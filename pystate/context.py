@@ -179,5 +179,7 @@ class RuntimeContext:
         ------
         DeclarationError
             The class declares no namespace.
+        InvalidArgumentError
+            In a `VectorizedFunction`: there the namespaces of the `KeyBatch` count.
         """
         self._task.set_namespace(value)

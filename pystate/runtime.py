@@ -230,6 +230,12 @@ class FunctionRuntime:
                 f"{name} declares no namespace: give the class their type, for example "
                 "namespace = 'long'"
             )
+        if not self._calls.one_key:
+            raise InvalidArgumentError(
+                f"operator {self.context.uid!r}: set_namespace is for functions that see one key "
+                "at a time; in a VectorizedFunction the namespaces of the key batch count: take "
+                "keys.in_namespaces(namespaces) and use that"
+            )
         self.backend.set_current_namespace(value)
         self._in_namespace = value is not None
 

@@ -259,3 +259,20 @@ def test_a_vectorised_function_in_namespaces() -> None:
         assert harness.state("n", "a") == 0
         fired = harness.advance_watermark(30)
         assert sorted(fired) == [("a", 0, 2), ("a", 10, 1), ("b", 10, 1)]
+
+
+@pytest.mark.parametrize("value", ["ten", None])
+def test_a_vectorised_function_takes_the_batchs_namespaces(value: Any) -> None:
+    class Vector(ps.VectorizedFunction):
+        namespace = "string"
+        n = ps.ValueState("long", default=0)
+
+        def process(self, keys: Any, batch: Any, ctx: Any) -> None:
+            ctx.set_namespace(value)
+            self.n.add(keys, 1)
+
+    with (
+        Harness(Vector(), key="k", uid="one") as harness,
+        pytest.raises(InvalidArgumentError, match=r"'one': set_namespace .* keys.in_namespaces\("),
+    ):
+        harness.process([{"k": 1}])
