@@ -324,6 +324,7 @@ class _VectorCalls(Calls):
         return len(timestamps)
 
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
+        self.backend.clear_current_key()
         try:
             result = getattr(self.function, method)(keys, rows, self.context)
             if result is None:

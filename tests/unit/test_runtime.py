@@ -290,6 +290,17 @@ def test_a_vectorised_function_selects_a_rows_key() -> None:
     assert Run(KeylessVector("select"), ROWS[:2]).state == {"b": 7}
 
 
+def test_a_selected_key_ends_with_the_call() -> None:
+    class Once(KeylessVector):
+        def process(self, keys: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+            if batch.num_rows == 2:
+                keys.select(1)
+            self.n.update(7)
+
+    with pytest.raises(NoCurrentKeyError, match=r"keys.select\(i\)"):
+        Run(Once("now"), ROWS[:2], ROWS[:1])
+
+
 @pytest.mark.parametrize("value", [5, "ab"])
 def test_what_is_no_batch_is_refused(value: Any) -> None:
     with pytest.raises(WrongTypeError, match=f"'one': Odd.process returned {value!r} .* Record"):
