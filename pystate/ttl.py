@@ -5,8 +5,9 @@ Immutable values, safe from any thread.
 
 from __future__ import annotations
 
-import datetime
-from typing import Literal, NoReturn, TypeAlias
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from pystate.durations import Duration, milliseconds
 from pystate.errors import DeclarationError, InvalidArgumentError
@@ -21,6 +22,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "update": ("create_and_write", "read_and_write"),
     "visibility": ("never_return_expired", "return_if_not_cleaned_up"),
     "time": ("processing", "event"),
+}
+_UNITS_US = {
+    "days": 86_400_000_000,
+    "hours": 3_600_000_000,
+    "minutes": 60_000_000,
+    "seconds": 1_000_000,
+    "milliseconds": 1_000,
 }
 #: A time moves only by this part of the duration while the value stays the same.
 _GRANULARITY = 64
@@ -47,7 +55,8 @@ class StateTtl:
     Raises
     ------
     DeclarationError
-        No duration, two of them, or one that is not positive; an unknown choice.
+        No duration, two of them, or one that is not positive, not finite or longer than 2**62 - 1
+        milliseconds; an unknown choice.
 
     Notes
     -----
@@ -91,15 +100,14 @@ class StateTtl:
         visibility: _Visibility = "never_return_expired",
         time: _Time = "processing",
     ) -> None:
-        parts = (days, hours, minutes, seconds, milliseconds)
-        if (duration is None) == (not any(parts)):
+        numbers = (days, hours, minutes, seconds, milliseconds)
+        parts = dict(zip(_UNITS_US, numbers, strict=True))
+        if (duration is None) == (not any(parts.values())):
             raise DeclarationError(
                 "StateTtl: give a duration, e.g. StateTtl(hours=48) or StateTtl('48 hours')"
             )
         if duration is None:
-            duration = datetime.timedelta(
-                days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds
-            )
+            duration = _sum(parts)
         set_ = object.__setattr__
         set_(self, "duration_ms", _positive(duration))
         for name, value in (("update", update), ("visibility", visibility), ("time", time)):
@@ -144,6 +152,20 @@ class StateTtl:
 
 def _restored(duration: int, update: _Update, visibility: _Visibility, time: _Time) -> StateTtl:
     return StateTtl(duration, update=update, visibility=visibility, time=time)
+
+
+def _sum(parts: Mapping[str, Any]) -> int:
+    """Milliseconds, rounded to microseconds first as a timedelta is, which ends much earlier."""
+    total = Fraction(0)
+    for name, number in parts.items():
+        if not isinstance(number, (int, float)) or number - number != 0:
+            raise DeclarationError(f"StateTtl: {name}={number!r:.80} is no number of {name}")
+        total += Fraction(number) * _UNITS_US[name]
+    whole, rest = divmod(round(total), 1000)
+    if rest:
+        given = ", ".join(f"{name}={number!r}" for name, number in parts.items() if number)
+        raise DeclarationError(f"StateTtl: {given} is no whole number of milliseconds")
+    return whole
 
 
 def _positive(duration: Duration) -> int:

@@ -39,6 +39,8 @@ def test_durations_in_every_spelling() -> None:
     for spelled in ("48 hours", datetime.timedelta(hours=48), 48 * HOUR):
         assert ps.StateTtl(spelled) == ps.StateTtl(hours=48)
     assert ps.StateTtl(days=1, minutes=1, milliseconds=1).duration_ms == 24 * HOUR + 60_001
+    assert ps.StateTtl(hours=0.1, seconds=0.25).duration_ms == 360_250
+    assert ps.StateTtl(milliseconds=2**62 - 1) == ps.StateTtl(2**62 - 1)
     assert pickle.loads(pickle.dumps(ps.StateTtl(5, time="event"))) == ps.StateTtl(5, time="event")
 
 
@@ -49,6 +51,13 @@ def test_durations_in_every_spelling() -> None:
         lambda: ps.StateTtl(0),
         lambda: ps.StateTtl(-1),
         lambda: ps.StateTtl(hours=-1),
+        lambda: ps.StateTtl(hours=float("nan")),
+        lambda: ps.StateTtl(days=float("inf")),
+        lambda: ps.StateTtl(hours=1e30),
+        lambda: ps.StateTtl(hours=10**400),
+        lambda: ps.StateTtl(milliseconds=2**62),
+        lambda: ps.StateTtl(milliseconds=0.2),
+        lambda: ps.StateTtl(hours="1"),  # type: ignore[arg-type]
         lambda: ps.StateTtl("1 hour", hours=1),
         lambda: ps.StateTtl("soon"),
         lambda: ps.StateTtl(1, update="on_read"),  # type: ignore[arg-type]
