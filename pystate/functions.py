@@ -8,8 +8,10 @@ Thread safety: an instance runs in one task, on one thread, at a time.
 
 from __future__ import annotations
 
+import copy
 from abc import ABCMeta
 from collections.abc import Iterator
+from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ __all__ = [
     "StatefulFunction",
     "VectorizedFunction",
     "bind",
+    "copied",
     "declarations",
     "has_timers",
     "namespace_type",
@@ -50,6 +53,9 @@ RESERVED = frozenset(
         "mro",
     ]
 )
+
+
+_CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
 
 
 class _Namespace(dict[str, Any]):
@@ -81,6 +87,11 @@ class _FunctionType(ABCMeta):
         for attribute, value in namespace.items():
             if _is_state(value):
                 _check_name(name, attribute)
+            if attribute in _CALLED and (iscoroutinefunction(value) or isasyncgenfunction(value)):
+                raise DeclarationError(
+                    f"{name}.{attribute} is async: a function is called row by row and awaits "
+                    "nothing; write def"
+                )
             for base in bases:
                 inherited = _lookup(base, attribute)
                 if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
@@ -157,6 +168,11 @@ class StatefulFunction(metaclass=_FunctionType):
     def __setattr__(self, name: str, value: object) -> None:
         if _is_state(getattr(type(self), name, None)):
             _refuse_assignment(self, name)
+        if _is_state(value):
+            raise DeclarationError(
+                f"{type(self).__name__}.{name} = {value!r}: a state is declared in the class's "
+                "body; one that is assigned to an instance would never be kept"
+            )
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -338,6 +354,28 @@ def unbind(function: StatefulFunction) -> None:
     """Take an instance's handles away."""
     for name in declarations(function):
         function.__dict__.pop(name, None)
+
+
+def copied(function: StatefulFunction) -> StatefulFunction:
+    """A copy as a task gets one.
+
+    Raises
+    ------
+    DeclarationError
+        An attribute cannot be copied; it is named.
+    """
+    try:
+        return copy.deepcopy(function)
+    except Exception as error:
+        for name, value in StatefulFunction.__getstate__(function).items():
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                raise DeclarationError(
+                    f"{type(function).__name__}.{name} = {value!r:.80} cannot go to the tasks, "
+                    f"which work on copies of the function: make it in open(self, ctx) ({error})"
+                ) from error
+        raise
 
 
 def has_timers(function: StatefulFunction) -> bool:

@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from pystate.context import RuntimeContext
 from pystate.errors import InvalidArgumentError
 from pystate.event_time import event_times
 from pystate.faults import Fault, Observer, check_replay, rows_of
-from pystate.functions import StatefulFunction, shape
+from pystate.functions import StatefulFunction, copied, shape
 from pystate.keys import parse_key
 from pystate.output import Output
 from pystate.ranges import Range, Ranges
@@ -189,7 +188,7 @@ class Trial:
         fault: Fault | None,
         observe: bool,
     ) -> None:
-        function = copy.deepcopy(self.function)
+        function = copied(self.function)
         if fault is not None or observe:
             observer = Observer(function, fault)
             attempt.observed.append(observer.seen)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
 from abc import abstractmethod
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark import cloudpickle
 
 import pystate as ps
 from pystate.errors import DeclarationError, NoCurrentKeyError
-from pystate.functions import RESERVED, bind, declarations, shape, unbind
+from pystate.functions import RESERVED, bind, copied, declarations, shape, unbind
 
 
 class Counter(ps.KeyedProcessFunction):
@@ -145,6 +146,15 @@ def test_each_instance_has_handles_of_its_own() -> None:
     assert two.n.value() == 0
 
 
+def test_a_state_assigned_to_an_instance_is_refused() -> None:
+    class Late(Counter):
+        def __init__(self) -> None:
+            self.late = ps.ValueState("long")
+
+    with pytest.raises(DeclarationError, match=r"Late.late = ValueState.* in the class's body"):
+        Late()
+
+
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_state_can_neither_be_assigned_nor_deleted(bound: bool) -> None:
     function = Counter()
@@ -213,7 +223,39 @@ def test_a_handle_alone_cannot_be_pickled() -> None:
         pickle.dumps(function.n)
 
 
+def test_an_attribute_that_cannot_be_copied_is_named() -> None:
+    function: Any = Counter()
+    function.names, function.lock = ["a"], threading.Lock()
+    with pytest.raises(DeclarationError, match=r"Counter.lock = .*make it in open\(self, ctx\)"):
+        copied(function)
+    function.lock = None
+    other: Any = copied(function)
+    assert other.names == ["a"] and other.names is not function.names
+    with (
+        pytest.raises(DeclarationError, match=r"Counter.lock = "),
+        ps.testing.Harness(function, key="k") as harness,
+    ):
+        function.lock = threading.Lock()
+        harness.process([{"k": 1}])
+
+
 # -- shapes
+
+
+@pytest.mark.parametrize("base", [ps.KeyedProcessFunction, ps.VectorizedFunction])
+@pytest.mark.parametrize(
+    "name", ["process", "process_rows", "on_timer", "on_timers", "open", "close"]
+)
+def test_an_async_method_fails_when_the_class_is_made(base: Any, name: str) -> None:
+    async def waits(self: Any, *_: Any) -> None: ...
+
+    async def yields(self: Any, *_: Any) -> Any:
+        yield 1
+
+    for method in (waits, yields):
+        with pytest.raises(DeclarationError, match=f"Odd.{name} is async: .* write def"):
+            type(base)("Odd", (base,), {name: method})
+    type(base)("Fine", (base,), {"fetch": waits})
 
 
 def test_shapes_are_told_apart() -> None:
