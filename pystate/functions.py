@@ -34,6 +34,7 @@ __all__ = [
     "declarations",
     "has_timers",
     "namespace_type",
+    "require_state",
     "shape",
     "unbind",
 ]
@@ -386,6 +387,21 @@ def has_timers(function: StatefulFunction) -> bool:
         else (KeyedProcessFunction, "on_timer")
     )
     return getattr(type(function), name, None) is not getattr(base, name)
+
+
+def require_state(function: StatefulFunction) -> None:
+    """Refuse a function that keeps nothing: timers are state, too.
+
+    Raises
+    ------
+    DeclarationError
+        It has neither a state nor timers.
+    """
+    if not declarations(function) and not has_timers(function):
+        raise DeclarationError(
+            f"{type(function).__name__} declares no state and has no on_timer: a function that "
+            "keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
+        )
 
 
 def namespace_type(function: StatefulFunction) -> StateType | None:

@@ -16,11 +16,11 @@ import pyarrow as pa
 from pystate.context import TimeDomain
 from pystate.durations import Duration
 from pystate.durations import milliseconds as length_ms
-from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.errors import InvalidArgumentError
 from pystate.event_time import milliseconds
 from pystate.faults import Fault, InjectedFailureError, rows_of
 from pystate.feeding import InputRows, key_of
-from pystate.functions import StatefulFunction, declarations
+from pystate.functions import StatefulFunction, declarations, require_state
 from pystate.keys import KeyColumns, KeyLike, parse_key
 from pystate.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.ranges import Ranges
@@ -166,8 +166,7 @@ class Harness:
         parallelism: int,
     ) -> None:
         options.check(function, rows.schema)
-        if not declarations(function):
-            raise DeclarationError(f"{type(function).__name__} declares no state")
+        require_state(function)
         if not 1 <= parallelism <= options.max_parallelism:
             raise InvalidArgumentError(
                 f"parallelism is 1 to max_parallelism ({options.max_parallelism}), "

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -308,7 +309,7 @@ def test_arguments_that_make_no_sense() -> None:
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
 
     for function, options, error, match in (
-        (Stateless(), {}, DeclarationError, "Stateless declares no state"),
+        (Stateless(), {}, DeclarationError, "Stateless declares no state and has no on_timer"),
         (Sums(), {"parallelism": 0}, InvalidArgumentError, "parallelism is 1 to"),
         (Sums(), {"parallelism": 129}, InvalidArgumentError, r"max_parallelism \(128\)"),
         (Sums(), {"schema": "k"}, InvalidArgumentError, "schema 'k' does not parse"),
@@ -571,6 +572,46 @@ def test_a_restore_with_other_code() -> None:
         assert restored.states("ada") == {"clicks": 1}
     with pytest.raises(SchemaError, match="clicks"):
         Harness.restore(snapshot, Other())
+
+
+class TimersAlone(ps.KeyedProcessFunction):
+    """Keeps nothing but timers."""
+
+    namespace = "string"
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.set_namespace(row["room"])
+        ctx.register_event_time_timer(row["at"] + 10)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp
+
+
+class VectorTimersAlone(ps.VectorizedFunction):
+    def process(self, keys: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
+        ctx.register_event_time_timers(keys, pc.add(batch.column("at"), 10))
+
+    def on_timers(self, keys: Any, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
+        return {"k": keys.key_arrays()[0], "at": timestamps}
+
+
+@pytest.mark.parametrize("function", [TimersAlone, VectorTimersAlone])
+@pytest.mark.parametrize(("before", "after"), [(1, 7), (7, 1), (3, 2)])
+def test_timers_alone_are_state(function: Any, before: int, after: int) -> None:
+    rows = [{"k": k, "at": k, "room": room} for k in range(40) for room in ("a", None)]
+    each = 2 if function is TimersAlone else 1
+    with Harness(function(), key="k", parallelism=before) as harness:
+        harness.process(rows)
+        assert sorted(harness.advance_watermark(20)) == sorted(
+            [(k, k + 10) for k in range(11)] * each
+        )
+        snapshot = harness.snapshot()
+    with Harness.restore(snapshot, function(), parallelism=after) as harness:
+        assert harness.next_timer("event") == 21
+        harness.fail_after(timers=3)
+        fired = harness.advance_watermark(1000)
+        assert sorted(fired) == sorted([(k, k + 10) for k in range(11, 40)] * each)
+        assert harness.next_timer("event") is None and harness.advance_watermark(2000) == []
 
 
 # -- failures
