@@ -6,6 +6,7 @@ any thread.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,10 @@ def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
         zones = {v.tzinfo is None for v in values if isinstance(v, datetime.datetime)}
         if len(zones) > 1:
             raise TypeError("some datetimes have a time zone and some have none")
+    merged = _MERGED.get(type.name)
+    if merged is not None and any(isinstance(value, merged) for value in values):
+        # Arrow makes one type of both, so that two different values become equal.
+        raise TypeError(f"a {merged.__name__} is not taken for {type.name}")
     array: pa.Array[Any] = pa.array(values)
     if type.name == "float" and pa.types.is_float64(array.type):
         # Python has one float: a list of them is as good for `float` as for `double`.
@@ -169,6 +174,9 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
             f"{what} is {type.ddl}: this column of {source} does not fit it without loss: {error}"
         ) from error
 
+
+#: What Arrow takes for a value of these types where the other values are of them.
+_MERGED: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
 
 _Test = Callable[[pa.DataType], bool]
 

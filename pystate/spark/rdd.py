@@ -47,7 +47,7 @@ def split_rdd(
     columns = tuple(zip(names, types, strict=True))
     split = evaluation.note_split(uid, columns, event_time, delay_ms)
     groups = evaluation.epoch.max_parallelism
-    return route_rdd(rdd, key, KeyRouter(split.keys, groups, evaluation.parallelism))
+    return route_rdd(rdd, key, KeyRouter(uid, split.keys, groups, evaluation.parallelism))
 
 
 def rdd_operator(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from pystate.errors import WrongTypeError
 from pystate.spark.columns import KeySchema
 
 if TYPE_CHECKING:
@@ -109,20 +110,34 @@ class Routed(NamedTuple):
 class KeyRouter:
     """Computes the range of Python keys, a chunk at a time. Pickled to the workers."""
 
-    def __init__(self, schema: KeySchema, max_parallelism: int, parallelism: int) -> None:
+    def __init__(self, uid: str, schema: KeySchema, max_parallelism: int, parallelism: int) -> None:
+        self.uid = uid
         self.schema = schema
         self.max_parallelism = max_parallelism
         self.parallelism = parallelism
 
     def arrays(self, keys: Sequence[Any]) -> list[pa.Array[Any]]:
-        """The key columns of a list of keys: values for one column, tuples for several."""
+        """The key columns of a list of keys: values for one column, tuples for several.
+
+        Raises
+        ------
+        WrongTypeError
+            A key is not of the declared type: made to fit, it could become another one's equal.
+        """
+        from pystate.arrays import as_array
         from pystate.types import parse_type
 
-        types = [parse_type(ddl).arrow for _, ddl in self.schema]
+        what = f"operator {self.uid!r}: key"
+        types = [parse_type(ddl) for _, ddl in self.schema]
         if len(types) == 1:
-            return [pa.array(keys, types[0])]
-        columns = zip(*keys, strict=True)
-        return [pa.array(column, t) for column, t in zip(columns, types, strict=True)]
+            return [as_array(keys, types[0], what)]
+        for key in keys:
+            if not isinstance(key, (tuple, list)) or len(key) != len(types):
+                raise WrongTypeError(
+                    f"{what} {key!r:.80} is no tuple of {len(types)} parts, as key_type says"
+                )
+        parts = zip(zip(*keys, strict=True), types, strict=True)
+        return [as_array(part, t, f"{what}, part {i}") for i, (part, t) in enumerate(parts)]
 
     def owners(self, columns: Sequence[pa.Array[Any]]) -> list[int]:
         """The range of each row of some key columns."""

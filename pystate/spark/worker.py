@@ -94,7 +94,7 @@ class OperatorPlan:
     @property
     def router(self) -> KeyRouter:
         """Computes the range of keys."""
-        return KeyRouter(self.key_schema, self.max_parallelism, self.parallelism)
+        return KeyRouter(self.uid, self.key_schema, self.max_parallelism, self.parallelism)
 
     def describe(self, index: int | None = None) -> str:
         """Name the operator, and a range of it, in messages."""

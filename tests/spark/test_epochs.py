@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import pystate as ps
-from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
+from pystate.errors import (
+    CheckpointError,
+    DeclarationError,
+    InvalidArgumentError,
+    WrongTypeError,
+)
 from pystate.spark import EpochProgress, ParquetSink
+from pystate.spark.routing import KeyRouter
 
 from .conftest import Source, rows_of, state_of
 
@@ -107,15 +115,40 @@ def test_an_rdd_needs_columns_and_a_split(spark: SparkSession, make_job: MakeJob
             self.n.update(self.n.value() + 1)
             yield (key,)
 
-    def split(data: RDD[Any]) -> RDD[Any]:
-        routed = job.partition_by(data, str, key_type="string", uid="n")
+    def split(data: RDD[Any], key: Callable[[Any], Any] = str) -> RDD[Any]:
+        routed = job.partition_by(data, key, key_type="string", uid="n")
         return routed.mapPartitions(job.partitions(Count(), uid="n"))
 
     with pytest.raises(InvalidArgumentError, match="pass schema="):
         job.run_epoch(rdd, split)
     with pytest.raises(InvalidArgumentError, match=r"split the RDD with job.partition_by"):
         job.run_epoch(rdd, lambda data: data.mapPartitions(job.partitions(Count(), uid="n")))
+    with pytest.raises(WrongTypeError, match=r"operator 'n': key is string: .* of int64"):
+        job.run_epoch(rdd, lambda data: split(data, len), schema="k string")
     assert rows_of(job.run_epoch(rdd, split, schema="k string").dataframe) == [("a",)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "keys"),
+    [
+        (["long"], [1, 1.5]),
+        (["long"], [1, True]),
+        (["date"], [datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, 5)]),
+        (["binary"], [b"a", "a"]),
+        (["string"], ["a", b"a"]),
+        (["float"], [1.0, 1e300]),
+        (["decimal(5,2)"], [Decimal("1.5"), Decimal("1.501")]),
+        (["string", "int"], [("a", 1), ("a", 1.5)]),
+        (["string", "string"], [("a", "b"), "ab"]),
+        (["string", "string"], [("a", "b"), ("a", "b", "c")]),
+    ],
+)
+def test_a_key_of_another_type_is_never_made_to_fit(kinds: list[str], keys: list[Any]) -> None:
+    columns = tuple((f"key{i}", kind) for i, kind in enumerate(kinds))
+    router = KeyRouter("words", columns, 128, 2)
+    assert [len(column) for column in router.arrays(keys[:1])] == [1] * len(kinds)
+    with pytest.raises(WrongTypeError, match="operator 'words': key"):
+        router.arrays(keys)
 
 
 def start(

@@ -266,8 +266,10 @@ REFUSED_COLUMNS = [
     ("timestamp", pa.array([1], pa.timestamp("ns", "UTC"))),
     ("date", pa.array([5], pa.int32())),
     ("date", [dt.datetime(2024, 1, 1)]),
+    ("date", [dt.date(2024, 1, 1), dt.datetime(2024, 1, 1, 5)]),
     ("boolean", pa.array([1])),
     ("binary", pa.array(["a"])),
+    ("binary", [b"a", "a"]),
     ("string", pa.array([b"a"])),
     ("long", "12"),
 ]
