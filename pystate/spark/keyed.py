@@ -161,7 +161,8 @@ class KeyedFrame:
             timers=has_timers(function),
             namespace=namespace_type(function),
         )
-        return self._operator(self._frame, plan, partial(FunctionBody, spec), declared)
+        routed = self._routed(self._frame, plan, self._order_by)
+        return _operator(routed, plan, partial(FunctionBody, spec), declared)
 
     def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
         if self._event_time is None:
@@ -223,17 +224,28 @@ class KeyedFrame:
         if self._event_time is not None:
             event_time = f"{_VALUE}time"
             columns.append(column_named(self._event_time).alias(event_time))
-        frame = self._frame.select(*columns)
+        if plan.ordered and self._order_by:
+            # The order may be by any column: Spark prunes what neither it nor an aggregate needs.
+            routed = self._routed(self._frame, operator, self._order_by).select(
+                *columns, RANGE_COLUMN
+            )
+        else:
+            routed = self._routed(self._frame.select(*columns), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        return self._operator(frame, operator, body, declared)
+        return _operator(routed, operator, body, declared)
 
-    def _operator(
-        self, frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
+    def _routed(
+        self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
-        routed = route(frame, keys, plan.max_parallelism, plan.parallelism, self._order_by)
-        return routed.mapInArrow(ArrowOperator(plan, body), declared)
+        return route(frame, keys, plan.max_parallelism, plan.parallelism, order_by)
+
+
+def _operator(
+    routed: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
+) -> DataFrame:
+    return routed.mapInArrow(ArrowOperator(plan, body), declared)
 
 
 def _aggregate_body(
@@ -257,6 +269,9 @@ class _AggregatePlan:
         self.inputs: dict[str, Column] = {}
         self.results: list[tuple[str, str | None]] = []
         self.fields: list[st.StructField] = []
+        #: Whether the order of the rows decides on results: sums of floats are not associative,
+        #: and of values that are equal but not the same, as both zeros, the first one stays.
+        self.ordered = False
 
     def add(self, name: str, aggregate: Aggregate) -> None:
         """Add one result column."""
@@ -310,6 +325,7 @@ class _AggregatePlan:
         if name in self.states:
             raise InvalidArgumentError(f"{self._owner}: two aggregates would keep {name!r}")
         self.states[name] = ValueState(ddl, default)
+        self.ordered = self.ordered or ddl in ("float", "double")
 
     def _result(self, name: str, data_type: st.DataType, state: str, divisor: str | None) -> None:
         self.fields.append(st.StructField(name, data_type))

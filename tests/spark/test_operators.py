@@ -202,6 +202,25 @@ def test_aggregates_equal_sql(spark: SparkSession, make_job: MakeJob) -> None:
     assert kinds["total"] == "bigint" and kinds["low"] == "int" and kinds["mean"] == "double"
 
 
+def test_sums_of_floats_follow_the_order(spark: SparkSession, make_job: MakeJob) -> None:
+    from pyspark.sql import functions as F
+
+    job = make_job()
+    rows = [("a", 0, 1.0), ("a", 1, 1e16), ("a", 2, -1e16)]
+    frame = spark.createDataFrame(rows, "k string, at long, v double").repartition(3)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        up = job.key_by(df, "k", uid="up", order_by="at").aggregate(x=ps.sum("v"))
+        down = job.key_by(df, "k", uid="down", order_by=F.col("at").desc()).aggregate(
+            x=ps.sum("v"), n=ps.count()
+        )
+        # What is the same in any order is not sorted.
+        count = job.key_by(df, "k", uid="n", order_by=df["at"]).aggregate(n=ps.count("at"))
+        return up.join(down.select("k", F.col("x").alias("y")), "k").join(count, "k")
+
+    assert rows_of(job.run_epoch(frame, pipeline).dataframe) == [("a", 0.0, 1.0, 3)]
+
+
 def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
 
