@@ -162,7 +162,7 @@ class KeyedFrame:
             namespace=namespace_type(function),
         )
         routed = self._routed(self._frame, plan, self._order_by)
-        return _operator(routed, plan, partial(FunctionBody, spec), declared)
+        return _operator(routed, plan, self._frame.columns, partial(FunctionBody, spec), declared)
 
     def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
         if self._event_time is None:
@@ -224,6 +224,9 @@ class KeyedFrame:
         if self._event_time is not None:
             event_time = f"{_VALUE}time"
             columns.append(column_named(self._event_time).alias(event_time))
+        names = [*keys, *plan.inputs]
+        if event_time is not None:
+            names.append(event_time)
         if plan.ordered and self._order_by:
             # The order may be by any column: Spark prunes what neither it nor an aggregate needs.
             routed = self._routed(self._frame, operator, self._order_by).select(
@@ -233,7 +236,7 @@ class KeyedFrame:
             routed = self._routed(self._frame.select(*columns), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        return _operator(routed, operator, body, declared)
+        return _operator(routed, operator, names, body, declared)
 
     def _routed(
         self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
@@ -243,9 +246,25 @@ class KeyedFrame:
 
 
 def _operator(
-    routed: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
+    routed: DataFrame,
+    plan: OperatorPlan,
+    names: Sequence[str],
+    body: Any,
+    declared: st.StructType,
 ) -> DataFrame:
-    return routed.mapInArrow(ArrowOperator(plan, body), declared)
+    # Spark parses the names of what it maps as if they were written in SQL, and stumbles over dots
+    # and backticks: it gets the columns under numbers, and matches those that come back by place.
+    inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
+    fields = zip(_numbered(len(declared)), declared, strict=True)
+    outputs = st.StructType(
+        [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
+    )
+    operator = ArrowOperator(plan, body, names)
+    return inputs.mapInArrow(operator, outputs).toDF(*declared.names)
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"c{i}" for i in range(count)]
 
 
 def _aggregate_body(

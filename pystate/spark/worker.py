@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -377,11 +377,16 @@ class ArrowOperator:
         The operator and its epoch.
     body : callable from RangeTask to Body
         Makes the task's own body; pickled with the user's function inside.
+    names : sequence of str
+        What the columns that arrive are called, but for the last one, of the ranges.
     """
 
-    def __init__(self, plan: OperatorPlan, body: Callable[[RangeTask], Body]) -> None:
+    def __init__(
+        self, plan: OperatorPlan, body: Callable[[RangeTask], Body], names: Sequence[str]
+    ) -> None:
         self._plan = plan
         self._body = body
+        self._names = list(names)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task."""
@@ -391,6 +396,7 @@ class ArrowOperator:
         def arrived() -> Iterator[Arrived]:
             for batch in batches:
                 rows, markers = split_markers(batch)
+                rows = rows.rename_columns(self._names)
                 yield rows if rows.num_rows else None, rows.num_rows, markers
 
         def owner(rows: pa.RecordBatch) -> int:

@@ -345,6 +345,32 @@ def test_other_parallelism(spark: SparkSession, make_job: MakeJob) -> None:
         assert counts == {k: sum(key_of(i) == k for i in range(end)) for k in counts}
 
 
+def test_columns_of_any_name(spark: SparkSession, make_job: MakeJob) -> None:
+    from pyspark.sql import functions as F
+
+    job = make_job()
+    names = ["a.b", "c`d", "é ü,;=", "st"]
+
+    class Named(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+            self.n.update(self.n.value() + row["c`d"])
+            yield key, self.n.value(), row["st"]["x.y"], "|".join(row._fields)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "a.b", uid="rows", order_by=["c`d", F.col("`é ü,;=`").desc()])
+        rows = keyed.process(Named(), "`a.b` string, `n.n` long, `é`` ` int, `names.` string")
+        totals = job.key_by(rows, "a.b", "é` ", "names.", uid="sums", order_by="n.n")
+        return totals.aggregate(**{"m.n": ps.max("n.n"), "mean`": ps.mean("n.n")})
+
+    frame = spark.createDataFrame([("x", 1, 2), ("y", 3, 4), ("x", 5, 6)], names[:3])
+    result = job.run_epoch(frame.withColumn("st", F.struct(F.lit(7).alias("x.y"))), pipeline)
+    assert result.dataframe.columns == ["a.b", "é` ", "names.", "m.n", "mean`"]
+    fields = "|".join(names)
+    assert rows_of(result.dataframe) == [("x", 7, fields, 6, 3.5), ("y", 7, fields, 3, 3.0)]
+
+
 def test_objects_and_context(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
 

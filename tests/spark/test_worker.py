@@ -80,7 +80,7 @@ def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
 
 @pytest.fixture
 def operator(plan: OperatorPlan) -> ArrowOperator:
-    return ArrowOperator(plan, partial(FunctionBody, spec_of(Count())))
+    return ArrowOperator(plan, partial(FunctionBody, spec_of(Count())), ["k"])
 
 
 def spec_of(function: ps.KeyedProcessFunction, **options: Any) -> FunctionSpec:
@@ -222,7 +222,7 @@ def with_sides(plan: OperatorPlan, folder: Path, function: Sides, watermark: int
         side_outputs={"keys": OutputColumns(columns, "side output 'keys'")},
         late_output="late",
     )
-    return ArrowOperator(plan, partial(FunctionBody, spec))
+    return ArrowOperator(plan, partial(FunctionBody, spec), ["k"])
 
 
 def test_a_range_reports_its_event_times_and_side_files(
@@ -319,7 +319,7 @@ def test_a_range_without_rows_runs_for_its_timers(
     )
     timers["event"] = 777
     function = Timed() if handles else Count()
-    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(function)))
+    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(function)), ["k"])
     assert list(operator(iter([MARKER([1])]))) == []
     [report] = reports.reports
     assert ("attached" in report.metrics) == attached == bool(timers["asked"])
@@ -334,7 +334,7 @@ def test_without_a_watermark_no_event_timer_is_due(
 ) -> None:
     ranges = tuple(dataclasses.replace(r, next_event_timer_ms=-(1 << 63)) for r in plan.ranges)
     plan = dataclasses.replace(plan, ranges=ranges, timers=True, watermark_ms=None)
-    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())))
+    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())), ["k"])
     assert list(operator(iter([MARKER([0])]))) == []
     assert "attached" not in reports.reports[0].metrics
 
@@ -359,7 +359,7 @@ def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Repo
         (6, 19_000, [MARKER([1])]),
     ):
         plan = dataclasses.replace(plan, epoch=epoch, processing_time_ms=now)
-        operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Fading())))
+        operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Fading())), ["k"])
         assert list(operator(iter(batches))) == []
         report = reports.reports[-1]
         file = report.file
