@@ -24,7 +24,7 @@ from pystate.declarations import (
     ValueState,
 )
 from pystate.elements import ListHandle, MapHandle
-from pystate.errors import InvalidArgumentError
+from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.files import Lineage
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import KeyBatch, ValueHandle
@@ -90,12 +90,23 @@ class BackendTable:
         where = f"operator {uid!r}" if uid else "backend"
         self._table = _core.Table(where, self.open)
         self.set_current_key = self._table.set_current_key
-        self._states = StateRegistry(self._table, frozenset(name for name, _ in self.key), timers)
+        self._states = StateRegistry(self._table, self._reserved_names(), timers)
         self._timers = Timers(self._table)
         self._swept = False  # in the open epoch
         self._clock: dict[str, tuple[int | None, ...]] = {}
         for name, declaration in (states or {}).items():
             self.register(name, declaration)
+
+    def _reserved_names(self) -> dict[str, str]:
+        names = dict.fromkeys((name for name, _ in self.key), "a key column")
+        if self.namespace is not None:
+            if NAMESPACE in names:
+                raise DeclarationError(
+                    f"a key column is called {NAMESPACE!r}, as the column of the namespaces is: "
+                    "give it another name"
+                )
+            names[NAMESPACE] = "the column of the namespaces"
+        return names
 
     def _check_home(self) -> None:
         if self.home == "disk":

@@ -36,13 +36,13 @@ class StateRegistry:
     ----------
     table : Table
         Unopened; its handles are made before it is.
-    reserved : frozenset of str
-        Names that no state may have: the key columns.
+    reserved : mapping of str to str
+        Names that no state may have, and whose they are.
     timers : bool
         Whether keys have timers.
     """
 
-    def __init__(self, table: _core.Table, reserved: frozenset[str], timers: bool) -> None:
+    def __init__(self, table: _core.Table, reserved: Mapping[str, str], timers: bool) -> None:
         self._table = table
         self._reserved = reserved
         self._timers = timers
@@ -92,7 +92,7 @@ class StateRegistry:
                 f"state {name!r}: expected a declaration, got {declaration!r:.80}"
             )
         if name in self._reserved:
-            raise DeclarationError(f"state {name!r}: a key column has that name")
+            raise DeclarationError(f"state {name!r}: {self._reserved[name]} has that name")
         if self._table.is_open:
             raise DeclarationError(
                 f"state {name!r}: states are registered before the table's first use"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pystate.backend import KeyedStateBackend
 from pystate.epoch import Epoch
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.spark.columns import KeySchema, parse_schema
@@ -133,6 +134,7 @@ class Evaluation:
             The type of its namespaces.
         """
         epoch = self.epoch
+        _check_table(uid, keys, states, namespace, timers)
         schema = tuple((name, state.stored_as()) for name, state in states.items())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         ranges = epoch.declare(
@@ -258,6 +260,24 @@ def large_batches(session: SparkSession) -> Iterator[None]:
         yield
     finally:
         session.conf.unset(_BATCH_ROWS)
+
+
+def _check_table(
+    uid: str,
+    keys: KeySchema,
+    states: Mapping[str, State],
+    namespace: StateType | None,
+    timers: bool,
+) -> None:
+    """Refuse names and states of which the tasks could make no table.
+
+    A task without rows makes none, so that the epoch could be published all the same, and later
+    code could not go on from it.
+    """
+    try:
+        KeyedStateBackend(keys, states=states, namespace=namespace, timers=timers)
+    except DeclarationError as error:
+        raise DeclarationError(f"operator {uid!r}: {error}") from error
 
 
 def _fingerprint(epoch: Epoch, uid: str) -> int:

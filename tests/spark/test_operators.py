@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import pystate as ps
-from pystate.errors import SchemaError, StateOverflowError, WrongTypeError
+from pystate.errors import DeclarationError, SchemaError, StateOverflowError, WrongTypeError
 
 from .conftest import rows_of, state_of
 
@@ -369,6 +369,39 @@ def test_columns_of_any_name(spark: SparkSession, make_job: MakeJob) -> None:
     assert result.dataframe.columns == ["a.b", "é` ", "names.", "m.n", "mean`"]
     fields = "|".join(names)
     assert rows_of(result.dataframe) == [("x", 7, fields, 6, 3.5), ("y", 7, fields, 3, 3.0)]
+
+
+def test_a_name_that_is_taken_fails_before_anything_runs(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job = make_job()
+
+    class Clash(ps.KeyedProcessFunction):
+        k = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            self.k.update(1)
+
+    class Spaces(ps.KeyedProcessFunction):
+        namespace = "long"
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            self.n.update(1)
+
+    # Without rows no task would make a table.
+    none = spark.createDataFrame([], "k long, namespace long")
+    for function, key, error in (
+        (Clash(), "k", "operator 'x': state 'k': a key column has that name"),
+        (Spaces(), "namespace", "operator 'x': a key column is called 'namespace'"),
+    ):
+
+        def pipeline(df: DataFrame, function: Any = function, key: str = key) -> DataFrame:
+            return job.key_by(df, key, uid="x").process(function, "k long")
+
+        with pytest.raises(DeclarationError, match=error):
+            job.run_epoch(none, pipeline)
+    assert job.latest_epoch() is None
 
 
 def test_objects_and_context(spark: SparkSession, make_job: MakeJob) -> None:

@@ -906,6 +906,14 @@ def test_registering(backend: ps.KeyedStateBackend) -> None:
     assert backend.register("n", ps.ValueState("long", default=0)) is backend["n"]
     with pytest.raises(DeclarationError, match="'n' is registered as"):
         backend.register("n", ps.ValueState("int"))
+    for key, name, error in (
+        ("namespace", "n", "a key column is called 'namespace'"),
+        ("k", "namespace", "state 'namespace': the column of the namespaces has that name"),
+    ):
+        with pytest.raises(DeclarationError, match=error):
+            ps.KeyedStateBackend(
+                {key: "long"}, namespace="long", states={name: ps.ValueState("long")}
+            )
     with pytest.raises(DeclarationError, match="a key column has that name"):
         backend.register("key", ps.ValueState("int"))
     extra = backend.register("extra", ps.ValueState("int"))
