@@ -5,6 +5,7 @@ Pure functions, safe from any thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -18,10 +19,15 @@ __all__ = [
     "KeySchema",
     "ddl_of",
     "key_schema",
+    "names_twice",
     "output_columns",
     "parse_schema",
+    "refuse_reserved",
     "require_columns",
 ]
+
+#: Columns that travel with the user's.
+_RESERVED = "__pystate_"
 
 #: Key columns in order: (name, type in DDL).
 KeySchema = tuple[tuple[str, str], ...]
@@ -72,11 +78,25 @@ def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
             f"{owner}: schema must be DDL such as 'key string, n long' or a StructType, "
             f"got {type(schema).__qualname__}"
         )
-    names = [name.lower() for name in parsed.names]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = names_twice(parsed.names)
     if twice:
         raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
     return parsed
+
+
+def names_twice(names: Sequence[str]) -> list[str]:
+    """What is the name of several columns in Spark, where case does not matter; in lower case."""
+    counts = Counter(name.lower() for name in names)
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def refuse_reserved(names: Iterable[str], owner: str) -> None:
+    """Raise `InvalidArgumentError` for a column whose name pystate may want for its own."""
+    for name in names:
+        if name.lower().startswith(_RESERVED):
+            raise InvalidArgumentError(
+                f"{owner}: column {name!r}: names that begin with {_RESERVED} are pystate's own"
+            )
 
 
 def require_columns(schema: st.StructType, names: Iterable[str], owner: str) -> None:

@@ -25,8 +25,10 @@ from pystate.spark.columns import (
     KeySchema,
     ddl_of,
     key_schema,
+    names_twice,
     output_columns,
     parse_schema,
+    refuse_reserved,
     require_columns,
 )
 from pystate.spark.routing import RANGE_COLUMN, column_named, route
@@ -91,10 +93,7 @@ class KeyedFrame:
         self._keys: KeySchema = key_schema(frame.schema, keys, self._owner)
         self._event_time = event_time
         self._delay_ms = allowed_delay_ms(frame.schema, event_time, allowed_delay, self._owner)
-        if RANGE_COLUMN in frame.columns:
-            raise InvalidArgumentError(
-                f"{self._owner}: the column name {RANGE_COLUMN} is pystate's own"
-            )
+        refuse_reserved(frame.columns, self._owner)
 
     def process(
         self,
@@ -208,11 +207,7 @@ class KeyedFrame:
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
         fields = [st.StructField(name, self._frame.schema[name].dataType) for name in keys]
-        both = set(keys) & set(aggregates)
-        if both:
-            raise InvalidArgumentError(
-                f"{self._owner}: {', '.join(sorted(both))} is a key column and an aggregate"
-            )
+        self._check_results([*keys, *aggregates])
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(
@@ -237,6 +232,15 @@ class KeyedFrame:
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
         return _operator(routed, operator, names, body, declared)
+
+    def _check_results(self, names: Sequence[str]) -> None:
+        refuse_reserved(names, self._owner)
+        twice = names_twice(names)
+        if twice:
+            raise InvalidArgumentError(
+                f"{self._owner}: two columns of the result are called {', '.join(twice)}: key "
+                "columns and aggregates have names that differ in more than case"
+            )
 
     def _routed(
         self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()

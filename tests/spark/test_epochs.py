@@ -347,7 +347,7 @@ def test_what_a_pipeline_may_not_do(spark: SparkSession, make_job: MakeJob, sour
         (
             lambda df: job.key_by(df, "k", uid="x").aggregate(k=ps.count()),
             InvalidArgumentError,
-            "k is a key column and an aggregate",
+            "two columns of the result are called k",
         ),
         (
             lambda df: job.key_by(df, "v", uid="x").aggregate(n=ps.sum("k")),

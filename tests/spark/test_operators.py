@@ -12,7 +12,13 @@ import pyarrow.compute as pc
 import pytest
 
 import pystate as ps
-from pystate.errors import DeclarationError, SchemaError, StateOverflowError, WrongTypeError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    SchemaError,
+    StateOverflowError,
+    WrongTypeError,
+)
 
 from .conftest import rows_of, state_of
 
@@ -402,6 +408,26 @@ def test_a_name_that_is_taken_fails_before_anything_runs(
         with pytest.raises(DeclarationError, match=error):
             job.run_epoch(none, pipeline)
     assert job.latest_epoch() is None
+
+
+def test_columns_of_an_aggregate_that_clash(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    frame = spark.createDataFrame([("a", 1, 2)], "k string, v long, __pystate_value_0 long")
+    plain = frame.drop("__pystate_value_0")
+    count = ps.count()
+    for data, aggregates, error in (
+        (plain, {"k": count}, "operator 'x': two columns of the result are called k:"),
+        (plain, {"n": count, "K": count}, "operator 'x': two columns of the result are called k:"),
+        (plain, {"n": count, "N": count}, "operator 'x': two columns of the result are called n:"),
+        (plain, {"__PYSTATE_range": count}, "'__PYSTATE_range': names that begin with"),
+        (frame, {"n": count}, "'__pystate_value_0': names that begin with"),
+    ):
+
+        def pipeline(df: DataFrame, aggregates: Any = aggregates) -> DataFrame:
+            return job.key_by(df, "k", uid="x").aggregate(**aggregates)
+
+        with pytest.raises(InvalidArgumentError, match=error):
+            job.run_epoch(data, pipeline)
 
 
 def test_objects_and_context(spark: SparkSession, make_job: MakeJob) -> None:
