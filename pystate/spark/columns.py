@@ -102,11 +102,21 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
 def require_columns(schema: st.StructType, names: Iterable[str], owner: str) -> None:
     """Raise `InvalidArgumentError` unless every name is exactly one column of `schema`."""
     for name in names:
+        if not isinstance(name, str):
+            # A Column, with which even == is no truth value.
+            raise InvalidArgumentError(
+                f"{owner}: {name!r:.80} is not the name of a column: name columns one by one, and "
+                "add an expression to the DataFrame with withColumn first"
+            )
         found = schema.names.count(name)
         if found != 1:
             problem = "is not a column" if not found else f"is the name of {found} columns"
+            outer = name.partition(".")[0]
+            hint = ""
+            if outer in schema.names and isinstance(schema[outer].dataType, st.StructType):
+                hint = f"; make the field a column first: df.withColumn('...', df[{name!r}])"
             raise InvalidArgumentError(
-                f"{owner}: {name!r} {problem}; columns: {', '.join(schema.names)}"
+                f"{owner}: {name!r} {problem}; columns: {', '.join(schema.names)}{hint}"
             )
 
 

@@ -154,8 +154,14 @@ def test_key_columns_that_are_refused(kind: st.DataType, error: str) -> None:
 
 
 def test_key_columns_that_are_not_there() -> None:
-    schema = parse_schema("a long, b long", "x")
+    from pyspark.sql import functions as F
+
+    schema = parse_schema("a long, b struct<c:long>", "x")
     for keys, error in (
+        ([F.col("a")], "operator 'one': Column<'a'> is not the name .* withColumn first"),
+        ([["a", "b"]], r"operator 'one': \['a', 'b'\] is not the name of a column"),
+        (["b.c"], r"'b.c' is not a column; columns: a, b; .*withColumn\('...', df\['b.c'\]\)"),
+        (["a.c"], "'a.c' is not a column; columns: a, b$"),
         ([], "at least one column"),
         (["c"], "'c' is not a column; columns: a, b"),
         (["a", "a"], "named twice"),
