@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as st
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
@@ -154,7 +155,26 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
     return tuple(columns)
 
 
+def _require_arrow(field: st.StructField, owner: str) -> None:
+    try:
+        to_arrow_type(field.dataType, timezone="UTC")
+    except PySparkTypeError:
+        instead = "string" if isinstance(field.dataType, (st.CharType, st.VarcharType)) else "long"
+        raise WrongTypeError(
+            f"{owner}: column {field.name!r} is {field.dataType.simpleString()}, which Spark does "
+            f"not hand to Python or take from it: cast it to another type, e.g. {instead}"
+        ) from None
+
+
 def output_columns(schema: st.StructType, owner: str) -> OutputColumns:
-    """The columns that an operator yields, in Arrow's types; `owner` is named in errors."""
+    """Columns that pass between Spark and a worker, in Arrow's types.
+
+    Raises
+    ------
+    WrongTypeError
+        A type that Spark cannot hand over; the message begins with `owner`.
+    """
+    for field in schema:
+        _require_arrow(field, owner)
     ddl = [ddl_of(field.dataType) or field.dataType.simpleString() for field in schema]
     return OutputColumns(to_arrow_schema(schema, timezone="UTC"), owner, ddl)

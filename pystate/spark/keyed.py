@@ -132,6 +132,7 @@ class KeyedFrame:
             The checkpoint holds the operator's state in other types.
         """
         declared = parse_schema(schema, self._owner)
+        output_columns(self._frame.schema, f"{self._owner}: its input")
         sides = side_columns(side_outputs, self._owner)
         written = {tag: columns.schema for tag, columns in sides.items()}
         if late_output is not None:

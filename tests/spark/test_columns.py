@@ -153,6 +153,21 @@ def test_key_columns_that_are_refused(kind: st.DataType, error: str) -> None:
         key_schema(schema, ["k"], "operator 'one'")
 
 
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("char(5)", "string"),
+        ("varchar(3)", "string"),
+        ("interval year to month", "long"),
+        ("array<struct<x: varchar(3)>>", ""),
+    ],
+)
+def test_types_that_do_not_travel(kind: str, instead: str) -> None:
+    error = f"operator 'one': column 'y' is .*: cast it to another type, e.g. {instead}"
+    with pytest.raises(WrongTypeError, match=error):
+        output(f"x long, y {kind}")
+
+
 def test_key_columns_that_are_not_there() -> None:
     from pyspark.sql import functions as F
 

@@ -410,6 +410,21 @@ def test_a_name_that_is_taken_fails_before_anything_runs(
     assert job.latest_epoch() is None
 
 
+def test_input_that_does_not_travel(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    frame = spark.range(1).selectExpr("id AS k", "INTERVAL '1' YEAR AS y")
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="x").process(Running(), "k long")
+
+    with pytest.raises(WrongTypeError, match="operator 'x': its input: column 'y' is interval"):
+        job.run_epoch(frame, pipeline)
+    counted = job.run_epoch(
+        frame, lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.count("y"))
+    )
+    assert rows_of(counted.dataframe) == [(0, 1)]
+
+
 def test_columns_of_an_aggregate_that_clash(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
     frame = spark.createDataFrame([("a", 1, 2)], "k string, v long, __pystate_value_0 long")
