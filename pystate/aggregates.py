@@ -47,8 +47,8 @@ def count(column: str | None = None) -> Aggregate:
 def sum(column: str) -> Aggregate:
     """Sum a column; null until the key has seen a value.
 
-    Integers give a long and raise `StateOverflowError` past its ends, as ANSI SQL does; floats
-    give a double; decimals ten more digits.
+    Integers give a long and raise `StateOverflowError` past its ends, as ANSI SQL does: cast the
+    column to a decimal where it may come to that. Floats give a double; decimals ten more digits.
     """
     return Aggregate("sum", _checked("sum", column))
 

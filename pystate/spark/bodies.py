@@ -6,11 +6,12 @@ Thread safety: a body belongs to its task.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.errors import StateOverflowError
 from pystate.event_time import event_times
 from pystate.functions import RuntimeContext
 from pystate.handles import KeyBatch
@@ -18,7 +19,7 @@ from pystate.output import OutputColumns
 from pystate.runtime import FunctionRuntime, FunctionSpec
 from pystate.spark.worker import RangeTask
 
-__all__ = ["AggregateBody", "FunctionBody", "RoutedBody", "StateUpdate"]
+__all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
 
 #: Keys of an aggregate's output batch.
 _OUTPUT_KEYS = 65_536
@@ -98,9 +99,18 @@ class RoutedBody(FunctionBody):
         return self._runtime.process_elements(self._arrays(keys), keys, elements)
 
 
-#: One state of an aggregate: its name, what happens to it ("add", "min", "max"), and the input
-#: column, or None to add one per row.
-StateUpdate = tuple[str, str, str | None]
+Operation = Literal["add", "min", "max"]
+
+
+class StateUpdate(NamedTuple):
+    """What each batch does to one state of an aggregate."""
+
+    state: str
+    operation: Operation
+    source: str | None
+    """The input column; None to add one per row."""
+    shown: str
+    """The aggregate, as the user wrote it."""
 
 
 class AggregateBody:
@@ -142,19 +152,29 @@ class AggregateBody:
             name: backend.register(name, declaration)
             for name, declaration in self._task.plan.states.items()
         }
-        self._calls: list[tuple[Callable[[KeyBatch, Any], None], str | None]] = [
-            (getattr(self._handles[state], operation), column)
-            for state, operation, column in self._updates
-        ]
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
         if self._event_time is not None:
             self._note_event_time(rows.column(self._event_time))
         keys = self._task.backend.keys([rows.column(name) for name in self._keys])
-        for update, column in self._calls:
-            update(keys, 1 if column is None else rows.column(column))
+        for update in self._updates:
+            values = 1 if update.source is None else rows.column(update.source)
+            try:
+                getattr(self._handles[update.state], update.operation)(keys, values)
+            except StateOverflowError:
+                raise StateOverflowError(self._beyond(update)) from None
         return iter(())
+
+    def _beyond(self, update: StateUpdate) -> str:
+        plan = self._task.plan
+        kind = plan.states[update.state].stored_as()
+        wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
+        return (
+            f"{plan.describe()}: {update.shown} of a key is beyond the range of {kind}; the epoch "
+            f"is not published. Cast the column to {wider}, and keep the aggregate under another "
+            f"uid: what {plan.uid!r} has stored stays {kind}"
+        )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit every key whose states were written, with its results as they stand now."""

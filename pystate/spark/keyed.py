@@ -20,7 +20,7 @@ from pystate.functions import StatefulFunction, declarations, has_timers, namesp
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
 from pystate.spark.arguments import allowed_delay_ms, side_columns
-from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
+from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
 from pystate.spark.columns import (
     KeySchema,
     ddl_of,
@@ -305,8 +305,9 @@ class _AggregatePlan:
                 f"or ps.sum, ps.min, ps.max or ps.mean with a column"
             )
         kind, column = aggregate
+        shown = f"{name}={aggregate}"
         if kind == "count":
-            self._count(name, column)
+            self._count(name, column, shown)
             self._result(name, st.LongType(), name, None)
             return
         assert column is not None
@@ -314,36 +315,37 @@ class _AggregatePlan:
         if kind == "mean":
             self._number(aggregate)
             self._state(f"{name}.sum", "double", None)
-            self._count(f"{name}.count", column)
-            self._update(f"{name}.sum", "add", column, st.DoubleType())
+            self._count(f"{name}.count", column, shown)
+            self._update(f"{name}.sum", "add", column, st.DoubleType(), shown)
             self._result(name, st.DoubleType(), f"{name}.sum", f"{name}.count")
             return
+        operation: Operation = "add" if kind == "sum" else kind
         if kind == "sum":
             result = self._sum_type(aggregate)
-            operation = "add"
         else:
             result = self._ordered_type(aggregate)
-            operation = kind
         ddl = ddl_of(result)
         assert ddl is not None
         self._state(name, ddl, None)
-        self._update(name, operation, column, result)
+        self._update(name, operation, column, result, shown)
         self._result(name, result, name, None)
 
-    def _count(self, state: str, column: str | None) -> None:
+    def _count(self, state: str, column: str | None, shown: str) -> None:
         self._state(state, "long", 0)
         if column is None:
-            self.updates.append((state, "add", None))
+            self.updates.append(StateUpdate(state, "add", None, shown))
             return
         require_columns(self._schema, [column], self._owner)
         source = f"{_VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
-        self.updates.append((state, "add", source))
+        self.updates.append(StateUpdate(state, "add", source, shown))
 
-    def _update(self, state: str, operation: str, column: str, as_type: st.DataType) -> None:
+    def _update(
+        self, state: str, operation: Operation, column: str, as_type: st.DataType, shown: str
+    ) -> None:
         source = f"{_VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).cast(as_type).alias(source)
-        self.updates.append((state, operation, source))
+        self.updates.append(StateUpdate(state, operation, source, shown))
 
     def _state(self, name: str, ddl: str, default: int | None) -> None:
         if name in self.states:

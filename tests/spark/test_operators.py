@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -227,7 +228,7 @@ def test_sums_of_floats_follow_the_order(spark: SparkSession, make_job: MakeJob)
     assert rows_of(job.run_epoch(frame, pipeline).dataframe) == [("a", 0.0, 1.0, 3)]
 
 
-def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob) -> None:
+def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
 
     def pipeline(df: DataFrame) -> DataFrame:
@@ -236,8 +237,18 @@ def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob) -> None:
     most = 2**63 - 1
     frame = spark.createDataFrame([("a", most)], "k string, v long")
     job.run_epoch(frame, pipeline)
-    with pytest.raises(StateOverflowError, match="sums"):
+    with pytest.raises(
+        StateOverflowError,
+        match=r"operator 'sums', epoch 2: total=sum\(v\) of a key .* Cast the column to decimal",
+    ):
         job.run_epoch(frame, pipeline)
+    exact = make_job(checkpoint=tmp_path / "exact")
+    huge = spark.sql("SELECT 'a' AS k, CAST(9e37BD AS DECIMAL(38,0)) AS v")
+    with pytest.raises(StateOverflowError, match=r"total=sum\(v\) .* Cast the column to double"):
+        exact.run_epoch(
+            huge.union(huge),
+            lambda df: exact.key_by(df, "k", uid="sums").aggregate(total=ps.sum("v")),
+        )
     less = spark.createDataFrame([("a", -1)], "k string, v long")
     assert rows_of(job.run_epoch(less, pipeline).dataframe) == [("a", most - 1)]
 
