@@ -199,6 +199,7 @@ class Evaluation:
                 f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
             )
+        sink.check_columns(schema.names)
         other, known = self._tags.setdefault(tag, (uid, schema))
         if known != schema:
             raise DeclarationError(
@@ -223,6 +224,7 @@ class Evaluation:
                 frame = self._as_frame(pipeline(data), schema)
                 self.epoch.check_declared()
                 self._check_sides()
+                outputs.main.check_columns(frame.columns)
                 transaction = outputs.main.stage(frame, number, self._id)
         except Exception as error:
             original = original_error(error)

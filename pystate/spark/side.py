@@ -39,6 +39,9 @@ class SideSink(Protocol):
     def prepare(self, epoch: int) -> None:
         """Fail now if the epoch could not be committed later."""
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse columns that could not be read back."""
+
     def task_folder(self, epoch: int, evaluation_id: str) -> str:
         """The folder in which an evaluation's tasks write Parquet files, one name each."""
 

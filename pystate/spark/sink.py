@@ -39,6 +39,9 @@ class Sink(Protocol):
     def prepare(self, epoch: int) -> None:
         """Fail now if the epoch could not be committed later; nothing is computed before."""
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse columns that could not be read back; nothing is written before."""
+
     def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
         """Write the rows where no reader looks, durably. Runs the job's one Spark action."""
 
@@ -84,6 +87,16 @@ class ParquetSink:
                 f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
                 "output of another checkpoint; use another folder, or remove it"
             )
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a column that readers of the folder would find another one in the place of."""
+        for name in names:
+            if name.lower() == "epoch":
+                raise InvalidArgumentError(
+                    f"{self!r}: a column {name!r} would be lost: who reads the folder gets the "
+                    "number of the epoch, from the folders' names, as the column of that name; "
+                    "rename yours"
+                )
 
     def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
         """Write the frame, sync the files, and describe them."""

@@ -151,6 +151,32 @@ def test_a_key_of_another_type_is_never_made_to_fit(kinds: list[str], keys: list
         router.arrays(keys)
 
 
+def test_a_column_that_readers_would_not_see_is_refused(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job()
+    out = {"sink": ParquetSink(tmp_path / "out")}
+    late = {"side_outputs": {"late": ParquetSink(tmp_path / "late")}}
+
+    class Late(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            raise AssertionError("nothing is computed")
+
+    def renamed(df: DataFrame) -> DataFrame:
+        return counting(job)(df).withColumnRenamed("n", "Epoch")
+
+    def aside(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df.selectExpr("k", "v AS EPOCH"), "k", uid="x", event_time="EPOCH")
+        return keyed.process(Late(), "k string", late_output="late")
+
+    for pipeline, options, folder in ((renamed, out, "out"), (aside, late, "late")):
+        with pytest.raises(InvalidArgumentError, match=f"{folder}'.*'(Epoch|EPOCH)' would be lost"):
+            job.run_epoch(letters(spark, "a"), pipeline, **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
+
+
 def start(
     job: Job, source: Source, sink: ParquetSink | None = None, **options: Any
 ) -> StreamingQuery:

@@ -474,7 +474,7 @@ def test_objects_and_context(spark: SparkSession, make_job: MakeJob) -> None:
             yield key, len(seen), *self.opened, ctx.processing_time
 
     def pipeline(df: DataFrame) -> DataFrame:
-        schema = "k long, n int, uid string, epoch long, time long"
+        schema = "k long, n int, uid string, number long, time long"
         return job.key_by(df, "k", uid="objects").process(Objects(), schema)
 
     job.run_epoch(numbers(spark, 0, 20), pipeline)
