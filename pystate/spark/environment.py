@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "local_uri",
     "require_classic",
     "require_java",
     "use_this_python",
@@ -49,6 +50,30 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
             f"{argument} must be a pyspark.sql.DataFrame, got {type(frame).__qualname__}"
         )
     return frame
+
+
+def local_uri(path: str, *, to_read: bool = False) -> str:
+    r"""Name a folder of the local file system to Spark, whatever its default file system is.
+
+    Parameters
+    ----------
+    path : str
+        Absolute.
+    to_read : bool
+        Whether Spark is to read it: a reader takes a path for a pattern.
+
+    Notes
+    -----
+    The paths of Hadoop look like URIs, but nothing in them is percent-encoded.
+
+    Examples
+    --------
+    >>> print(local_uri("/data/50% [1]"), local_uri("/data/50% [1]", to_read=True))
+    file:///data/50% [1] file:///data/50% \[1\]
+    """
+    if to_read:
+        path = re.sub(r"[][{}*?\\]", r"\\\g<0>", path)
+    return f"file://{path}"
 
 
 def use_this_python(context: SparkContext) -> None:

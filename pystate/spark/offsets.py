@@ -11,6 +11,7 @@ import json
 from typing import NamedTuple
 
 from pystate.errors import CheckpointError, CorruptFileError
+from pystate.spark.environment import local_uri
 from pystate.storage import CheckpointStorage
 
 __all__ = ["SPARK_FOLDER", "BatchOffsets", "newest_sources", "read_offsets", "spark_folder"]
@@ -31,7 +32,8 @@ class BatchOffsets(NamedTuple):
 
 def spark_folder(storage: CheckpointStorage) -> str:
     """Where Spark keeps its part of a checkpoint, as Spark reaches it."""
-    return storage.local_path(SPARK_FOLDER) or f"{storage.uri}/{SPARK_FOLDER}"
+    folder = storage.local_path(SPARK_FOLDER)
+    return f"{storage.uri}/{SPARK_FOLDER}" if folder is None else local_uri(folder)
 
 
 def newest_sources(storage: CheckpointStorage) -> list[str] | None:

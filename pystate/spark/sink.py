@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.environment import local_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +102,7 @@ class ParquetSink:
     def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
         """Write the frame, sync the files, and describe them."""
         staging = self._staging(epoch, evaluation_id)
-        frame.write.parquet(staging)
+        frame.write.parquet(local_uri(staging))
         files = _data_files(staging)
         for name, _ in files:
             _sync_file(os.path.join(staging, name))
@@ -166,8 +167,8 @@ class ParquetSink:
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
         """What is published, or one epoch of it (then without the column ``epoch``)."""
         if epoch is None:
-            return session.read.parquet(self.path)
-        return session.read.parquet(self._final(epoch))
+            return session.read.parquet(local_uri(self.path, to_read=True))
+        return session.read.parquet(local_uri(self._final(epoch), to_read=True))
 
     def _final(self, epoch: int) -> str:
         return os.path.join(self.path, f"epoch={epoch}")
@@ -262,4 +263,6 @@ def _local_folder(path: str) -> str:
             f"{path}: ParquetSink writes to local and mounted file systems, not to "
             f"{parts.scheme}:// addresses, where a rename is not one step"
         )
+    if parts.scheme and (parts.query or parts.fragment):
+        raise InvalidArgumentError(f"{path}: in a file: address write # as %23 and ? as %3F")
     return os.path.abspath(unquote(parts.path) if parts.scheme else path)

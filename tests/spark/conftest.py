@@ -119,7 +119,7 @@ class Source:
     def stream(self) -> DataFrame:
         """The streaming DataFrame."""
         reader = self._session.readStream.schema(self._schema).option("maxFilesPerTrigger", 1)
-        return reader.option("maxFileAge", "36500d").csv(str(self.folder))
+        return reader.option("maxFileAge", "36500d").csv(self.folder.as_uri())
 
 
 @pytest.fixture

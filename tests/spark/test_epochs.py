@@ -184,6 +184,29 @@ def start(
     return job.start(source.stream(), counting(job), sink=sink, **options)
 
 
+def test_folders_of_any_name_on_a_local_file_system_that_is_not_the_default(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    from pystate.spark import Job
+
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    default = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.defaultFS", "hdfs://127.0.0.1:9")
+    # The pattern that it would be fits another folder, too.
+    name = r"50%25 [12]{a,b}*?#ü\x"
+    (tmp_path / "50%25 1aa#ü").mkdir()
+    source.add("a,1", "b,2")
+    try:
+        with Job("test", tmp_path / name, parallelism=2) as job:
+            sink = ParquetSink(tmp_path / name / "out [*]")
+            start(job, source, sink).awaitTermination(120)
+            result = job.run_epoch(letters(spark, "a"), counting(job))
+            assert rows_of(result.dataframe) == [("a", 2, 2)]
+            assert rows_of(sink.read(spark)) == [("a", 1, 1, 1), ("b", 1, 2, 1)]
+    finally:
+        hadoop.set("fs.defaultFS", default)
+
+
 def test_a_stream_goes_on_where_it_stopped(
     spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
 ) -> None:

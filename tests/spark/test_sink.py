@@ -89,6 +89,11 @@ def test_prepare_refuses_another_checkpoints_output(tmp_path: Path) -> None:
 
 def test_only_file_systems(tmp_path: Path) -> None:
     assert ParquetSink(f"file://{tmp_path}/a%20b").path == f"{tmp_path}/a b"
-    for path, error in (("s3a://bucket/x", "s3a://"), ("", "needs the path")):
+    assert ParquetSink(f"{tmp_path}/a%20#?").path == f"{tmp_path}/a%20#?"
+    for path, error in (
+        ("s3a://bucket/x", "s3a://"),
+        ("", "needs the path"),
+        ("file:///a#b", "write # as %23"),
+    ):
         with pytest.raises(InvalidArgumentError, match=error):
             ParquetSink(path)
