@@ -28,7 +28,7 @@ from pystate.spark.failures import is_retryable
 from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.offsets import read_offsets, spark_folder
-from pystate.spark.progress import EpochProgress, EpochResult
+from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
 from pystate.spark.routing import Routed
@@ -299,7 +299,8 @@ class Job:
             Begin with the state that the checkpoint holds although this query is new to it, for
             example after Spark's part of the checkpoint was removed.
         on_epoch : callable, optional
-            Called on the driver after each epoch that was computed.
+            Called on the driver after each epoch that was computed. What it raises is logged: the
+            epoch is published by then.
 
         Returns
         -------
@@ -368,7 +369,7 @@ class Job:
         schema : str or StructType, optional
             Columns of the result where the pipeline returns an RDD.
         on_epoch : callable, optional
-            Called after the epoch, if it was computed.
+            Called after the epoch, if it was computed; see `start`.
 
         Returns
         -------
@@ -493,8 +494,7 @@ class Job:
         if not result.already_done:
             assert result.manifest is not None
             progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
-            if on_epoch is not None:
-                on_epoch(progress)
+            notify(on_epoch, progress)
         return result.epoch, result.manifest, result.already_done
 
     @contextmanager

@@ -5,8 +5,9 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from pystate.manifest import Manifest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["EpochProgress", "EpochResult"]
+__all__ = ["EpochProgress", "EpochResult", "notify"]
 
+_LOG = logging.getLogger("pystate.spark.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -138,6 +140,15 @@ class EpochProgress:
             parts.append(f"watermark {_instant(self.watermark_ms)}")
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
+
+
+def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProgress) -> None:
+    """Tell a listener of an epoch; what it raises is logged, since the epoch is published."""
+    try:
+        if on_epoch is not None:
+            on_epoch(progress)
+    except Exception:
+        _LOG.exception("epoch %d is published, but on_epoch failed", progress.epoch)
 
 
 def _instant(time_ms: int) -> str:

@@ -226,6 +226,23 @@ def test_a_stream_goes_on_where_it_stopped(
     assert not list((tmp_path / "out" / "_staging").iterdir())
 
 
+def test_a_listener_that_fails_does_not_end_the_stream(
+    make_job: MakeJob, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_job()
+
+    def listen(progress: EpochProgress) -> None:
+        if progress.epoch == 1:
+            raise OSError("no metrics today")
+
+    source.add("a,1")
+    source.add("a,2")
+    start(job, source, on_epoch=listen).awaitTermination(120)
+    assert (job.latest_epoch(), job.failure) == (2, None)
+    [record] = [r for r in caplog.records if r.name == "pystate.spark.progress"]
+    assert "epoch 1 is published" in record.message and "no metrics today" in caplog.text
+
+
 def test_runs_between_the_batches_of_a_stream(
     spark: SparkSession, make_job: MakeJob, source: Source
 ) -> None:
@@ -247,14 +264,15 @@ def crash(*_: object) -> None:
 
 
 def test_a_batch_that_was_published_is_not_computed_again(
-    spark: SparkSession, make_job: MakeJob, source: Source
+    make_job: MakeJob, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.add("a,1")
     job = make_job()
     # The epoch is published and its output committed, but Spark never hears of it.
-    query = start(job, source, on_epoch=crash)
-    with pytest.raises(Exception, match="CrashError"):
-        query.awaitTermination()
+    with monkeypatch.context() as patch:
+        patch.setattr("pystate.spark.job.notify", crash)
+        with pytest.raises(Exception, match="CrashError"):
+            start(job, source).awaitTermination()
     assert isinstance(job.failure, CrashError)
     source.add("a,2")
     progress: list[EpochProgress] = []
@@ -286,11 +304,13 @@ def test_output_is_committed_after_a_crash_in_between(
 
 
 def test_other_offsets_under_a_published_batch_are_refused(
-    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
+    make_job: MakeJob, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.add("a,1")
-    with pytest.raises(Exception, match="CrashError"):
-        start(make_job(), source, on_epoch=crash).awaitTermination()
+    with monkeypatch.context() as patch:
+        patch.setattr("pystate.spark.job.notify", crash)
+        with pytest.raises(Exception, match="CrashError"):
+            start(make_job(), source).awaitTermination()
     offsets = tmp_path / "checkpoint" / "spark" / "offsets"
     (offsets / ".0.crc").unlink()
     text = (offsets / "0").read_text()

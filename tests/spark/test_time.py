@@ -156,10 +156,9 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
         elif where == "before the commit":
             patch.setattr("pystate.spark.job.commit", crash)
         else:
-            options["on_epoch"] = crash
+            patch.setattr("pystate.spark.job.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(second, source, watched(second), **options).awaitTermination()
-    options.pop("on_epoch", None)
     if where != "after it":
         assert not list(Path(sides["late"].path).glob("epoch=2"))
     third = make_job()
