@@ -363,7 +363,8 @@ class Job:
             Makes the run idempotent: the same key again changes nothing and returns the same
             result, whatever `data` is then.
         sink : ParquetSink, optional
-            Where the rows go; by default ``results/`` in the checkpoint.
+            Where the rows go; by default ``results/`` in the checkpoint. With a `run_key` the
+            same each time.
         side_outputs : mapping from tag to ParquetSink, optional
             Where the rows of each side output go; see `start`.
         schema : str or StructType, optional
@@ -382,6 +383,8 @@ class Job:
         number, manifest, done = self._run(
             data, session, pipeline, outputs, on_epoch, run_key=run_key, schema=schema
         )
+        if done and manifest is not None and manifest.sinks:
+            outputs.main.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
         return EpochResult(number, run_key, outputs.main.read(session, number), done, manifest)
 
     def read_state(self, uid: str) -> pa.Table:

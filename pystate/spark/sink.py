@@ -49,6 +49,9 @@ class Sink(Protocol):
     def discard(self, epoch: int, evaluation_id: str) -> None:
         """Remove what an evaluation staged that was not published."""
 
+    def require(self, transaction: Transaction, what: str) -> None:
+        """Make sure that a transaction was published here; errors begin with `what`."""
+
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
         """Read what is published, or one epoch of it."""
 
@@ -164,11 +167,38 @@ class ParquetSink:
         found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
 
+    def require(self, transaction: Transaction, what: str) -> None:
+        """Make sure that a transaction was published here, and not by another sink.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Its files are not in this folder; the message begins with `what`.
+        """
+        folder = os.path.join(self.path, str(transaction["final"]))
+        names = {str(name) for name, _ in transaction["files"]}
+        if not os.path.isdir(folder) or (names and names.isdisjoint(os.listdir(folder))):
+            raise InvalidArgumentError(
+                f"{what} has its rows in {transaction['path']}, and {folder} does not hold them: "
+                f"pass sink=ParquetSink({transaction['path']!r}), as when it was computed"
+            )
+
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
-        """What is published, or one epoch of it (then without the column ``epoch``)."""
+        """What is published, or one epoch of it (then without the column ``epoch``).
+
+        Raises
+        ------
+        InvalidArgumentError
+            The folder does not hold that epoch.
+        """
         if epoch is None:
             return session.read.parquet(local_uri(self.path, to_read=True))
-        return session.read.parquet(local_uri(self._final(epoch), to_read=True))
+        final = self._final(epoch)
+        if not os.path.isdir(final):
+            raise InvalidArgumentError(
+                f"{final} does not exist: pass the sink that epoch {epoch} was written to"
+            )
+        return session.read.parquet(local_uri(final, to_read=True))
 
     def _final(self, epoch: int) -> str:
         return os.path.join(self.path, f"epoch={epoch}")

@@ -66,12 +66,33 @@ def test_a_run_key_counts_once(spark: SparkSession, make_job: MakeJob) -> None:
     assert job.last_progress is not None and job.last_progress.rows_changed == 2
 
 
-def test_a_run_key_outlives_its_manifest(spark: SparkSession, make_job: MakeJob) -> None:
+def test_a_run_key_goes_with_its_sink(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job, other = make_job(), make_job(checkpoint=tmp_path / "other")
+    first, second = ParquetSink(tmp_path / "first"), ParquetSink(tmp_path / "second")
+    job.run_epoch(letters(spark, "ab"), counting(job), run_key="m", sink=first)
+    # An epoch of that number, but of another checkpoint.
+    other.run_epoch(letters(spark, "z"), counting(other), sink=second)
+    for sink in (None, second):
+        with pytest.raises(InvalidArgumentError, match=r"run 'm', epoch 1, .* pass sink=.*/first'"):
+            job.run_epoch(letters(spark, "ab"), counting(job), run_key="m", sink=sink)
+    again = job.run_epoch(letters(spark, "ab"), counting(job), run_key="m", sink=first)
+    assert rows_of(again.dataframe) == [("a", 1, 1), ("b", 1, 1)]
+
+
+def test_a_run_key_outlives_its_manifest(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
     job = make_job(retained=1)
     for key in ("a", "b"):
         job.run_epoch(letters(spark, "x"), counting(job), run_key=key)
     again = job.run_epoch(letters(spark, "x"), counting(job), run_key="a")
     assert again.already_done and rows_of(again.dataframe) == [("x", 1, 1)]
+    with pytest.raises(InvalidArgumentError, match="pass the sink that epoch 1 was written to"):
+        job.run_epoch(
+            letters(spark, "x"), counting(job), run_key="a", sink=ParquetSink(tmp_path / "out")
+        )
 
 
 def test_partitions_of_an_rdd(spark: SparkSession, make_job: MakeJob) -> None:
