@@ -76,13 +76,21 @@ def evaluate_epoch(
                 "epoch %d: evaluation %s is discarded and runs again: %s",
                 epoch.number,
                 epoch.evaluation_id,
-                error,
+                _brief(error),
             )
         epoch.restart()
 
 
 def _is_retryable(error: Exception) -> bool:
     return not isinstance(error, PystateError)
+
+
+def _brief(error: Exception) -> str:
+    """The first line of what went wrong, and its continuation: Java's trace comes after."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Py4J names the Java exception in its second line, which begins with a colon.
+    first = " ".join(lines[: 2 if len(lines) > 1 and lines[1].startswith(":") else 1])
+    return f"{type(error).__qualname__}: {first}"
 
 
 def _signature(error: Exception) -> str:

@@ -394,6 +394,26 @@ def test_the_same_failure_twice_is_raised_as_it_is(work: FakeWork) -> None:
         coordinator.run(work.evaluate(), **batch(0))
 
 
+def test_the_log_of_a_repetition_is_short(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    texts = [
+        "An error occurred while calling o7.parquet.\n: java.io.IOException: disk\n\tat x.Y(Z)",
+        "\n  Job aborted.\nDriver stacktrace:\n\tat x.Y(Z.java)",
+    ]
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        if texts:
+            raise RuntimeError(texts.pop(0))
+        return work.evaluate("good")(epoch)
+
+    with work.coordinator() as coordinator:
+        coordinator.run(evaluate, **batch(0))
+    told = [record.message.partition("runs again: ")[2] for record in caplog.records]
+    assert told == [
+        "RuntimeError: An error occurred while calling o7.parquet. : java.io.IOException: disk",
+        "RuntimeError: Job aborted.",
+    ]
+
+
 def test_own_errors_are_not_evaluated_again(work: FakeWork) -> None:
     calls = []
 
