@@ -159,7 +159,7 @@ def _instant(time_ms: int) -> str:
     return moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochResult:
     """The outcome of `Job.run_epoch`.
 
@@ -182,3 +182,12 @@ class EpochResult:
     dataframe: DataFrame
     already_done: bool
     manifest: Manifest | None
+
+    def __repr__(self) -> str:
+        shown = [f"epoch={self.epoch}", f"already_done={self.already_done}"]
+        if self.run_key is not None:
+            shown.insert(1, f"run_key={self.run_key!r}")
+        if self.manifest is not None:
+            shown.append(f"operators={[operator.uid for operator in self.manifest.operators]}")
+            shown.append(f"state_files={len(self.manifest.paths)}")
+        return f"EpochResult({', '.join(shown)})"

@@ -49,6 +49,9 @@ def test_a_run_key_counts_once(spark: SparkSession, make_job: MakeJob) -> None:
         letters(spark, "aab"), counting(job), run_key="m", on_epoch=progress.append
     )
     assert (first.epoch, first.already_done, first.run_key) == (1, False, "m")
+    assert repr(first) == (
+        "EpochResult(epoch=1, run_key='m', already_done=False, operators=['counts'], state_files=1)"
+    )
     assert rows_of(first.dataframe) == [("a", 2, 2), ("b", 1, 1)]
     for _ in range(2):
         # Other data under the same key: the first run's result. The second time by a new driver.
