@@ -62,6 +62,13 @@ def reading(value: float, minute: int) -> str:
     return json.dumps({"sensor": "s", "value": value, "at": f"2026-01-01T00:{minute:02}:00Z"})
 
 
+def test_the_jobs_keep_apart() -> None:
+    folders = [
+        re.findall(r"(?:checkpoint=|ParquetSink\()(\"[^\"]+\")", text) for text in (JOB, TIME)
+    ]
+    assert all(folders) and not set(folders[0]) & set(folders[1])
+
+
 def test_event_time_and_side_outputs(tmp_path: Path) -> None:
     wait = ".awaitTermination()"
     assert TIME.rstrip().endswith(wait)
