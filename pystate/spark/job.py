@@ -488,7 +488,10 @@ class Job:
             epochs[:] = [epoch]
             try:
                 with self._evaluating(evaluation):
-                    return evaluation.run(data, pipeline, schema)
+                    transactions = evaluation.run(data, pipeline, schema)
+                # Reports that are missing or repeated discard what was staged, too.
+                epoch.collect()
+                return transactions
             except BaseException:
                 outputs.discard(epoch.number, epoch.evaluation_id)
                 raise

@@ -220,7 +220,7 @@ def test_an_operator_evaluated_twice(
 
 @pytest.mark.parametrize("form", ["limit", "unused", "empty join"])
 def test_an_operator_that_is_not_read_to_its_end(
-    spark: SparkSession, make_job: MakeJob, form: str
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, form: str
 ) -> None:
     job = make_job(parallelism=2)
     data = letters(spark, *((k, v) for v in range(3) for k in "abcdefgh"))
@@ -237,6 +237,7 @@ def test_an_operator_that_is_not_read_to_its_end(
     with pytest.raises(EvaluationError, match="no report from operator 'marks', range") as raised:
         job.run_epoch(data, pipeline)
     assert "limit()" in str(raised.value) and "nothing uses" in str(raised.value)
+    assert list((tmp_path / "checkpoint/results/_staging").iterdir()) == []
     result = job.run_epoch(data, lambda df: keyed(job, df, Marking()))
     assert result.epoch == 1
     check_state(job, result.dataframe, dict.fromkeys("abcdefgh", 3))
