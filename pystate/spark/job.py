@@ -172,7 +172,8 @@ class Job:
             How much later than the newest event a row may come: ``"10 minutes"``, a timedelta, or
             milliseconds; 0 by default. The watermark of an epoch is the largest event time of all
             epochs before it minus this, and the smallest of that where several operators have
-            event time.
+            event time; none before each has seen one. An operator whose rows all come from another
+            one's timers, which wait for the watermark, must therefore have no event time.
 
         Returns
         -------
