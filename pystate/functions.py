@@ -229,7 +229,8 @@ class KeyedProcessFunction(StatefulFunction):
         Returns
         -------
         iterable of tuple or None
-            The rows that the operator emits, by position.
+            The rows that the operator emits, by position: yield each, or return a list. A tuple is
+            one row, and refused where it is returned in place of rows.
         """
         raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
 

@@ -70,7 +70,8 @@ class Row(tuple[Any, ...]):
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where no column and no tuple attribute has that name.
-        hint = "; of a dict: row.asDict()" if hasattr(dict, name) else ""
+        method = hasattr(dict, name) and not name.startswith("_")
+        hint = "; row.asDict() is a dict" if method else ""
         raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}{hint}")
 
     def __repr__(self) -> str:
