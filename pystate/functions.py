@@ -390,8 +390,15 @@ def has_timers(function: StatefulFunction) -> bool:
     return getattr(type(function), name, None) is not getattr(base, name)
 
 
-def require_state(function: StatefulFunction) -> None:
+def require_state(function: StatefulFunction, owner: str) -> None:
     """Refuse a function that keeps nothing: timers are state, too.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        The function.
+    owner : str
+        What the error names, e.g. ``"operator 'aircraft'"``.
 
     Raises
     ------
@@ -400,8 +407,8 @@ def require_state(function: StatefulFunction) -> None:
     """
     if not declarations(function) and not has_timers(function):
         raise DeclarationError(
-            f"{type(function).__name__} declares no state and has no on_timer: a function that "
-            "keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
+            f"{owner}: {type(function).__name__} declares no state and has no on_timer: a "
+            "function that keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
         )
 
 

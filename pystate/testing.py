@@ -166,7 +166,7 @@ class Harness:
         parallelism: int,
     ) -> None:
         options.check(function, rows.schema)
-        require_state(function)
+        require_state(function, f"operator {options.uid!r}")
         if not 1 <= parallelism <= options.max_parallelism:
             raise InvalidArgumentError(
                 f"parallelism is 1 to max_parallelism ({options.max_parallelism}), "

@@ -309,7 +309,7 @@ def test_arguments_that_make_no_sense() -> None:
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
 
     for function, options, error, match in (
-        (Stateless(), {}, DeclarationError, "Stateless declares no state and has no on_timer"),
+        (Stateless(), {}, DeclarationError, "'harness': Stateless declares no state and has"),
         (Sums(), {"parallelism": 0}, InvalidArgumentError, "parallelism is 1 to"),
         (Sums(), {"parallelism": 129}, InvalidArgumentError, r"max_parallelism \(128\)"),
         (Sums(), {"schema": "k"}, InvalidArgumentError, "schema 'k' does not parse"),
