@@ -8,13 +8,17 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import re
+import sys
 
 from pystate import errors
 from pystate.errors import PystateError
 
 __all__ = ["is_retryable", "original_error"]
 
-_RAISED = re.compile(r"^(?:pystate\.errors\.)(\w+): (.*)$", re.MULTILINE)
+#: An error's class and message; the note below says in which call it happened.
+_RAISED = re.compile(
+    r"^(?:pystate\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
+)
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 
 
@@ -24,7 +28,8 @@ def original_error(error: BaseException) -> BaseException:
     Returns
     -------
     BaseException
-        A new exception of the worker's class and message, caused by `error`; or `error` itself.
+        A new exception of the worker's class, message and note, caused by `error`; or `error`
+        itself.
     """
     if isinstance(error, PystateError):
         return error
@@ -38,6 +43,8 @@ def original_error(error: BaseException) -> BaseException:
         return error
     original: BaseException = kind(found[2].strip())
     original.__cause__ = error
+    if found[3] and sys.version_info >= (3, 11):
+        original.add_note(found[3].strip())
     return original
 
 

@@ -15,8 +15,14 @@ from pyspark.sql import types as st
 from pystate.aggregates import Aggregate
 from pystate.declarations import State, ValueState
 from pystate.durations import Duration
-from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.functions import StatefulFunction, declarations, has_timers, namespace_type
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.functions import (
+    StatefulFunction,
+    declarations,
+    has_timers,
+    namespace_type,
+    require_state,
+)
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
 from pystate.spark.arguments import allowed_delay_ms, side_columns
@@ -146,12 +152,8 @@ class KeyedFrame:
             side_outputs=sides,
             late_output=late_output,
         )
+        require_state(function, self._owner)
         states = declarations(function)
-        if not states:
-            raise DeclarationError(
-                f"{self._owner}: {type(function).__name__} declares no state: a function without "
-                "state needs no key_by; use mapInArrow, or declare a ps.ValueState"
-            )
         plan = self._evaluation.declare(
             self._uid,
             self._keys,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -322,7 +323,7 @@ def test_an_error_in_a_worker_keeps_its_class(spark: SparkSession, make_job: Mak
             self.result = result
 
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            self.n.update(1)
+            self.n.update(self.result if isinstance(self.result, str) else 1)
             return self.result
 
     def run(result: Any) -> EpochResult:
@@ -335,6 +336,10 @@ def test_an_error_in_a_worker_keeps_its_class(spark: SparkSession, make_job: Mak
     with pytest.raises(WrongTypeError, match="operator 'one': column 'n' is declared long") as no:
         run([("a", "b")])
     assert "PythonException" in type(no.value.__cause__).__name__
+    with pytest.raises(WrongTypeError, match="state 'n' is long") as no:
+        run("text")
+    if sys.version_info >= (3, 11):
+        assert no.value.__notes__ == ["in OneRow.process of operator 'one': key 'a'"]
     # Nothing happened.
     assert run([("a", 1)]).epoch == 1
 

@@ -92,6 +92,32 @@ def test_timers_survive_another_parallelism(
     assert [t for t in next_timers(again) if t is not None] == [110]
 
 
+class TimersAlone(ps.KeyedProcessFunction):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.register_event_time_timer(ctx.timestamp + 10)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_timers_alone_are_state(spark: SparkSession, make_job: MakeJob, parallelism: int) -> None:
+    def epoch(job: Job, *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
+        def pipeline(df: DataFrame) -> DataFrame:
+            keyed = job.key_by(df, "k", uid="alone", event_time="v")
+            return keyed.process(TimersAlone(), "k string, at long")
+
+        frame = spark.createDataFrame(list(rows), "k string, v long")
+        return rows_of(job.run_epoch(frame, pipeline).dataframe)
+
+    job = make_job(parallelism=2)
+    assert epoch(job, *((key, i) for i, key in enumerate("abcdefgh"))) == []
+    job.close()
+    again = make_job(parallelism=parallelism)
+    assert epoch(again, ("z", 100)) == []
+    assert sorted(epoch(again, ("z", 100))) == [(k, 10 + i) for i, k in enumerate("abcdefgh")]
+
+
 class Rooms(ps.KeyedProcessFunction):
     """Counts per key and room, and closes a room when its timer fires."""
 
