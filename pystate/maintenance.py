@@ -239,10 +239,15 @@ def merge_range(
             files = [_open_source(stack, storage, ref) for ref in refs]
             if bounds != whole:
                 # Files of a former range, which count for a part of this one only: reduced to
-                # that part, nothing in them can hide what another former range knows.
+                # that part, nothing in them can hide what another former range knows. They may go
+                # on from older files, or a base: what they delete and append must stay that.
                 part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
                 merge_files(
-                    files, cast(BinaryIO, part), first_key_group=bounds[0], last_key_group=bounds[1]
+                    files,
+                    cast(BinaryIO, part),
+                    first_key_group=bounds[0],
+                    last_key_group=bounds[1],
+                    kind="delta",
                 )
                 part.flush()
                 files = [part.name]
