@@ -146,6 +146,9 @@ class Coordinator:
             BaseMerges(storage, self._maintenance, merge_policy) if merge_policy else None
         )
         self._settled: int | None = None
+        self._tidied = False
+        self._opened_s = 0.0
+        self._has_published = False
         self._slot = threading.Lock()
         self._holder: int | None = None
         self._epoch: Epoch | None = None
@@ -218,6 +221,7 @@ class Coordinator:
                 return done
             base = self._history.head
             check_follows(self.storage.uri, position, base, restore)
+            self._opened_s = time.monotonic()
             self._epoch = Epoch(
                 number=1 if base is None else base.epoch + 1,
                 base=base,
@@ -300,12 +304,19 @@ class Coordinator:
         self._maintenance.wait()
 
     def close(self) -> None:
-        """Abort an open epoch and wait for the maintenance thread. Calling it twice is fine."""
+        """Abort an open epoch and wait for the maintenance thread. Calling it twice is fine.
+
+        Merges that no epoch has taken up are given up.
+        """
         self._closed = True
         epoch = self._epoch
         if epoch is not None:
             epoch.abort()
+        if self._merges is not None:
+            self._merges.give_up()
         self._maintenance.close()
+        if self._merges is not None:
+            self._merges.discard_unused()
 
     def __enter__(self) -> Coordinator:
         return self
@@ -339,12 +350,18 @@ class Coordinator:
         """Own the checkpoint, know its newest epoch, and have that one's sinks committed."""
         if not self._ownership.term:
             self._ownership.acquire()
-            self._maintenance.submit(self._collect_orphans)
         else:
             self._ownership.check()
         self._history.refresh()
-        if self._history.head is not None:
-            self._settle(self._history.head)
+        head = self._history.head
+        if head is not None:
+            self._settle(head)
+        if not self._tidied:
+            self._tidied = True
+            if self._merges is not None and head is not None:
+                # Beside the epoch's work, so that a driver of one epoch can still adopt them.
+                self._merges.plan(head, self.parallelism)
+            self._maintenance.submit(self._collect_orphans)
 
     def _settle(self, manifest: Manifest) -> None:
         if self._settled == manifest.epoch:
@@ -365,6 +382,11 @@ class Coordinator:
         operators = epoch.collect()
         self._check_visible(epoch)
         if self._merges is not None:
+            # A driver's first epoch may be its only one: it rather takes twice as long than leave
+            # the merge beside it to the next driver, which would begin anew.
+            first = not self._has_published
+            patience_s = time.monotonic() - self._opened_s if first else 0.0
+            self._merges.wait(operators, patience_s, first=first)
             operators = self._merges.adopt(operators)
         manifest = self._manifest(epoch, operators, sinks)
         data = manifest.encode()
@@ -379,6 +401,7 @@ class Coordinator:
             self._check_winner(manifest, error)
         self._history.check_published(manifest)
         self._history.add(manifest)
+        self._has_published = True
         try:
             self._settle(manifest)
             self._keep_house(manifest)

@@ -4,10 +4,12 @@ Thread safety: all methods of `Maintenance` and `BaseMerges` may be called from 
 
 Invariants
 ----------
-1. An epoch never waits for maintenance; a merge that is ready is adopted by the next manifest.
+1. A merge that is ready is adopted by the next manifest. An epoch waits for one only where its
+   coordinator's first epoch may be its last, or where a chain of deltas grows past its bound.
 2. A merge reads files only, never a table, and its result is adopted only in the place of exactly
    the files that it was made from.
 3. The thread exists only while there is work, and `Maintenance.close` joins it.
+4. A merge that no manifest can adopt any more leaves no file behind.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import BinaryIO, cast
@@ -27,6 +30,8 @@ from typing import BinaryIO, cast
 from pystate.errors import CheckpointError
 from pystate.files import Lineage, Source, merge_files, open_file
 from pystate.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.rescale import rescaled
+from pystate.retention import delete_files
 from pystate.storage import CheckpointStorage
 
 __all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
@@ -47,6 +52,8 @@ class MergePolicy:
     """So many are merged whatever their size: they bound a restore and the manifest."""
     keep_deltas: int = 2
     """The newest deltas stay out, so that a table a little behind can still catch up."""
+    most_deltas: int = 256
+    """Rather than leave more, an epoch waits for the merge that is under way."""
 
     def files_to_merge(self, state: RangeState) -> tuple[FileRef, ...]:
         """Choose the files that a new base of the range should be made from; none for not yet."""
@@ -92,10 +99,9 @@ class Maintenance:
             thread.join()
 
     def close(self) -> None:
-        """Drop what has not begun and wait for what has."""
+        """Take no more tasks, and wait until those submitted have ended."""
         with self._lock:
             self._closed = True
-            self._tasks.clear()
         self.wait()
 
     def _work(self) -> None:
@@ -126,18 +132,31 @@ class BaseMerges:
         self._merges: dict[_Key, _Merge] = {}
         self._ready: dict[_Key, FileRef] = {}
         self._failed: dict[_Key, int] = {}
+        self._offered: set[str] = set()
+        self._closed = threading.Event()
 
-    def plan(self, manifest: Manifest) -> None:
-        """Begin the merges that the policy asks for."""
+    def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
+        """Begin the merges that the policy asks for.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The newest epoch.
+        parallelism : int, optional
+            What the next epoch will have, where that may be another one.
+        """
         for operator in manifest.operators:
-            for state in operator.ranges:
+            ranges = operator.ranges
+            if parallelism is not None:
+                ranges = rescaled(operator, parallelism, manifest.max_parallelism)
+            for state in ranges:
                 sources = self._policy.files_to_merge(state)
-                key = (operator.uid, state.first_key_group, state.last_key_group)
+                key = _key(operator.uid, state)
                 if not sources:
                     continue
                 with self._lock:
                     waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
-                    if key in self._merges or manifest.epoch < waits:
+                    if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
                         continue
                     output = state_path(*key, sources[-1].epoch, uuid.uuid4().hex, "base")
                     rest = state.files[len(sources) :]
@@ -145,10 +164,39 @@ class BaseMerges:
                     self._merges[key] = _Merge(sources, merged_id, output, manifest.epoch)
                 self._maintenance.submit(partial(self._merge, key))
 
+    def wait(
+        self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
+    ) -> None:
+        """Wait for merges that the next manifest could adopt.
+
+        Parameters
+        ----------
+        operators : tuple of OperatorState
+            As the next manifest has them.
+        patience_s : float
+            How long to wait at most; longer only for a chain that has grown past its bound.
+        first : bool
+            Whether this is the coordinator's first manifest, and so maybe its last: the bound is
+            then where the policy merges whatever the size, because every coordinator before may
+            have left its merge undone.
+        """
+        until = time.monotonic() + patience_s
+        bound = self._policy.max_deltas if first else self._policy.most_deltas
+        for uid, state in _ranges(operators):
+            with self._lock:
+                merge = self._merges.get(_key(uid, state))
+            if merge is None or state.files[: len(merge.sources)] != merge.sources:
+                continue
+            if len(state.deltas) >= bound:
+                merge.ended.wait()
+            else:
+                merge.ended.wait(max(0.0, until - time.monotonic()))
+
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         """Put the bases that are ready in the place of the files they were made from."""
         with self._lock:
             ready = dict(self._ready)
+            self._offered.update(base.path for base in ready.values())
         return tuple(
             replace(op, ranges=tuple(self._rebased(op.uid, state, ready) for state in op.ranges))
             if any(key[0] == op.uid for key in ready)
@@ -158,6 +206,7 @@ class BaseMerges:
 
     def published(self, manifest: Manifest) -> None:
         """Forget the merges that are ready: adopted by this manifest, or of no use any more."""
+        late = []
         with self._lock:
             for key in list(self._ready):
                 merge = self._merges[key]
@@ -165,7 +214,25 @@ class BaseMerges:
                     if _begins_with(manifest, key, merge.sources):
                         continue
                     _LOG.info("the merged base %s came too late", merge.output)
+                    late.append(merge.output)
                 del self._ready[key], self._merges[key]
+        if late:
+            self._maintenance.submit(partial(self._discard, late))
+
+    def give_up(self) -> None:
+        """No manifest will follow: end what is under way, and plan nothing any more."""
+        self._closed.set()
+
+    def discard_unused(self) -> None:
+        """Remove what was merged for nothing; call it when the maintenance thread has ended."""
+        with self._lock:
+            unused = [base.path for base in self._ready.values()]
+            self._ready.clear()
+        self._discard(unused)
+
+    def _discard(self, outputs: list[str]) -> None:
+        # One that was offered may stand in a manifest whose publishing went wrong half way.
+        delete_files(self._storage, [path for path in outputs if path not in self._offered])
 
     def live(self) -> frozenset[str]:
         """Return the files that a later manifest may still name."""
@@ -173,7 +240,7 @@ class BaseMerges:
             return frozenset(merge.output for merge in self._merges.values())
 
     def _rebased(self, uid: str, state: RangeState, ready: dict[_Key, FileRef]) -> RangeState:
-        key = (uid, state.first_key_group, state.last_key_group)
+        key = _key(uid, state)
         base = ready.get(key)
         if base is None:
             return state
@@ -185,16 +252,27 @@ class BaseMerges:
     def _merge(self, key: _Key) -> None:
         merge = self._merges[key]
         try:
+            if self._closed.is_set():
+                return
             base = merge_range(
-                self._storage, merge.sources, merge.merged_id, merge.output, key[1], key[2]
+                self._storage,
+                merge.sources,
+                merge.merged_id,
+                merge.output,
+                key[1],
+                key[2],
+                given_up=self._closed,
             )
+            with self._lock:
+                self._ready[key] = base
         except BaseException:
             with self._lock:
                 del self._merges[key]
                 self._failed[key] = merge.epoch
-            raise
-        with self._lock:
-            self._ready[key] = base
+            if not self._closed.is_set():
+                raise
+        finally:
+            merge.ended.set()
 
 
 @dataclass(frozen=True)
@@ -203,6 +281,29 @@ class _Merge:
     merged_id: str
     output: str
     epoch: int
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class _Out:
+    """A file that takes no more bytes once the merge into it was given up."""
+
+    def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
+        self._file = file
+        self._given_up = given_up
+        self.name = getattr(file, "name", str(file))
+
+    def write(self, data: bytes) -> int:
+        if self._given_up.is_set():
+            raise CheckpointError(f"{self.name}: the merge was given up")
+        return self._file.write(data)
+
+
+def _key(uid: str, state: RangeState) -> _Key:
+    return uid, state.first_key_group, state.last_key_group
+
+
+def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeState]]:
+    return ((operator.uid, state) for operator in operators for state in operator.ranges)
 
 
 def _begins_with(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
@@ -222,14 +323,23 @@ def merge_range(
     output: str,
     first_key_group: int,
     last_key_group: int,
+    *,
+    given_up: threading.Event | None = None,
 ) -> FileRef:
     """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
+
+    Parameters
+    ----------
+    given_up : Event, optional
+        Once it is set the merge ends with an error.
 
     Raises
     ------
     CorruptFileError, CheckpointError
-        A source is damaged, missing, or not the file that the manifest names; nothing was created.
+        A source is damaged, missing, or not the file that the manifest names; or the merge was
+        given up. Nothing was created.
     """
+    given_up = given_up or threading.Event()
     newest = sources[-1]
     lineage = Lineage(bytes.fromhex(merged_id), bytes.fromhex(newest.parent), newest.epoch, 0)
     whole = (first_key_group, last_key_group)
@@ -244,7 +354,7 @@ def merge_range(
                 part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
                 merge_files(
                     files,
-                    cast(BinaryIO, part),
+                    cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
                     first_key_group=bounds[0],
                     last_key_group=bounds[1],
                     kind="delta",
@@ -255,7 +365,7 @@ def merge_range(
         out = stack.enter_context(storage.create(output))
         info = merge_files(
             opened,
-            out,
+            cast(BinaryIO, _Out(out, given_up)),
             lineage=lineage,
             first_key_group=first_key_group,
             last_key_group=last_key_group,

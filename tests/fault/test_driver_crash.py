@@ -219,6 +219,7 @@ def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.Monke
         output: str,
         first: int,
         last: int,
+        **_: Any,
     ) -> FileRef:
         text = b",".join(storage.read_bytes(source.path) for source in sources)
         with storage.create(output) as out:

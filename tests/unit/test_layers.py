@@ -72,9 +72,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"faults", "feeding", "ranges", "testing", "trial"},
         {"backend", "declarations", "errors", "rows", "runtime"},
     ),
-    "housekeeping": ({"maintenance", "retention"}, {"errors", "files", "storage"}),
+    "housekeeping": ({"maintenance", "rescale", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (
-        {"coordinator", "epoch", "evaluation", "ownership", "rescale", "succession"},
+        {"coordinator", "epoch", "evaluation", "ownership", "succession"},
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (

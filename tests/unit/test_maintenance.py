@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+import pystate as ps
 import pystate.maintenance
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from pystate.history import History, retained_epochs
 from pystate.maintenance import Maintenance, MergePolicy
 from pystate.manifest import FileRef, RangeState, manifest_path
 from pystate.retention import collect_orphans, delete_files
-from pystate.storage import CheckpointStorage, LocalStorage, final_name
+from pystate.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
 from tests.conftest import FakeWork
 
 EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
@@ -29,6 +30,7 @@ def fake_merge(
     output: str,
     first_key_group: int,
     last_key_group: int,
+    **_: Any,
 ) -> FileRef:
     """Joins the texts of `FakeWork`, separated by commas."""
     text = b",".join(storage.read_bytes(source.path) for source in sources)
@@ -53,6 +55,10 @@ def fake_merge(
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pystate.maintenance, "merge_range", fake_merge)
+
+
+def bases(work: FakeWork) -> list[FileEntry]:
+    return [entry for entry in work.storage.list("state") if entry.path.endswith(".base")]
 
 
 def run(coordinator: Any, work: FakeWork, *texts: str) -> None:
@@ -91,17 +97,84 @@ def test_restart_takes_up_nothing_of_an_unfinished_merge(work: FakeWork) -> None
     with work.coordinator(merge_policy=EAGER, orphan_grace_ms=0) as coordinator:
         run(coordinator, work, "a", "b", "c")
         coordinator.maintain()
+        assert bases(work)
+    assert not bases(work)
     with work.coordinator(merge_policy=None, orphan_grace_ms=0) as coordinator:
         run(coordinator, work, "d")
         coordinator.maintain()
         assert work.text(coordinator.head) == ["a", "b", "c", "d"]  # type: ignore[arg-type]
-        assert not [e for e in work.storage.list("state") if e.path.endswith(".base")]
+        assert not bases(work)
+
+
+@pytest.mark.parametrize("merge_s", [0, 0.02])
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_drivers_of_one_epoch_each_keep_the_chain_short(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, merge_s: float, rescaled: bool
+) -> None:
+    """Also where a merge takes longer than the epoch beside it."""
+
+    def merge(*arguments: Any, **_: Any) -> FileRef:
+        time.sleep(merge_s)
+        return fake_merge(*arguments)
+
+    monkeypatch.setattr(pystate.maintenance, "merge_range", merge)
+    texts = [str(number) for number in range(30)]
+    for number, text in enumerate(texts):
+        parallelism = 1 + number // 5 % 2 if rescaled else 1
+        options: Any = {"parallelism": parallelism, "retained": 1, "orphan_grace_ms": 10**9}
+        with work.coordinator(merge_policy=EAGER, **options) as coordinator:
+            run(coordinator, work, text)
+        head = coordinator.head
+        assert head is not None
+        for state in head.operators[0].ranges:
+            assert len(state.deltas) <= EAGER.max_deltas
+        assert {e.path for e in bases(work)} <= head.paths
+        if not rescaled:
+            assert ",".join(work.text(head)) == ",".join(texts[: number + 1])
+
+
+def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
+    with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}) as backend:
+        backend["n"].update_all(backend.keys(range(9)), range(9))
+        path = "state/op/00000-00127/00000001-0.delta"
+        with work.storage.create(path) as out:
+            ref = FileRef.from_info(path, backend.seal().write(out))
+    given_up = threading.Event()
+    arguments: Any = (work.storage, (ref,), ref.id, path + ".base", 0, 127)
+    assert pystate.maintenance.merge_range(*arguments, given_up=given_up).rows == 9
+    assert work.storage.delete(path + ".base")
+    given_up.set()
+    with pytest.raises(CheckpointError, match="given up"):
+        pystate.maintenance.merge_range(*arguments, given_up=given_up)
+    assert [e.path for e in work.storage.list("")] == [path]
+    assert not work.storage.list("", temporary=True)
+
+
+def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def slow(*arguments: Any, **_: Any) -> FileRef:
+        assert go_on.wait(60)
+        return fake_merge(*arguments)
+
+    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=7)
+    with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
+        run(coordinator, work, *"abcdef")
+        assert work.text(coordinator.head) == list("abcdef")  # type: ignore[arg-type]
+        timer = threading.Timer(0.1, go_on.set)
+        timer.start()
+        run(coordinator, work, "g")
+        assert work.text(coordinator.head) == ["a,b", *"cdefg"]  # type: ignore[arg-type]
+        timer.join()
 
 
 def test_merge_never_blocks_an_epoch(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> FileRef:
+    def slow(*arguments: Any, **_: Any) -> FileRef:
         begun.set()
         assert go_on.wait(60)
         return fake_merge(*arguments)
@@ -122,7 +195,7 @@ def test_close_joins_the_thread(work: FakeWork, monkeypatch: pytest.MonkeyPatch)
     begun, finished = threading.Event(), threading.Event()
     go_on = threading.Event()
 
-    def slow(*arguments: Any) -> FileRef:
+    def slow(*arguments: Any, **_: Any) -> FileRef:
         begun.set()
         assert go_on.wait(60)
         finished.set()
@@ -143,7 +216,7 @@ def test_failed_merge_is_not_tried_at_every_epoch(
 ) -> None:
     calls = []
 
-    def broken(*arguments: Any) -> FileRef:
+    def broken(*arguments: Any, **_: Any) -> FileRef:
         calls.append(1)
         raise CorruptFileError("state/x is damaged")
 
