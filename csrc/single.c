@@ -260,14 +260,40 @@ typedef struct pst_mapping {
     const int32_t *columns; /* NULL: as the table */
     int32_t n;
     uint64_t here; /* the table's columns among them */
+    /* Of the lists, maps and timers that the table must not have from here. Elements name their state
+     * by its id alone, which the table may have for another state of the name. */
+    uint32_t dropped[PST_MAX_STATES];
+    int32_t n_dropped;
 } pst_mapping;
 
 static pst_mapping mapping_of(const int32_t *columns, int32_t n) {
-    pst_mapping m = {columns, n, 0};
+    pst_mapping m = {.columns = columns, .n = n};
     for (int32_t i = 0; i < n; i++)
         if (!columns || columns[i] >= 0)
             m.here |= UINT64_C(1) << (columns ? columns[i] : i);
     return m;
+}
+
+static void note_dropped(pst_mapping *m, const pst_schema *from) {
+    for (int32_t i = 0; m->columns && i < m->n && i < from->n_states; i++) {
+        uint8_t kind = from->states[i].kind;
+        if (m->columns[i] >= 0)
+            continue;
+        if (kind == PST_TIMERS)
+            m->dropped[m->n_dropped++] = PST_TIMERS_ID;
+        else if (kind == PST_LIST || kind == PST_MAP)
+            m->dropped[m->n_dropped++] = pst_collection_id(from->states[i].name);
+    }
+}
+
+static int is_dropped(const pst_mapping *m, pst_bytes element) {
+    if (!m->n_dropped || element.size < 4)
+        return 0;
+    uint32_t id = (uint32_t)pst_get_big(element.data, 4);
+    int32_t i = 0;
+    while (i < m->n_dropped && m->dropped[i] != id)
+        i++;
+    return i < m->n_dropped;
 }
 
 static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
@@ -332,7 +358,9 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
     if (pst_key_has_namespace(&t->schema))
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     if (has_element && !(r->key_nulls >> n_keys & 1))
-        return t->lay.has_elements ? pst_poison(t, pst_element_apply(t, &key, r)) : PST_OK;
+        return t->lay.has_elements && !is_dropped(m, r->key[n_keys].bytes)
+                   ? pst_poison(t, pst_element_apply(t, &key, r))
+                   : PST_OK;
     if (r->op == PST_PUT)
         return pst_poison(t, apply_put(t, &key, r, m));
     uint32_t slot = pst_index_find(t, &key);
@@ -357,7 +385,9 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     uint64_t n = 0;
     pst_status s;
     pst_mapping m = mapping_of(columns, n_columns);
-    int has_element = pst_schema_has_element(pst_sst_reader_schema(r));
+    const pst_schema *from = pst_sst_reader_schema(r);
+    int has_element = pst_schema_has_element(from);
+    note_dropped(&m, from);
     while ((s = pst_sst_reader_next(r, record)) == PST_OK) {
         s = apply_row(t, record, &m, has_element);
         if (s)

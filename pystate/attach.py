@@ -84,12 +84,18 @@ class TableSpec:
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
 
-    def fingerprint(self) -> str:
-        """Return 64 hexadecimal digits that differ between tables of different schemas."""
+    def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
+        """Return 64 hexadecimal digits that differ between tables of different schemas.
+
+        Parameters
+        ----------
+        since : tuple of (str, int)
+            As of `RangeState`: a table that held a dropped state is none for a new one of its name.
+        """
         columns = [[name, type_.ddl] for name, type_ in parse_key(self.key)]
         states = [[name, repr(d)] for name, d in self.states.items()]
         space = None if self.namespace is None else self.namespace.ddl
-        text = json.dumps([self.max_parallelism, columns, states, space, self.timers])
+        text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -263,7 +269,7 @@ class TableCache:
         self._entries = {}
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
-        fingerprint = spec.fingerprint()
+        fingerprint = spec.fingerprint(base.since)
         bounds = (base.first_key_group, base.last_key_group)
         identity = spec.home.identity
         application = "" if identity is None else identity.application.hex()
@@ -404,6 +410,7 @@ def _apply(
                 last_key_group=last,
                 expected=ref,
                 allow_unclaimed_state=spec.allow_unclaimed_state,
+                since=dict(base.since),
             )
     newest = files[-1]
     parent = newest.parent if newest.id == base.id else EMPTY_ID

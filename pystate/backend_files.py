@@ -5,7 +5,8 @@ Thread safety: as the backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from pystate.backend_table import BackendTable
 from pystate.errors import InvalidArgumentError
@@ -25,6 +26,7 @@ class BackendFiles(BackendTable):
         last_key_group: int | None = None,
         expected: FileIdentity | None = None,
         allow_unclaimed_state: bool = False,
+        since: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
         """Apply a range of one file to the open epoch.
 
@@ -38,6 +40,9 @@ class BackendFiles(BackendTable):
             What the file must be.
         allow_unclaimed_state : bool
             Whether states that nobody declares are dropped.
+        since : mapping of str to int, optional
+            States that count only in files of this epoch and later ones: an older state of the
+            name was dropped.
 
         Returns
         -------
@@ -64,6 +69,7 @@ class BackendFiles(BackendTable):
                 self._states.columns,
                 self.max_parallelism,
                 allow_unclaimed_state,
+                since,
             )
             info = FileInfo(*reader.info())
             # Of a part only its own blocks are read, each with a checksum of its own.

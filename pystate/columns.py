@@ -91,6 +91,11 @@ class Column(NamedTuple):
         return "#" in self.name
 
     @property
+    def owner(self) -> str:
+        """The state that the column belongs to; a hidden one of no state belongs to itself."""
+        return self.name.partition("#")[0] or self.name
+
+    @property
     def is_accumulator(self) -> bool:
         """Whether an aggregator keeps it."""
         return self.ddl.startswith("#")

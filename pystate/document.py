@@ -127,6 +127,13 @@ class Fields:
             raise self._wrong(name, "a whole number or null", value)
         return value
 
+    def boolean(self, name: str) -> bool:
+        """Take true or false."""
+        value = self._take(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return value
+
     def text(self, name: str) -> str:
         """Take a string."""
         value = self._take(name)

@@ -31,6 +31,7 @@ from pystate.errors import (
     LineageError,
     UnclaimedStateError,
 )
+from pystate.evolution import evolved_ranges
 from pystate.jobfile import JobFile, OperatorEntry, check_schemas
 from pystate.manifest import (
     FileRef,
@@ -40,6 +41,7 @@ from pystate.manifest import (
     Schema,
     as_schema,
     empty_range,
+    has_timers,
     range_bounds,
     uid_folder,
 )
@@ -183,6 +185,7 @@ class Epoch:
         state_schema: Mapping[str, str] | Schema,
         parallelism: int | None = None,
         allowed_delay_ms: int | None = None,
+        timers: bool | None = None,
     ) -> tuple[RangeState, ...]:
         """Announce an operator of the current evaluation.
 
@@ -197,6 +200,8 @@ class Epoch:
         allowed_delay_ms : int, optional
             Makes the operator one with event time, whose rows may come so much later than others:
             it takes part in the watermark.
+        timers : bool, optional
+            Whether it has timers; by default if it had any, or reports one.
 
         Returns
         -------
@@ -237,9 +242,17 @@ class Epoch:
                 (keys, states),
                 allow_unclaimed_state=self._allow_unclaimed_state,
             )
-            ranges = rescaled(stored, width, self.max_parallelism)
+            timers = stored.timers if timers is None else timers
+            ranges = evolved_ranges(
+                stored,
+                rescaled(stored, width, self.max_parallelism),
+                states,
+                timers,
+                self.number,
+                allow_unclaimed_state=self._allow_unclaimed_state,
+            )
         seen = None if stored is None else stored.max_event_time_ms
-        self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen)
+        self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen, timers or False)
         if allowed_delay_ms is not None:
             self._delays[uid] = allowed_delay_ms
         return ranges
@@ -440,7 +453,12 @@ class Epoch:
                 state = replace(state, id=report.id, deltas=(*state.deltas, report.file))
             ranges.append(state)
         latest = max((time for time in seen if time is not None), default=None)
-        return replace(operator, ranges=tuple(ranges), max_event_time_ms=latest)
+        return replace(
+            operator,
+            ranges=tuple(ranges),
+            max_event_time_ms=latest,
+            timers=operator.timers or has_timers(tuple(ranges)),
+        )
 
 
 class _Identity:

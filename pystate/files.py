@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from pystate import _core
@@ -66,6 +68,8 @@ class Lineage(NamedTuple):
         """A fresh lineage of the following epoch, built on this one."""
         return Lineage(uuid.uuid4().bytes, self.id, self.epoch + 1, self.query)
 
+
+_ALWAYS: Mapping[str, int] = MappingProxyType({})
 
 #: The lineage of a table that was never sealed.
 EMPTY_LINEAGE = Lineage(bytes(16), bytes(16), 0, 0)
@@ -252,6 +256,8 @@ def merge_files(
     first_key_group: int | None = None,
     last_key_group: int | None = None,
     kind: str = "base",
+    states: Collection[str] | None = None,
+    since: Mapping[str, int] = _ALWAYS,
 ) -> FileInfo:
     """Merge state files into one, without a table and without the GIL.
 
@@ -268,6 +274,11 @@ def merge_files(
         The inclusive range to keep; by default the newest source's.
     kind : {"base", "delta"}
         In a base, tombstones and cleared values are gone.
+    states : collection of str, optional
+        Names of the states to keep, from whichever source has them; by default the newest source's.
+    since : mapping of str to int, optional
+        States that count only in sources of this epoch and later ones: an older state of the name
+        was dropped.
 
     Returns
     -------
@@ -284,24 +295,28 @@ def merge_files(
 
     Notes
     -----
-    A k-way merge, O(bytes read) in time, one block of each source in memory. The new file has the
-    newest source's states; those that only older ones have are dropped.
+    A k-way merge, O(bytes read) in time, one block of each source in memory.
     """
     if not sources:
         raise InvalidArgumentError("there is nothing to merge")
     with ExitStack() as stack:
         readers = [stack.enter_context(open_file(source)).reader for source in sources]
         schemas = [file_schema(reader) for reader in readers]
-        newest, target = FileInfo(*readers[-1].info()), schemas[-1]
+        infos = [FileInfo(*reader.info()) for reader in readers]
+        newest, target = infos[-1], _merged_schema(schemas, infos, states, since)
         mappings = []
-        for reader, schema in zip(readers, schemas, strict=True):
-            found = FileInfo(*reader.info()).max_parallelism
-            if found != newest.max_parallelism:
+        for reader, schema, info in zip(readers, schemas, infos, strict=True):
+            if info.max_parallelism != newest.max_parallelism:
                 raise SchemaError(
-                    f"{reader.name} has {found} key groups, {readers[-1].name} "
+                    f"{reader.name} has {info.max_parallelism} key groups, {readers[-1].name} "
                     f"{newest.max_parallelism}: files of one checkpoint have equally many"
                 )
-            mappings.append(_mapping(reader.name, schema, readers[-1].name, target))
+            taken = [
+                (states is None or column.owner in states)
+                and info.epoch >= since.get(column.owner, 0)
+                for column in schema.states
+            ]
+            mappings.append(_mapping(reader.name, schema, taken, readers[-1].name, target))
         chosen = Lineage(*readers[-1].lineage()) if lineage is None else lineage
         result = _core.merge(
             readers,
@@ -318,17 +333,48 @@ def merge_files(
         return FileInfo(*result)
 
 
-def _mapping(name: str, schema: FileSchema, other: str, target: FileSchema) -> list[int]:
+def _merged_schema(
+    schemas: Sequence[FileSchema],
+    infos: Sequence[FileInfo],
+    states: Collection[str] | None,
+    since: Mapping[str, int],
+) -> FileSchema:
+    newest = schemas[-1]
+    # Without the column of elements there is no way to read a source that has it.
+    keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
+    if states is None:
+        return FileSchema(keys, newest.states, newest.hashed)
+    found: dict[str, tuple[Column, ...]] = {}
+    # The files of former ranges follow each other, and only within one do epochs ascend.
+    order = sorted(range(len(schemas)), key=lambda i: (infos[i].epoch, i), reverse=True)
+    for i in order:
+        for owner, columns in groupby(schemas[i].states, key=lambda column: column.owner):
+            if owner in states and infos[i].epoch >= since.get(owner, 0):
+                found.setdefault(owner, tuple(columns))
+    kept = tuple(column for columns in found.values() for column in columns)
+    # Without any column a row would be kept for its key's sake: these take nothing.
+    return FileSchema(keys, kept or schemas[order[0]].states, newest.hashed)
+
+
+def _mapping(
+    name: str,
+    schema: FileSchema,
+    taken: Sequence[bool],
+    other: str,
+    target: FileSchema,
+) -> list[int]:
     _same_key(name, schema, target.key, target.namespace, f"that of {other}")
     positions = {column.name: i for i, column in enumerate(target.states)}
-    for column in schema.states:
-        at = positions.get(column.name)
-        if at is not None and not column.same_as(target.states[at]):
+    mapping = []
+    for column, counts in zip(schema.states, taken, strict=True):
+        at = positions.get(column.name, -1) if counts else -1
+        if at >= 0 and not column.same_as(target.states[at]):
             raise SchemaError(
                 f"state {column.name!r} is {column.describe()} in {name} and "
                 f"{target.states[at].describe()} in {other}"
             )
-    return [positions.get(column.name, -1) for column in schema.states]
+        mapping.append(at)
+    return mapping
 
 
 def _same_key(
@@ -362,6 +408,7 @@ def claim(
     columns: Sequence[Column],
     max_parallelism: int,
     allow_unclaimed_state: bool,
+    since: Mapping[str, int] = _ALWAYS,
 ) -> list[int]:
     """Match a file's states by name to a table's columns.
 
@@ -379,6 +426,8 @@ def claim(
         The table's.
     allow_unclaimed_state : bool
         Whether states that the table does not have are dropped.
+    since : mapping of str to int, optional
+        As of `merge_files`: states that are dropped from a file of an older epoch.
 
     Returns
     -------
@@ -399,23 +448,24 @@ def claim(
             f"{max_parallelism}: pass max_parallelism={info.max_parallelism}"
         )
     positions = {column.name: i for i, column in enumerate(columns)}
-    unclaimed = [c.name for c in schema.states if c.name not in positions and not c.is_hidden]
+    counting = [c for c in schema.states if info.epoch >= since.get(c.owner, 0)]
+    unclaimed = [c.name for c in counting if c.name not in positions and not c.is_hidden]
     kinds = {column.kind for column in columns}
-    if any(c.kind == TIMERS for c in schema.states) and TIMERS not in kinds:
+    if any(c.kind == TIMERS for c in counting) and TIMERS not in kinds:
         unclaimed.append("timers")
     if unclaimed and not allow_unclaimed_state:
         raise UnclaimedStateError(
             f"{reader.name}: nothing declares the state {', '.join(map(repr, unclaimed))} that "
             "it holds; declare it, or pass allow_unclaimed_state=True to drop it"
         )
-    for column in schema.states:
+    for column in counting:
         at = positions.get(column.name)
         if at is not None and not column.same_as(columns[at]):
             raise SchemaError(
                 f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "
                 f"as {columns[at].describe()}"
             )
-    return [positions.get(column.name, -1) for column in schema.states]
+    return [positions.get(c.name, -1) if c in counting else -1 for c in schema.states]
 
 
 def _stored(type_: StateType) -> StateType:

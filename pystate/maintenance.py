@@ -20,11 +20,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from pystate.errors import CheckpointError
@@ -161,7 +162,9 @@ class BaseMerges:
                     output = state_path(*key, sources[-1].epoch, uuid.uuid4().hex, "base")
                     rest = state.files[len(sources) :]
                     merged_id = rest[0].parent if rest else state.id
-                    self._merges[key] = _Merge(sources, merged_id, output, manifest.epoch)
+                    self._merges[key] = _Merge(
+                        sources, merged_id, output, manifest.epoch, operator.states, state.since
+                    )
                 self._maintenance.submit(partial(self._merge, key))
 
     def wait(
@@ -261,6 +264,8 @@ class BaseMerges:
                 merge.output,
                 key[1],
                 key[2],
+                states=merge.states,
+                since=dict(merge.since),
                 given_up=self._closed,
             )
             with self._lock:
@@ -281,6 +286,8 @@ class _Merge:
     merged_id: str
     output: str
     epoch: int
+    states: frozenset[str]
+    since: tuple[tuple[str, int], ...]
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -324,12 +331,16 @@ def merge_range(
     first_key_group: int,
     last_key_group: int,
     *,
+    states: Collection[str] | None = None,
+    since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
 ) -> FileRef:
     """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
 
     Parameters
     ----------
+    states, since : optional
+        As of `merge_files`.
     given_up : Event, optional
         Once it is set the merge ends with an error.
 
@@ -340,12 +351,13 @@ def merge_range(
         given up. Nothing was created.
     """
     given_up = given_up or threading.Event()
-    newest = sources[-1]
-    lineage = Lineage(bytes.fromhex(merged_id), bytes.fromhex(newest.parent), newest.epoch, 0)
+    parent = bytes.fromhex(sources[-1].parent)
+    lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
     whole = (first_key_group, last_key_group)
     with ExitStack() as stack:
         opened: list[Source] = []
-        for bounds, refs in groupby(sources, key=_bounds):
+        for bounds, group in groupby(sources, key=_bounds):
+            refs = list(group)
             files = [_open_source(stack, storage, ref) for ref in refs]
             if bounds != whole:
                 # Files of a former range, which count for a part of this one only: reduced to
@@ -355,9 +367,12 @@ def merge_range(
                 merge_files(
                     files,
                     cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
+                    lineage=lineage._replace(epoch=_newest_epoch(refs)),
                     first_key_group=bounds[0],
                     last_key_group=bounds[1],
                     kind="delta",
+                    states=states,
+                    since=since,
                 )
                 part.flush()
                 files = [part.name]
@@ -369,8 +384,15 @@ def merge_range(
             lineage=lineage,
             first_key_group=first_key_group,
             last_key_group=last_key_group,
+            states=states,
+            since=since,
         )
     return FileRef.from_info(output, info)
+
+
+def _newest_epoch(sources: Sequence[FileRef]) -> int:
+    # By it readers tell which states count; the last of several former ranges need not be newest.
+    return max(ref.epoch for ref in sources)
 
 
 def _bounds(ref: FileRef) -> tuple[int, int]:

@@ -26,6 +26,7 @@ __all__ = [
     "EMPTY_ID",
     "FORMAT_VERSION",
     "MANIFESTS",
+    "TIMERS",
     "FileRef",
     "Manifest",
     "OperatorState",
@@ -35,6 +36,7 @@ __all__ = [
     "as_schema",
     "decode_schema",
     "empty_range",
+    "has_timers",
     "manifest_epoch",
     "manifest_path",
     "range_bounds",
@@ -43,11 +45,14 @@ __all__ = [
     "uid_folder",
 ]
 
-#: Version 2 knows event time and timers; a file of version 1 is read as one without.
-FORMAT_VERSION = 2
+#: Version 2 knows event time and timers; a file of version 1 is read as one without. Version 3
+#: knows whether an operator has timers, and since when states count.
+FORMAT_VERSION = 3
 MANIFESTS = "manifests"
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
+#: What state files name timers.
+TIMERS = "#timers"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
@@ -187,6 +192,9 @@ class RangeState:
     """The earliest event-time timer that the range holds, or an earlier time; None for none."""
     next_processing_timer_ms: int | None = None
     """The same of its processing-time timers."""
+    since: tuple[tuple[str, int], ...] = ()
+    """States that count only in files of this epoch and later ones, by name: in older files it is
+    another state's, which was dropped. A state that the operator does not have counts in none."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -227,6 +235,7 @@ class RangeState:
             "deltas": [delta._encode() for delta in self.deltas],
             "next_event_timer_ms": self.next_event_timer_ms,
             "next_processing_timer_ms": self.next_processing_timer_ms,
+            "since": dict(self.since),
         }
 
     @classmethod
@@ -242,9 +251,16 @@ class RangeState:
             deltas=tuple(FileRef._decode(item, path) for item in fields.items("deltas")),
             next_event_timer_ms=_since_2(fields, "next_event_timer_ms", version),
             next_processing_timer_ms=_since_2(fields, "next_processing_timer_ms", version),
+            since=_decode_since(fields.mapping("since"), path) if version >= 3 else (),
         )
         fields.finish()
         return state
+
+
+def has_timers(ranges: tuple[RangeState, ...]) -> bool:
+    """Whether any timer waits in these ranges."""
+    times = ((s.next_event_timer_ms, s.next_processing_timer_ms) for s in ranges)
+    return any(pair != (None, None) for pair in times)
 
 
 def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeState:
@@ -264,6 +280,14 @@ class OperatorState:
     ranges: tuple[RangeState, ...]
     max_event_time_ms: int | None = None
     """The largest event time that the operator has ever seen."""
+    timers: bool = False
+    """Whether it has timers, beside the states of its schema."""
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The names under which state files keep what the operator has."""
+        names = frozenset(name for name, _ in self.state_schema)
+        return names | {TIMERS} if self.timers else names
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -278,18 +302,21 @@ class OperatorState:
             "state_schema": self.state_schema,
             "ranges": [state._encode() for state in self.ranges],
             "max_event_time_ms": self.max_event_time_ms,
+            "timers": self.timers,
         }
 
     @classmethod
     def _decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
         fields = Fields(content, path)
+        ranges = tuple(RangeState._decode(r, path, version) for r in fields.items("ranges"))
         operator = cls(
             uid=fields.text("uid"),
             parallelism=fields.integer("parallelism", least=1),
             key_schema=decode_schema(fields.items("key_schema"), path),
             state_schema=decode_schema(fields.items("state_schema"), path),
-            ranges=tuple(RangeState._decode(r, path, version) for r in fields.items("ranges")),
+            ranges=ranges,
             max_event_time_ms=_since_2(fields, "max_event_time_ms", version),
+            timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
         )
         fields.finish()
         bounds = [
@@ -454,6 +481,11 @@ class Manifest:
 
 def _since_2(fields: Fields, name: str, version: int) -> int | None:
     return fields.optional_integer(name) if version >= 2 else None
+
+
+def _decode_since(content: Any, path: str) -> tuple[tuple[str, int], ...]:
+    fields = Fields(content, path)
+    return tuple((name, fields.integer(name, least=1)) for name in sorted(content))
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:

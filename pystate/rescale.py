@@ -70,6 +70,7 @@ def rescaled(
                 # Whose timer it is only the range's next task will see: early does no harm.
                 _earliest(old.next_event_timer_ms for old in sources),
                 _earliest(old.next_processing_timer_ms for old in sources),
+                operator.ranges[0].since,
             )
         )
     return tuple(ranges)

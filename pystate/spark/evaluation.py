@@ -53,7 +53,6 @@ class TableOptions:
     """How the workers hold their tables."""
 
     shared: bool = True
-    allow_unclaimed_state: bool = False
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
 
@@ -138,7 +137,11 @@ class Evaluation:
         schema = tuple((name, state.stored_as()) for name, state in states.items())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         ranges = epoch.declare(
-            uid, key_schema=keys, state_schema=schema, allowed_delay_ms=allowed_delay_ms
+            uid,
+            key_schema=keys,
+            state_schema=schema,
+            allowed_delay_ms=allowed_delay_ms,
+            timers=timers,
         )
         return OperatorPlan(
             uid=uid,
@@ -158,7 +161,8 @@ class Evaluation:
             namespace=namespace,
             side_folders=folders,
             shared_tables=self._tables.shared,
-            allow_unclaimed_state=self._tables.allow_unclaimed_state,
+            # The epoch has compared the declarations: what files hold beside them was dropped.
+            allow_unclaimed_state=True,
             limit_bytes=self._tables.limit_bytes,
             lock_timeout_ms=self._tables.lock_timeout_ms,
             reports=self._box.accumulator,

@@ -67,7 +67,8 @@ def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
                         first_key_group=max(ref.first_key_group, state.first_key_group),
                         last_key_group=min(ref.last_key_group, state.last_key_group),
                         expected=ref,
-                        allow_unclaimed_state=True,  # timers; all else is declared
+                        allow_unclaimed_state=True,  # timers, and what was dropped
+                        since=dict(state.since),
                     )
             tables.append(backend.to_arrow())
     return pa.concat_tables(tables)

@@ -109,7 +109,7 @@ class Job:
         self._retained = retained
         self._allow_unclaimed_state = allow_unclaimed_state
         self._max_evaluations = max_evaluations
-        self._tables = TableOptions(shared_tables, allow_unclaimed_state, memory_limit_bytes)
+        self._tables = TableOptions(shared_tables, memory_limit_bytes)
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Files of every format version that was released must open for ever, with the same content.
 
 ``tests/compat/v1`` was written once by ``python tests/compat/test_golden.py v1`` and is never
-written again: a change of the format gets a folder of its own.
+written again: a change of the format gets a folder of its own. Its number is the manifests'.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
+from pystate.manifest import FORMAT_VERSION
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))
@@ -114,7 +115,7 @@ def test_a_base_restores_its_content(version: str) -> None:
 
 
 def test_there_is_a_version() -> None:
-    assert "v1" in VERSIONS
+    assert [f"v{number}" for number in range(1, FORMAT_VERSION + 1)] == VERSIONS
 
 
 if __name__ == "__main__":

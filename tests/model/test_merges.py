@@ -1,4 +1,4 @@
-"""Epochs over all kinds of state while parallelism changes and bases merge, against a dict."""
+"""Epochs over all kinds of state while parallelism changes, states come and go, and bases merge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pystate.attach import TableCache, TableSpec
 from pystate.coordinator import Coordinator
 from pystate.declarations import State
 from pystate.epoch import Epoch, RangeReport
-from pystate.host import TableHome
+from pystate.host import TableHome, choose_home
 from pystate.maintenance import MergePolicy
 from pystate.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.storage import LocalStorage
@@ -30,6 +30,8 @@ ALL: dict[str, State] = {
     "l": ps.ListState("long"),
     "m": ps.MapState("string", "long"),
 }
+#: What a state's name may stand for at other times.
+KINDS: Sequence[State] = [*ALL.values(), ps.ListState("int"), ps.MapState("string", "int")]
 #: What one row does: the key, what to do, and a number to do it with.
 Row = tuple[int, str, int]
 #: A key's states by name, absent ones left out, and its timers.
@@ -37,11 +39,14 @@ Model = dict[int, dict[str, Any]]
 
 
 class Operator:
-    """An operator's tasks, each on a table restored from files, as a job would run them."""
+    """An operator's tasks, as a job would run them."""
 
-    def __init__(self, storage: LocalStorage, states: Mapping[str, State] = ALL) -> None:
+    def __init__(self, storage: LocalStorage, home: TableHome | None = None) -> None:
         self.storage = storage
-        self.states = states
+        self.home = home
+        self.cache = TableCache()
+        self.states = ALL
+        self.timers = True
 
     def coordinator(self, parallelism: int, **options: Any) -> Coordinator:
         policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1)
@@ -50,19 +55,27 @@ class Operator:
 
     def evaluate(self, epoch: Epoch, rows: Sequence[Row]) -> tuple[()]:
         stored = tuple((name, state.stored_as()) for name, state in self.states.items())
-        for state in epoch.declare("op", key_schema=KEY, state_schema=stored):
+        for state in epoch.declare("op", key_schema=KEY, state_schema=stored, timers=self.timers):
             epoch.report(self.report(epoch, state, [r for r in rows if holds(state, r[0])]))
         return ()
 
     def report(self, epoch: Epoch, state: RangeState, rows: Sequence[Row]) -> RangeReport:
         ref, evaluation = None, epoch.evaluation_id
+        timers = state.next_event_timer_ms
         if rows:
             with self.attached(state) as backend:
                 for row in rows:
                     self.apply(backend, row)
+                timers = backend.next_timer("event")
                 ref = self.sealed(backend, state, epoch.number) if backend.dirty else None
         return RangeReport(
-            "op", state.index, evaluation, state.id if ref is None else ref.id, state.id, ref
+            "op",
+            state.index,
+            evaluation,
+            state.id if ref is None else ref.id,
+            state.id,
+            ref,
+            next_event_timer_ms=timers,
         )
 
     def sealed(self, backend: ps.KeyedStateBackend, state: RangeState, epoch: int) -> FileRef:
@@ -74,14 +87,24 @@ class Operator:
         return FileRef.from_info(path, info)
 
     @contextmanager
-    def attached(self, state: RangeState) -> Iterator[ps.KeyedStateBackend]:
+    def attached(
+        self, state: RangeState, *, from_files: bool = False
+    ) -> Iterator[ps.KeyedStateBackend]:
+        cache = TableCache() if from_files or self.home is None else self.cache
         spec = TableSpec(
-            self.storage, TableHome(None, None), "op", KEY, self.states, 128, timers=True
+            self.storage,
+            TableHome(None, None) if from_files or self.home is None else self.home,
+            "op",
+            KEY,
+            self.states,
+            128,
+            allow_unclaimed_state=True,
+            timers=self.timers,
         )
-        cache = TableCache()
         with cache.attach(spec, state) as attachment:
             yield attachment.backend
-        cache.close()
+        if cache is not self.cache:
+            cache.close()
 
     def apply(self, backend: ps.KeyedStateBackend, row: Row) -> None:
         key, what, number = row
@@ -89,26 +112,29 @@ class Operator:
         if what == "put":
             for name in self.states:
                 put(backend[name], number)
-            backend.register_timer("event", number)
+            if self.timers:
+                backend.register_timer("event", number)
         elif what == "delete":
             for name in self.states:
                 backend[name].clear()
         else:
-            if "m" in self.states:
-                backend["m"].remove(str(number % 3))
-            backend.delete_timer("event", number)
+            for name, state in self.states.items():
+                if isinstance(state, ps.MapState):
+                    backend[name].remove(str(number % 3))
+            if self.timers:
+                backend.delete_timer("event", number)
 
     def read(self, manifest: Manifest) -> Model:
         """The state by the manifest's files alone."""
         found: Model = {}
         [operator] = manifest.operators
         for state in operator.ranges:
-            with self.attached(state) as backend:
+            with self.attached(state, from_files=True) as backend:
                 for key in [k for k in range(KEYS) if holds(state, k)]:
                     backend.set_current_key(key)
                     row = {name: plain(backend[name]) for name in self.states}
                     found[key] = {name: value for name, value in row.items() if value}
-                due = backend.due_timers("event", 1 << 40)
+                due = backend.due_timers("event", 1 << 40) if self.timers else None
                 for i, key in enumerate(due.keys.to_pylist() if due else ()):
                     found[key].setdefault("timers", set()).add(int(due.timestamps[i]))
         return {key: row for key, row in found.items() if row}
@@ -133,29 +159,52 @@ def holds(state: RangeState, key: int) -> bool:
     return state.first_key_group <= GROUPS[key] <= state.last_key_group
 
 
-def follow(model: Model, rows: Sequence[Row], states: Mapping[str, State] = ALL) -> None:
+def follow(model: Model, rows: Sequence[Row], states: Mapping[str, State], timers: bool) -> None:
     """Do to the model what `Operator.apply` does to a table."""
     for key, what, number in rows:
         row = model.setdefault(key, {})
-        if what == "put":
-            if "v" in states:
-                row["v"] = number
-            if "l" in states:
-                row.setdefault("l", []).append(number)
-            if "m" in states:
-                row.setdefault("m", {})[str(number % 3)] = number
-            row.setdefault("timers", set()).add(number)
-        elif what == "delete":
-            for name in states:
+        for name, state in states.items():
+            if what == "delete":
                 row.pop(name, None)
-        else:
-            if "m" in states:
-                row.get("m", {}).pop(str(number % 3), None)
-            row.get("timers", set()).discard(number)
-        for name in [name for name, value in row.items() if not value]:
-            del row[name]
-        if not row:
+            elif isinstance(state, ps.MapState):
+                entries = row.setdefault(name, {})
+                entries.pop(str(number % 3), None)
+                entries.update({str(number % 3): number} if what == "put" else {})
+            elif what == "put" and isinstance(state, ps.ListState):
+                row.setdefault(name, []).append(number)
+            elif what == "put":
+                row[name] = number
+        waiting = row.setdefault("timers", set())
+        if what == "take":
+            waiting.discard(number)
+        elif what == "put" and timers:
+            waiting.add(number)
+    tidy(model)
+
+
+def tidy(model: Model) -> None:
+    for key, row in list(model.items()):
+        model[key] = {name: value for name, value in row.items() if value}
+        if not model[key]:
             del model[key]
+
+
+def redeclare(rng: random.Random, operator: Operator, model: Model) -> None:
+    """States go, for good; others come, also under their names."""
+    gone = [name for name in operator.states if rng.random() < 0.3]
+    if operator.timers and rng.random() < 0.3:
+        operator.timers = False
+        gone.append("timers")
+    elif rng.random() < 0.5:
+        operator.timers = True
+    for row in model.values():
+        for name in gone:
+            row.pop(name, None)
+    tidy(model)
+    kept = {name: state for name, state in operator.states.items() if name not in gone}
+    new = {name: rng.choice(KINDS) for name in "vlm" if name not in operator.states}
+    operator.states = {**kept, **{name: new[name] for name in new if rng.random() < 0.6}}
+    operator.states = operator.states or {f"x{rng.randrange(1 << 30)}": ps.ValueState("long")}
 
 
 def some_rows(rng: random.Random, epoch: int) -> list[Row]:
@@ -194,6 +243,46 @@ def test_deletions_of_a_former_range_outlive_merges(tmp_path: Path) -> None:
     assert len(bases - {None}) > 1
 
 
+def test_idle_range_takes_no_state_away(tmp_path: Path) -> None:
+    """A merge of several former ranges keeps what only some of them have files of."""
+    operator = Operator(LocalStorage(tmp_path))
+    low = [key for key in range(KEYS) if GROUPS[key] < 64]
+    high = next(key for key in range(KEYS) if GROUPS[key] >= 64)
+    operator.states = {"v": ALL["v"]}
+    with operator.coordinator(2) as coordinator:
+        for _ in range(2):
+            run(coordinator, operator, [(key, "put", 1) for key in range(KEYS)])
+        operator.states = ALL
+        run(coordinator, operator, [(key, "put", 2) for key in low])
+    with operator.coordinator(1) as coordinator:
+        for number in range(3):
+            head = run(coordinator, operator, [(high, "put", number)])
+    assert head.operators[0].ranges[0].base is not None
+    assert [operator.read(head)[key]["l"] for key in low] == [[2]] * len(low)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_states_that_come_and_go(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    shared = choose_home(bytes(32), shm=str(tmp_path), least_bytes=0) if seed % 2 else None
+    operator = Operator(LocalStorage(tmp_path / "ck"), shared)
+    model: Model = {}
+    dropping = {"allow_unclaimed_state": True}
+    coordinator = operator.coordinator(1 + seed % 3, **dropping)
+    for epoch in range(24):
+        if epoch and rng.random() < 0.3:
+            if rng.random() < 0.3:
+                coordinator.close()
+                coordinator = operator.coordinator(rng.choice((1, 2, 3)), **dropping)
+            redeclare(rng, operator, model)
+        rows = some_rows(rng, epoch)
+        head = run(coordinator, operator, rows)
+        follow(model, rows, operator.states, operator.timers)
+        assert operator.read(head) == model, f"epoch {epoch + 1}"
+    coordinator.close()
+    operator.cache.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_merges_under_changing_parallelism(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -207,7 +296,7 @@ def test_merges_under_changing_parallelism(tmp_path: Path, seed: int) -> None:
             coordinator = operator.coordinator(rng.choice((1, 2, 3, 5, 7)))
         rows = some_rows(rng, epoch)
         head = run(coordinator, operator, rows)
-        follow(model, rows)
+        follow(model, rows, ALL, timers=True)
         assert operator.read(head) == model, f"epoch {epoch + 1}"
         for state in head.operators[0].ranges:
             merged += state.base is not None

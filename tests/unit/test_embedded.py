@@ -383,6 +383,22 @@ def test_a_dropped_state_stays_dropped(tmp_path: Path) -> None:
         assert rows(store) == {1: (2, None), 2: (1, None)}
 
 
+def test_the_last_list_can_be_dropped(tmp_path: Path) -> None:
+    both = {"n": STATES["n"], "l": ps.ListState("long")}
+    with opened(tmp_path, states=both) as store:
+        store.set_current_key(1)
+        store["l"].add(7)
+        store["n"].add(store.keys([1]), 1)
+        store.checkpoint()
+    one = {"n": STATES["n"]}
+    with opened(tmp_path, states=one, allow_unclaimed_state=True) as store:
+        store["n"].add(store.keys([1]), 1)
+        store.checkpoint()
+    with opened(tmp_path, states=both) as store:
+        store.set_current_key(1)
+        assert (store["n"].value(), store["l"].get()) == (2, [])
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pystate.columns import timers_column
 from pystate.document import Fields, decode_document, encode_document
 from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
 from pystate.manifest import (
@@ -45,8 +46,9 @@ def file_ref(number: int, kind: str = "delta", parent: int | None = None) -> Fil
 
 def manifest(**changes: Any) -> Manifest:
     files = (file_ref(3), file_ref(4))
-    state = RangeState(0, 0, 127, file_ref(4).id, file_ref(2, "base"), files, -7, None)
-    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,), 99)
+    base = file_ref(2, "base")
+    state = RangeState(0, 0, 127, file_ref(4).id, base, files, -7, None, (("n", 3),))
+    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,), 99, True)
     empty = OperatorState("émpty", 3, (), (), tuple(empty_range(i, 128, 3) for i in range(3)))
     found = Manifest(
         epoch=42,
@@ -97,16 +99,25 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 3 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 4 .* upgrade"):
         Manifest.decode(data, "m")
 
 
 def as_version_1(content: Any) -> Any:
     """What the first version of the format wrote: no event time, no timers."""
     new = {"max_event_time_ms", "next_event_timer_ms", "next_processing_timer_ms"}
+    return without(as_version_2(content), new)
+
+
+def as_version_2(content: Any) -> Any:
+    """What the second one wrote: it did not know which states are new, and which were dropped."""
+    return without(content, {"since", "timers"})
+
+
+def without(content: Any, names: set[str]) -> Any:
     if isinstance(content, dict):
-        return {k: as_version_1(v) for k, v in content.items() if k not in new}
-    return [as_version_1(v) for v in content] if isinstance(content, list) else content
+        return {k: without(v, names) for k, v in content.items() if k not in names}
+    return [without(v, names) for v in content] if isinstance(content, list) else content
 
 
 def test_version_1_is_read_as_without_event_time() -> None:
@@ -115,16 +126,30 @@ def test_version_1_is_read_as_without_event_time() -> None:
     old = Manifest.decode(encode_document("manifest", 1, as_version_1(fields)), "m")
     assert (old.format_version, old.watermark_ms) == (1, 5)
     operator = old.operators[0]
+    state = manifest().operators[0].ranges[0]
     assert operator == dataclasses.replace(
         manifest().operators[0],
         max_event_time_ms=None,
-        ranges=(dataclasses.replace(manifest().operators[0].ranges[0], next_event_timer_ms=None),),
+        ranges=(dataclasses.replace(state, next_event_timer_ms=None, since=()),),
+        timers=False,
     )
     # A version's fields are all there, and no others.
     with pytest.raises(CorruptFileError, match="unknown fields"):
         Manifest.decode(encode_document("manifest", 1, fields), "m")
     with pytest.raises(CorruptFileError, match="is missing"):
         Manifest.decode(encode_document("manifest", 2, as_version_1(fields)), "m")
+
+
+def test_version_2_has_timers_where_one_waits() -> None:
+    content = json.loads(manifest().encode().splitlines()[0])
+    fields = {k: v for k, v in content.items() if k not in ("kind", "format_version")}
+    old = Manifest.decode(encode_document("manifest", 2, as_version_2(fields)), "m")
+    assert [(op.timers, op.ranges[0].since) for op in old.operators] == [(True, ()), (False, ())]
+    assert old.operators[0].states == {"n", timers_column().name}
+    with pytest.raises(CorruptFileError, match="unknown fields"):
+        Manifest.decode(encode_document("manifest", 2, fields), "m")
+    with pytest.raises(CorruptFileError, match="is missing"):
+        Manifest.decode(encode_document("manifest", 3, as_version_2(fields)), "m")
 
 
 def tampered(**fields: Any) -> bytes:
