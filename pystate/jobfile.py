@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from pystate.document import Fields, decode_document, encode_document
 from pystate.errors import (
     AlreadyPublishedError,
+    CheckpointError,
     InvalidArgumentError,
     SchemaError,
     UnclaimedStateError,
 )
-from pystate.manifest import Schema, decode_schema
+from pystate.manifest import MANIFESTS, Schema, decode_schema
 from pystate.storage import CheckpointStorage
 
 __all__ = [
@@ -141,6 +142,8 @@ def open_job(
         The arguments contradict each other or the checkpoint.
     CorruptFileError, NewerFormatError
         The file cannot be understood.
+    CheckpointError
+        The file is lost: the checkpoint has epochs, and nothing says whose they are.
     """
     if not name:
         raise InvalidArgumentError("a job needs a name")
@@ -152,6 +155,15 @@ def open_job(
             f"max_parallelism {wanted} is not between 1 and {MAX_PARALLELISM_LIMIT}"
         )
     job = read_job(storage)
+    if job is None and storage.list(MANIFESTS):
+        # Not lost if another driver was faster, and has made the file and an epoch since.
+        job = read_job(storage)
+        if job is None:
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has epochs, but {_PATH}, which says whose they are and "
+                "which tables belong to them, is lost: bring the file back from a copy, or use "
+                "another checkpoint folder"
+            )
     if job is None:
         _check_parallelism(storage, parallelism, wanted)
         now_ms = time.time_ns() // 1_000_000

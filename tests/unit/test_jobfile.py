@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pystate.document import encode_document
-from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NewerFormatError
 from pystate.jobfile import (
     JobFile,
     OperatorEntry,
@@ -57,6 +57,34 @@ def test_two_first_jobs_agree(storage: LocalStorage) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4 and len(set(found)) == 1
+
+
+def test_lost_identity_is_not_made_anew(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        coordinator.run(work.evaluate())
+        lost = work.storage.read_bytes("job.json")
+    work.storage.delete("job.json")
+    for name in ("job", "another"):
+        with pytest.raises(CheckpointError, match=r"job\.json.* is lost: bring"):
+            work.coordinator(job=name)
+    assert not work.storage.exists("job.json")
+    work.storage.publish("job.json", lost)
+    with work.coordinator() as coordinator:
+        coordinator.run(work.evaluate())
+
+
+def test_identity_that_another_driver_makes_meanwhile(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first epoch may be there already."""
+
+    def lists(self: LocalStorage, prefix: str) -> list[str]:
+        monkeypatch.undo()
+        open_job(storage, "j", 2, None)
+        return [f"{prefix}/00000001.manifest"]
+
+    monkeypatch.setattr(LocalStorage, "list", lists)
+    assert open_job(storage, "j", 2, None) == read_job(storage)
 
 
 def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
