@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.errors import CheckpointError, InvalidArgumentError, WrongTypeError
 from pystate.history import History
 from pystate.manifest import Manifest
 
@@ -31,6 +31,11 @@ class Position:
     run_key: str | None = None
 
     def __post_init__(self) -> None:
+        if self.run_key is not None and not isinstance(self.run_key, str):
+            raise WrongTypeError(
+                f"run_key {self.run_key!r:.80} is of type {type(self.run_key).__name__}: a run key "
+                "is a string, kept as it is for as long as the checkpoint"
+            )
         streaming = (self.query_id, self.batch_id, self.offsets_hash)
         if self.query_id is None:
             if streaming != (None, None, None):

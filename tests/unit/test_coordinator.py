@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from pystate.errors import (
     LineageError,
     SchemaError,
     UnclaimedStateError,
+    WrongTypeError,
 )
 from pystate.history import read_head, retained_epochs
 from pystate.manifest import EMPTY_ID, manifest_path
@@ -452,6 +454,16 @@ def test_schemas_are_compared(work: FakeWork) -> None:
             with pytest.raises(UnclaimedStateError, match="no declaration claims: n"):
                 epoch.declare("op", key_schema=KEY, state_schema={"m": "bigint"})
             epoch.declare("op", key_schema=KEY, state_schema={"m": "string", "n": "bigint"})
+
+
+@pytest.mark.parametrize("key", [20240101, b"a", datetime.date(2024, 1, 1)])
+def test_run_key_that_is_no_string(work: FakeWork, key: Any) -> None:
+    with (
+        work.coordinator() as coordinator,
+        pytest.raises(WrongTypeError, match=f"is of type {type(key).__name__}: a run key is"),
+    ):
+        coordinator.run(work.evaluate(), run_key=key)
+    assert read_head(work.storage) is None
 
 
 def test_undeclared_operator(work: FakeWork) -> None:
