@@ -149,7 +149,8 @@ def open_job(
         raise InvalidArgumentError("a job needs a name")
     if parallelism < 1:
         raise InvalidArgumentError(f"parallelism {parallelism} is not positive")
-    wanted = max_parallelism or default_max_parallelism(parallelism)
+    derived = default_max_parallelism(parallelism)
+    wanted = derived if max_parallelism is None else max_parallelism
     if not 1 <= wanted <= MAX_PARALLELISM_LIMIT:
         raise InvalidArgumentError(
             f"max_parallelism {wanted} is not between 1 and {MAX_PARALLELISM_LIMIT}"

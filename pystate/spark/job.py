@@ -102,6 +102,12 @@ class Job:
         shared_tables: bool = True,
         max_evaluations: int = 4,
     ) -> None:
+        for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
+            if number is not None and number < 1:
+                raise InvalidArgumentError(
+                    f"job {name!r}: {option} is {number}, and must be at least 1; leave it out for "
+                    "the default"
+                )
         self.name = name
         self._storage = open_storage(os.fspath(checkpoint))
         self._max_parallelism = max_parallelism

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pystate.errors import CorruptFileError, InvalidArgumentError, MissingRequirementError
+from pystate.spark import Job
 from pystate.spark.environment import (
     java_major_version,
     require_classic,
@@ -137,3 +138,9 @@ def test_offsets_that_are_none(tmp_path: Path, content: str) -> None:
     (folder / "0").write_text(content)
     with pytest.raises(CorruptFileError, match="spark/offsets/0"):
         read_offsets(LocalStorage(tmp_path), 0)
+
+
+@pytest.mark.parametrize("option", ["parallelism", "max_parallelism"])
+def test_no_ranges_at_all_is_not_the_default(tmp_path: Path, option: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f" {option} is 0"):
+        Job("test", tmp_path, **{option: 0})

@@ -98,7 +98,7 @@ def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
 
 
 def test_refused_before_anything_is_written(storage: LocalStorage) -> None:
-    wrong = [("", 1, None), ("j", 0, None), ("j", 5, 4), ("j", 1, -1), ("j", 1, 32769)]
+    wrong = [("", 1, None), ("j", 0, None), ("j", 5, 4), ("j", 1, -1), ("j", 1, 0), ("j", 1, 32769)]
     for name, parallelism, groups in [*wrong, ("j", 40000, None)]:
         with pytest.raises(InvalidArgumentError):
             open_job(storage, name, parallelism, groups)
