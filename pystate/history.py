@@ -8,7 +8,8 @@ Invariants
    and never skipped over.
 2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
    manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
-3. A manifest with a run key is not removed before ``runs/<key>.run`` exists.
+3. A manifest with a run key is not removed before ``runs/<key>.run`` exists. One that is damaged
+   may have had any: it is retired like others, and ``runs/unknown`` names its epoch.
 4. Before a manifest is removed ``manifests/<epoch>.retired`` exists: a driver that was held up
    between its last check and its publish finds the name free again, and must find out that the
    epoch is over. Manifests at or below the newest mark do not count.
@@ -17,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from contextlib import suppress
 from typing import NamedTuple
@@ -33,7 +35,9 @@ from pystate.storage import CheckpointStorage
 
 __all__ = ["History", "read_head", "retained_epochs"]
 
+_LOG = logging.getLogger("pystate.history")
 _LATEST = f"{MANIFESTS}/latest"
+_UNKNOWN_RUNS = "runs/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
 # So many marks are kept, although only the newest counts: a listing beside a driver that makes a
@@ -129,20 +133,49 @@ class History:
         return None
 
     def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
-        """Find the epoch that holds a run's result, and its manifest if that is retained."""
+        """Find the epoch that holds a run's result, and its manifest if that is retained.
+
+        Raises
+        ------
+        CheckpointError
+            No epoch that can be read is it, but there are others.
+        """
+        damaged = _unknown_runs(self._storage)
         for epoch in reversed(self._epochs):
-            manifest = self.manifest(epoch)
-            if manifest.run_key == run_key:
+            manifest = self._intact(epoch)
+            if manifest is None:
+                damaged.append(epoch)
+            elif manifest.run_key == run_key:
                 return epoch, manifest
         path = _run_path(run_key)
         try:
             data = self._storage.read_bytes(path)
         except FileNotFoundError:
+            for epoch in damaged:
+                self._check_other(epoch, run_key)
             return None
         fields = decode_document("run", 1, data, path)
         if fields.text("run_key") != run_key:
             raise CorruptFileError(f"{path}: belongs to another run key")
         return fields.integer("epoch", least=1), None
+
+    def _check_other(self, epoch: int, run_key: str) -> None:
+        """Refuse a run that may have been applied, unless somebody has said that it was not."""
+        mark = f"runs/{epoch:08d}.other"
+        if not self._storage.exists(mark):
+            raise CheckpointError(
+                f"run {run_key!r} may be epoch {epoch}, whose manifest {manifest_path(epoch)} is "
+                "damaged, and no run is applied twice: bring the file back from a copy; or, if you "
+                f"know that epoch {epoch} was not this run, create the empty file {mark} in "
+                f"{self._storage.uri}"
+            )
+
+    def _intact(self, epoch: int) -> Manifest | None:
+        """Read a retained epoch's manifest, None where it is damaged."""
+        try:
+            return self.manifest(epoch)
+        except CorruptFileError:
+            return None
 
     def check_published(self, manifest: Manifest) -> None:
         """Make sure that a manifest just published is a new one and not one that was retired.
@@ -167,29 +200,37 @@ class History:
         Returns
         -------
         frozenset of str
-            State files that only removed manifests named.
+            State files that only removed manifests named. None while a manifest that stays is
+            damaged, nor those of a damaged one that goes: they are left to orphan collection.
         """
         removed: set[str] = set()
         while len(self._epochs) > keep:
             epoch = self._epochs[0]
-            manifest = self.manifest(epoch)
-            if manifest.run_key is not None:
+            manifest = self._intact(epoch)
+            if manifest is None:
+                _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
+                unknown = {"epochs": [*_unknown_runs(self._storage), epoch]}
+                self._storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, unknown))
+            elif manifest.run_key is not None:
                 record = {"run_key": manifest.run_key, "epoch": epoch}
                 with suppress(AlreadyPublishedError):
                     path = _run_path(manifest.run_key)
                     self._storage.publish(path, encode_document("run", 1, record))
             self._storage.replace(_mark_path(epoch), b"", durable=False)
-            self._storage.delete(manifest.path)
+            self._storage.delete(manifest_path(epoch))
             self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
             self._epochs = self._epochs[1:]
-            del self._cache[epoch]
-            removed |= manifest.paths
+            self._cache.pop(epoch, None)
+            removed |= frozenset() if manifest is None else manifest.paths
         for path in self._leftovers:
             self._storage.delete(path)
         self._leftovers = ()
         if removed:
             for epoch in self._epochs:
-                removed -= self.manifest(epoch).paths
+                kept = self._intact(epoch)
+                if kept is None:
+                    return frozenset()
+                removed -= kept.paths
         return frozenset(removed)
 
 
@@ -279,6 +320,15 @@ def _latest(storage: CheckpointStorage) -> int:
 
 def _mark_path(epoch: int) -> str:
     return f"{MANIFESTS}/{epoch:08d}.retired"
+
+
+def _unknown_runs(storage: CheckpointStorage) -> list[int]:
+    """List the epochs whose manifests were damaged when they were retired."""
+    try:
+        data = storage.read_bytes(_UNKNOWN_RUNS)
+    except FileNotFoundError:
+        return []
+    return decode_document("unknown runs", 1, data, _UNKNOWN_RUNS).items("epochs")
 
 
 def _run_path(run_key: str) -> str:

@@ -25,7 +25,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.history import read_head, retained_epochs
-from pystate.manifest import EMPTY_ID, manifest_path
+from pystate.manifest import EMPTY_ID, Manifest, manifest_path
 from tests.conftest import KEY, STATE, FakeWork
 
 
@@ -716,6 +716,73 @@ def test_damaged_manifest(work: FakeWork) -> None:
         pytest.raises(CorruptFileError, match=r"00000001\.manifest"),
     ):
         coordinator.open_epoch(**batch(1))
+
+
+def test_damaged_older_manifest_is_retired_in_its_turn(work: FakeWork) -> None:
+    with work.coordinator(retained=3, orphan_grace_ms=0) as coordinator:
+        for number in range(4):
+            coordinator.run(work.evaluate(), **batch(number))
+    work.storage.replace(manifest_path(3), b"torn")
+    for number in range(4, 8):
+        with work.coordinator(retained=3, orphan_grace_ms=0) as coordinator:
+            coordinator.run(work.evaluate(), **batch(number))
+            coordinator.maintain()
+            # Nothing that only the damaged one may name goes before it.
+            assert work.text(coordinator.head) == ["x"] * (number + 1)  # type: ignore[arg-type]
+    assert retained_epochs(work.storage) == (6, 7, 8)
+
+
+def test_files_of_a_damaged_manifest_stay_while_it_does(work: FakeWork) -> None:
+    """It can be brought back from a copy."""
+    options: Any = {"retained": 3, "orphan_grace_ms": 0, "parallelism": 1}
+    with work.coordinator(**options) as coordinator:
+        for evaluate in (work.evaluate(), work.evaluate(), replaced(work, "y")):
+            coordinator.run(evaluate)
+    manifest = Manifest.decode(work.storage.read_bytes(manifest_path(2)), "m")
+    work.storage.replace(manifest_path(2), b"torn")
+    with work.coordinator(**options) as coordinator:
+        for epoch in (4, 5):
+            coordinator.run(replaced(work, "z"))
+            coordinator.maintain()
+            assert retained_epochs(work.storage) == (epoch - 2, epoch - 1, epoch)
+            stored = {entry.path for entry in work.storage.list("state")}
+            assert (manifest.paths <= stored) == (epoch == 4)
+        assert len(stored) == 3
+
+
+def replaced(work: FakeWork, text: str) -> Callable[[Epoch], Sequence[Any]]:
+    """Work that leaves nothing of what was before."""
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        [state] = epoch.declare("op", key_schema=KEY, state_schema=STATE)
+        epoch._declared["op"] = dataclasses.replace(
+            epoch._declared["op"], ranges=(dataclasses.replace(state, deltas=()),)
+        )
+        epoch.report(work.write("op", state, epoch.number, text, epoch.evaluation_id))
+        return ()
+
+    return evaluate
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_run_that_a_damaged_manifest_may_hold(work: FakeWork, retired: bool) -> None:
+    with work.coordinator(retained=3) as coordinator:
+        for key in "abc":
+            coordinator.run(work.evaluate(key), run_key=key)
+    work.storage.replace(manifest_path(2), b"torn")
+    with work.coordinator(retained=3) as coordinator:
+        for _ in range(3 if retired else 0):
+            coordinator.run(work.evaluate("more"))
+        assert work.storage.exists(manifest_path(2)) != retired
+        for key in "ac":
+            assert coordinator.run(work.evaluate(), run_key=key).already_done
+        for key in "bd":
+            with pytest.raises(CheckpointError, match=r"be epoch 2.*runs/00000002\.other") as info:
+                coordinator.run(work.evaluate(), run_key=key)
+            assert work.storage.uri in str(info.value)
+        work.storage.publish("runs/00000002.other", b"")
+        assert not coordinator.run(work.evaluate("d"), run_key="d").already_done
+        assert coordinator.run(work.evaluate("d"), run_key="d").already_done
 
 
 def test_damaged_hint_is_no_obstacle(work: FakeWork) -> None:
