@@ -18,6 +18,8 @@ from pystate.types import StateType
 
 __all__ = ["read_state"]
 
+_TRIES = 10
+
 
 def read_state(storage: CheckpointStorage, uid: str) -> pa.Table:
     """Read the state of an operator as of the newest epoch.
@@ -31,12 +33,27 @@ def read_state(storage: CheckpointStorage, uid: str) -> pa.Table:
     Raises
     ------
     CheckpointError
-        The checkpoint has no epoch, or no such operator.
+        The checkpoint has no epoch, or no such operator, or a file of it is lost.
     """
-    manifest = read_head(storage)
-    if manifest is None:
-        raise CheckpointError(f"checkpoint {storage.uri} has no epoch yet")
-    return _read(storage, manifest, uid)
+    epoch = 0
+    for _ in range(_TRIES):
+        manifest = read_head(storage)
+        if manifest is None:
+            raise CheckpointError(f"checkpoint {storage.uri} has no epoch yet")
+        try:
+            return _read(storage, manifest, uid)
+        except FileNotFoundError as error:
+            # A driver that goes on retires epochs, and removes their files, while they are read.
+            if manifest.epoch == epoch:
+                raise CheckpointError(
+                    f"checkpoint {storage.uri}: a file that {manifest.path} names is missing: "
+                    f"{error.filename}; bring it back from a copy"
+                ) from error
+            epoch = manifest.epoch
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
+        "more epochs, or read while the job stands still"
+    )
 
 
 def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
