@@ -33,7 +33,7 @@ from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
 from pystate.spark.routing import Routed
 from pystate.spark.side import Outputs, SideSink
-from pystate.spark.sink import ParquetSink, Sink, commit
+from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
 from pystate.storage import open_storage
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ class Job:
                     parallelism=self._parallelism or context.defaultParallelism,
                     max_parallelism=self._max_parallelism,
                     retained=self._retained,
-                    commit_sinks=_commit_all,
+                    commit_sinks=self._commit_all,
                     allow_unclaimed_state=self._allow_unclaimed_state,
                     max_evaluations=self._max_evaluations,
                 )
@@ -498,7 +498,7 @@ class Job:
                     transactions = evaluation.run(data, pipeline, schema)
                 # Reports that are missing or repeated discard what was staged, too.
                 epoch.collect()
-                return transactions
+                return [relocatable(found, self._folder) for found in transactions]
             except BaseException:
                 outputs.discard(epoch.number, epoch.evaluation_id)
                 raise
@@ -527,7 +527,12 @@ class Job:
         self._progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
         return self._progress
 
+    def _commit_all(self, manifest: Manifest) -> None:
+        for transaction in manifest.sinks:
+            commit(transaction, self._folder)
 
-def _commit_all(manifest: Manifest) -> None:
-    for transaction in manifest.sinks:
-        commit(transaction)
+    @property
+    def _folder(self) -> str | None:
+        """The checkpoint's folder, if it is one."""
+        results = self._storage.local_path(_RESULTS)
+        return None if results is None else os.path.dirname(results)

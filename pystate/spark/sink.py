@@ -26,7 +26,7 @@ from pystate.spark.environment import local_uri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ParquetSink", "Sink", "Transaction", "commit", "sync_folder"]
+__all__ = ["ParquetSink", "Sink", "Transaction", "commit", "relocatable", "sync_folder"]
 
 #: What a manifest keeps of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
@@ -207,8 +207,32 @@ class ParquetSink:
         return os.path.join(self.path, _STAGING, f"{epoch}-{evaluation_id}")
 
 
-def commit(transaction: Mapping[str, Any]) -> None:
+def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
+    """Name a folder inside the checkpoint by its place there, so that both can be moved.
+
+    Parameters
+    ----------
+    checkpoint : str or None
+        The checkpoint's folder, if it is one.
+    """
+    path = transaction.get("path")
+    if checkpoint is None or path is None:
+        return transaction
+    inside = os.path.relpath(path, checkpoint)
+    if inside.split(os.sep)[0] == os.pardir:
+        return transaction
+    return {**transaction, "path": inside}
+
+
+def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> None:
     """Make a transaction's rows visible; committing again changes nothing.
+
+    Parameters
+    ----------
+    transaction : mapping
+        As a manifest has it.
+    checkpoint : str, optional
+        The checkpoint's folder, for a path that `relocatable` made.
 
     Raises
     ------
@@ -222,11 +246,10 @@ def commit(transaction: Mapping[str, Any]) -> None:
             f"the manifest names a sink transaction of kind {kind!r}, which this version of "
             "pystate does not know"
         )
-    _commit_parquet(transaction)
+    _commit_parquet(transaction, os.path.join(checkpoint or "", str(transaction["path"])))
 
 
-def _commit_parquet(transaction: Mapping[str, Any]) -> None:
-    root = str(transaction["path"])
+def _commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.sink import ParquetSink, commit
+from pystate.spark.sink import ParquetSink, commit, relocatable
 
 
 def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, Any]:
@@ -73,6 +73,28 @@ def test_commit_of_nothing_or_onto_something_is_loud(tmp_path: Path) -> None:
     (tmp_path / "epoch=3").rmdir()
     with pytest.raises(CheckpointError, match=r"output is lost.*backup"):
         commit(transaction)
+
+
+def test_folder_in_the_checkpoint_moves_with_it(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    transaction = relocatable(staged(before / "results"), str(before))
+    assert transaction["path"] == "results" and str(tmp_path) not in str(transaction)
+    before.rename(after)
+    for _ in range(2):
+        commit(transaction, str(after))
+        assert (after / "results" / "epoch=3" / "part-0.parquet").exists()
+    assert not before.exists()
+
+
+@pytest.mark.parametrize("checkpoint", ["before/results/ck", "bef", None])
+def test_folder_outside_the_checkpoint_stays_where_it_is(
+    tmp_path: Path, checkpoint: str | None
+) -> None:
+    folder = None if checkpoint is None else str(tmp_path / checkpoint)
+    transaction = relocatable(staged(tmp_path / "before" / "results"), folder)
+    assert transaction["path"] == str(tmp_path / "before" / "results")
+    commit(transaction, folder)
+    assert (tmp_path / "before" / "results" / "epoch=3").exists()
 
 
 def test_unknown_kind(tmp_path: Path) -> None:
