@@ -15,7 +15,8 @@ and the coordinator decides whether they make an epoch. How epochs follow each o
 * A run (`run_key`) may come between two batches. While a query runs in another process the run's
   driver takes the checkpoint over, and the query stops with `FencedError` before it publishes.
 * At most one manifest has sink transactions that are not known to be committed: the newest. They
-  are committed again, which is idempotent, before anything else happens.
+  are committed again, which is idempotent, before anything else happens. Once they are,
+  ``manifests/committed`` says so, and what has become of the output since is its readers' affair.
 
 Thread safety: any thread may open an epoch; while one is open, others wait.
 """
@@ -366,7 +367,7 @@ class Coordinator:
     def _settle(self, manifest: Manifest) -> None:
         if self._settled == manifest.epoch:
             return
-        if manifest.sinks:
+        if manifest.sinks and not self._history.is_committed(manifest):
             if self._commit_sinks is None:
                 raise CheckpointError(
                     f"{manifest.path} holds {len(manifest.sinks)} sink transactions, and the job "
@@ -374,6 +375,7 @@ class Coordinator:
                     "output is lost"
                 )
             self._commit_sinks(manifest)
+            self._history.note_committed(manifest)
         self._settled = manifest.epoch
 
     # ---- publishing ------------------------------------------------------------------------

@@ -37,6 +37,7 @@ __all__ = ["History", "read_head", "retained_epochs"]
 
 _LOG = logging.getLogger("pystate.history")
 _LATEST = f"{MANIFESTS}/latest"
+_COMMITTED = f"{MANIFESTS}/committed"
 _UNKNOWN_RUNS = "runs/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
@@ -123,6 +124,24 @@ class History:
         # Without it only the detection of a lost manifest is weaker.
         with suppress(CheckpointError, OSError):
             self._storage.replace(_LATEST, content, durable=False)
+
+    def note_committed(self, manifest: Manifest) -> None:
+        """Note that an epoch's sink transactions are committed."""
+        content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
+        data = encode_document("committed", 1, content)
+        # Not synced: where a power failure takes it back they are only committed once more.
+        with suppress(CheckpointError, OSError):
+            self._storage.replace(_COMMITTED, data, durable=False)
+
+    def is_committed(self, manifest: Manifest) -> bool:
+        """Whether an epoch's sink transactions are known to be committed."""
+        try:
+            data = self._storage.read_bytes(_COMMITTED)
+            fields = decode_document("committed", 1, data, _COMMITTED)
+            found = fields.integer("epoch"), fields.text("evaluation_id")
+        except (FileNotFoundError, CheckpointError):
+            return False
+        return found == (manifest.epoch, manifest.evaluation_id)
 
     def find_batch(self, query_id: str, batch_id: int) -> Manifest | None:
         """Find the retained epoch of a batch."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pystate.coordinator import AlreadyDone, Coordinator
+from pystate.document import encode_document
 from pystate.epoch import Epoch, RangeReport
 from pystate.errors import (
     CheckpointError,
@@ -81,8 +82,45 @@ def test_published_batch_is_not_computed_again(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
         result = coordinator.run(lambda epoch: pytest.fail("evaluated"), **batch(0))
         assert result.already_done and result.epoch == 1
-    # A new driver cannot know whether the old one got that far: it commits again.
-    assert work.committed == [1]
+    assert work.committed == []
+
+
+@pytest.mark.parametrize("mark", ["none", "torn", "of another evaluation"])
+def test_driver_that_may_have_died_before_its_commit(work: FakeWork, mark: str) -> None:
+    """A new one cannot know whether the old one got that far: it commits again."""
+    with work.coordinator() as coordinator:
+        coordinator.run(work.evaluate("b0"), **batch(0))
+    if mark == "none":
+        work.storage.delete("manifests/committed")
+    else:
+        fields = {"epoch": 1, "evaluation_id": "0" * 32}
+        data = encode_document("committed", 1, fields) if mark != "torn" else b""
+        work.storage.replace("manifests/committed", data)
+    work.committed.clear()
+    for _ in range(2):
+        with work.coordinator() as coordinator:
+            assert coordinator.run(work.evaluate(), **batch(0)).already_done
+        assert work.committed == [1]
+
+
+def test_output_may_go_once_it_is_committed(work: FakeWork) -> None:
+    def lost(manifest: Any) -> None:
+        raise CheckpointError("output is lost")
+
+    with work.coordinator() as coordinator:
+        coordinator.run(work.evaluate("b0"), **batch(0))
+    with (
+        work.coordinator(commit_sinks=lost) as coordinator,
+        pytest.raises(CheckpointError, match="output is lost"),
+    ):
+        coordinator.run(work.evaluate("b1"), **batch(1))
+    with (
+        work.coordinator(commit_sinks=lost) as coordinator,
+        pytest.raises(CheckpointError, match="output is lost"),
+    ):
+        coordinator.run(work.evaluate("b2"), **batch(2))
+    # The first epoch's is no obstacle, that of the second is not known to be there.
+    assert retained_epochs(work.storage) == (1, 2)
 
 
 def test_same_batch_with_other_offsets(work: FakeWork) -> None:
@@ -658,13 +696,18 @@ def test_failed_commit_is_repeated_before_anything_else(work: FakeWork) -> None:
 
 
 def test_transactions_without_a_sink(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
+    with (
+        work.coordinator(commit_sinks=None) as coordinator,
+        pytest.raises(CheckpointError, match="no sink to commit them"),
+    ):
         coordinator.run(work.evaluate(), **batch(0))
     with (
         work.coordinator(commit_sinks=None) as coordinator,
         pytest.raises(CheckpointError, match="no sink to commit them"),
     ):
         coordinator.open_epoch(**batch(1))
+    with work.coordinator() as coordinator:
+        coordinator.run(work.evaluate(), **batch(1))
 
 
 def test_transactions_that_are_not_json(work: FakeWork) -> None:
@@ -854,14 +897,14 @@ def test_driver_held_up_until_its_epoch_is_retired(
         epoch.report(report)
     for number in range(1, 5):
         second.run(work.evaluate(f"b{number}"), **batch(number))
-    assert not work.storage.exists(epoch.base.path) and work.committed == [1, 1, 2, 3, 4, 5]  # type: ignore[union-attr]
+    assert not work.storage.exists(epoch.base.path) and work.committed == [1, 2, 3, 4, 5]  # type: ignore[union-attr]
     monkeypatch.setattr(first._ownership, "check", lambda: None)
     if dies:
         monkeypatch.setattr(first._history, "check_published", lambda manifest: 1 // 0)
     with pytest.raises(ZeroDivisionError if dies else FencedError):
         epoch.complete(("out",))
     assert work.storage.exists(manifest_path(2)) == dies
-    assert work.committed == [1, 1, 2, 3, 4, 5]
+    assert work.committed == [1, 2, 3, 4, 5]
     assert read_head(work.storage) == second.head
     second.run(work.evaluate("b5"), **batch(5))
     assert second.head is not None and work.text(second.head) == [f"b{n}" for n in range(6)]
