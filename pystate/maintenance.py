@@ -198,14 +198,13 @@ class BaseMerges:
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         """Put the bases that are ready in the place of the files they were made from."""
         with self._lock:
-            ready = dict(self._ready)
-            self._offered.update(base.path for base in ready.values())
-        return tuple(
-            replace(op, ranges=tuple(self._rebased(op.uid, state, ready) for state in op.ranges))
-            if any(key[0] == op.uid for key in ready)
-            else op
-            for op in operators
-        )
+            uids = {key[0] for key in self._ready}
+            return tuple(
+                replace(op, ranges=tuple(self._rebased(op.uid, state) for state in op.ranges))
+                if op.uid in uids
+                else op
+                for op in operators
+            )
 
     def published(self, manifest: Manifest) -> None:
         """Forget the merges that are ready: adopted by this manifest, or of no use any more."""
@@ -218,13 +217,18 @@ class BaseMerges:
                         continue
                     _LOG.info("the merged base %s came too late", merge.output)
                     late.append(merge.output)
+                else:
+                    self._offered.discard(merge.output)
                 del self._ready[key], self._merges[key]
         if late:
             self._maintenance.submit(partial(self._discard, late))
 
     def give_up(self) -> None:
         """No manifest will follow: end what is under way, and plan nothing any more."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+            for merge in self._merges.values():
+                merge.ended.set()
 
     def discard_unused(self) -> None:
         """Remove what was merged for nothing; call it when the maintenance thread has ended."""
@@ -236,20 +240,22 @@ class BaseMerges:
     def _discard(self, outputs: list[str]) -> None:
         # One that was offered may stand in a manifest whose publishing went wrong half way.
         delete_files(self._storage, [path for path in outputs if path not in self._offered])
+        self._offered.difference_update(outputs)
 
     def live(self) -> frozenset[str]:
         """Return the files that a later manifest may still name."""
         with self._lock:
             return frozenset(merge.output for merge in self._merges.values())
 
-    def _rebased(self, uid: str, state: RangeState, ready: dict[_Key, FileRef]) -> RangeState:
+    def _rebased(self, uid: str, state: RangeState) -> RangeState:
         key = _key(uid, state)
-        base = ready.get(key)
+        base = self._ready.get(key)
         if base is None:
             return state
         sources = self._merges[key].sources
         if state.files[: len(sources)] != sources:
             return state
+        self._offered.add(base.path)
         return replace(state, base=base, deltas=state.files[len(sources) :])
 
     def _merge(self, key: _Key) -> None:

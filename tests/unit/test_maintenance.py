@@ -232,7 +232,8 @@ def test_failed_merge_is_not_tried_at_every_epoch(
 @pytest.mark.usefixtures("merging")
 def test_merge_that_comes_too_late_is_dropped(work: FakeWork) -> None:
     """The chain changed under it: another parallelism."""
-    with work.coordinator(merge_policy=EAGER, parallelism=1, orphan_grace_ms=0) as coordinator:
+    options = {"merge_policy": EAGER, "parallelism": 1, "orphan_grace_ms": 10**9}
+    with work.coordinator(**options) as coordinator:
         run(coordinator, work, "a", "b", "c")
         coordinator.maintain()
         coordinator.parallelism = 2
