@@ -90,7 +90,8 @@ class Coordinator:
         Commits the transactions of a manifest's `sinks`. It is called again for a manifest whose
         transactions may have been committed before, and must then do nothing.
     allow_unclaimed_state : bool
-        Let a pipeline leave out operators or states that the checkpoint holds.
+        Let a pipeline leave out operators, which are carried along, and states or timers of an
+        operator, which are dropped for good.
     orphan_grace_ms : int
         Age below which no unnamed file is removed.
     max_evaluations : int

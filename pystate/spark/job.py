@@ -70,7 +70,8 @@ class Job:
     retained : int
         Number of epochs whose manifests are kept.
     allow_unclaimed_state : bool
-        Let pipelines leave out operators and states that the checkpoint holds.
+        Let pipelines leave out operators that the checkpoint holds, which are carried along, and
+        states or timers of an operator, which are dropped for good.
     memory_limit_bytes : int
         Bound of each table; 0 for three quarters of what the machine or its control group allows.
     shared_tables : bool
