@@ -140,8 +140,8 @@ static int is_element(const merge *m, const pst_record *r) {
     return m->has_element && !(r->key_nulls >> (m->schema->n_keys - 1) & 1);
 }
 
-/* The bit of the time of what a source puts into a column, where it has none: from when the state had
- * no time to live. The time of an older value is not that of this one. */
+/* The bit of the time of what a source says of a column, where it has none: from when the state had no
+ * time to live. The time of an older value is not that of this one, and none of what is cleared. */
 static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
     const pst_column *c = &m->schema->states[column];
     if (column + 1 == m->schema->n_states || c[1].kind != PST_TIME ||
@@ -166,14 +166,12 @@ static void fold_put(merge *m, const source *s, pst_record *to) {
         uint64_t bit = UINT64_C(1) << column;
         if (m->elements & to->changed & ~to->present & bit && !is_element(m, from))
             continue; /* a list that is void and then begins later is void all the same */
-        to->changed |= bit;
+        uint64_t unknown = unknown_time(m, s, column);
+        to->changed |= bit | unknown;
+        to->present &= ~(bit | unknown);
         if ((from->present >> i) & 1) {
-            uint64_t unknown = unknown_time(m, s, column);
-            to->present = (to->present | bit) & ~unknown;
-            to->changed |= unknown;
+            to->present |= bit;
             to->cells[column] = from->cells[i];
-        } else {
-            to->present &= ~bit;
         }
     }
 }

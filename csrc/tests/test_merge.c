@@ -555,6 +555,40 @@ static void test_time_to_live_off_and_on(void) {
         file_free(&files[i]);
 }
 
+/* A value that is cleared while its state has no time to live leaves no time of an older one's. */
+static void test_time_goes_with_its_value(void) {
+    static const int32_t all[] = {0, 1, 2}, fewer[] = {0, 2};
+    pst_column timed[] = {value_states[0], value_states[1], {.name = "n", .type = PST_INT64}};
+    pst_column untimed[] = {timed[0], timed[2]};
+    pst_schema schemas[] = {{.n_keys = 1, .n_states = 3, .keys = &value_key, .states = timed},
+                            {.n_keys = 1, .n_states = 2, .keys = &value_key, .states = untimed}};
+    pst_record rows[] = {one_row(schemas, 5, 64), one_row(schemas, 5, 64)};
+    rows[0].changed = rows[0].present = 7;
+    rows[1].present = 0;
+    for (pst_file_kind kind = PST_DELTA; kind <= PST_BASE; kind++) {
+        source_set *x = set_new();
+        memory_file out = {.calls_left = -1};
+        pst_io io = file_io(&out, 0);
+        pst_record merged;
+        for (int i = 0; i < 2; i++, x->n++) {
+            pst_file_info info = info_of(PST_DELTA, &WHOLE, (uint8_t)(i + 1));
+            x->io[i] = file_io(&x->files[i], 0);
+            REQUIRE(write_rows(&schemas[i], &info, &x->io[i], &rows[i], 1) == PST_OK);
+            x->readers[i] = value_reader(&x->files[i], &x->io[i]);
+            x->mapping[i] = i ? fewer : all;
+        }
+        pst_file_info info = info_of(kind, &WHOLE, 3);
+        CHECK_EQ(merge_into(schemas, &info, x, 1, &io), PST_OK);
+        pst_sst_reader *r = value_reader(&out, &io);
+        CHECK_EQ(pst_sst_reader_next(r, &merged), PST_OK);
+        CHECK_EQ(merged.changed, kind == PST_BASE ? 4 : 7);
+        CHECK_EQ(merged.present, 4);
+        pst_sst_reader_close(r);
+        file_free(&out);
+        set_free(x);
+    }
+}
+
 int main(void) {
     for (uint64_t seed = 1; seed <= 120; seed++)
         test_against_map(seed);
@@ -563,5 +597,6 @@ int main(void) {
     test_refusals();
     test_failures();
     test_time_to_live_off_and_on();
+    test_time_goes_with_its_value();
     return check_report();
 }
