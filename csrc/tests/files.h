@@ -376,6 +376,26 @@ static inline pst_status write_rows(const pst_schema *s, pst_file_info *info, co
     return status;
 }
 
+/* The reader keeps what it needs of the I/O. */
+static inline pst_status file_open(memory_file *f, pst_sst_reader **r) {
+    pst_io io = file_io(f, 1);
+    return pst_sst_reader_open(&io, f->size, r, NULL);
+}
+
+/* Merges open files into one; `info` becomes what the writer says of it. */
+static inline pst_status file_merge(const pst_schema *s, pst_file_info *info,
+                                    pst_sst_reader *const *readers, const int32_t *const *columns,
+                                    int32_t n, const pst_io *io) {
+    pst_sst_writer *w = NULL;
+    pst_status status = pst_sst_writer_create(s, info, io, &w);
+    if (!status)
+        status = pst_merge(readers, columns, n, w);
+    if (!status)
+        status = pst_sst_writer_finish(w, info);
+    pst_sst_writer_destroy(w);
+    return status;
+}
+
 /* Opens the file and reads all of it; counts rows equal to `rows`. PST_OK at the end. */
 static inline pst_status read_rows(const pst_schema *s, const pst_io *io, size_t size,
                                    const pst_record *rows, size_t n, size_t *equal) {

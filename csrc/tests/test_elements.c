@@ -12,18 +12,9 @@ enum { FILES = 6 };
 static memory_file written[FILES];
 static int n_written;
 
-static pst_sst_reader *open_file(memory_file *f) {
-    static pst_io io[2 * FILES];
-    static int next;
-    pst_sst_reader *r = NULL;
-    pst_io *own = &io[next++ % (2 * FILES)];
-    *own = file_io(f, 1);
-    REQUIRE(pst_sst_reader_open(own, f->size, &r, NULL) == PST_OK);
-    return r;
-}
-
 static void load(pst_table *t, memory_file *f, int32_t first, int32_t last) {
-    pst_sst_reader *r = open_file(f);
+    pst_sst_reader *r = NULL;
+    REQUIRE(file_open(f, &r) == PST_OK);
     REQUIRE(pst_sst_reader_seek(r, first, last) == PST_OK);
     CHECK_EQ(pst_table_load(t, r, NULL, pst_sst_reader_schema(r)->n_states, NULL), PST_OK);
     pst_sst_reader_close(r);
@@ -40,17 +31,13 @@ static void write_sealed(pst_sealed *sealed, memory_file *f) {
 static void merge_files(const pst_schema *schema, pst_file_kind kind, int first) {
     pst_sst_reader *readers[FILES];
     pst_schema *own = NULL;
-    pst_sst_writer *w = NULL;
     memory_file out = {.calls_left = -1};
     pst_file_info info = {.kind = kind, .max_parallelism = 4, .last_key_group = 3};
     pst_io io = file_io(&out, 1);
     REQUIRE(pst_file_schema_create(schema, &own) == PST_OK);
-    REQUIRE(pst_sst_writer_create(own, &info, &io, &w) == PST_OK);
     for (int i = first; i < n_written; i++)
-        readers[i - first] = open_file(&written[i]);
-    CHECK_EQ(pst_merge(readers, NULL, n_written - first, w), PST_OK);
-    CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
-    pst_sst_writer_destroy(w);
+        REQUIRE(file_open(&written[i], &readers[i - first]) == PST_OK);
+    CHECK_EQ(file_merge(own, &info, readers, NULL, n_written - first, &io), PST_OK);
     for (int i = first; i < n_written; i++) {
         pst_sst_reader_close(readers[i - first]);
         file_free(&written[i]);

@@ -124,14 +124,7 @@ static source_set *set_new(void) {
 
 static pst_status merge_into(const pst_schema *s, pst_file_info *info, const source_set *x,
                              int mapped, const pst_io *io) {
-    pst_sst_writer *w = NULL;
-    pst_status status = pst_sst_writer_create(s, info, io, &w);
-    if (!status)
-        status = pst_merge(x->readers, mapped ? x->mapping : NULL, x->n, w);
-    if (!status)
-        status = pst_sst_writer_finish(w, info);
-    pst_sst_writer_destroy(w);
-    return status;
+    return file_merge(s, info, x->readers, mapped ? x->mapping : NULL, x->n, io);
 }
 
 /* Applies what a file says; checks that a base says nothing needless. */
@@ -506,13 +499,6 @@ static memory_file value_file(const pst_schema *schema, int64_t now_ms, uint64_t
     return f;
 }
 
-static pst_sst_reader *value_reader(memory_file *f, pst_io *io) {
-    pst_sst_reader *r = NULL;
-    *io = file_io(f, 1);
-    REQUIRE(pst_sst_reader_open(io, f->size, &r, NULL) == PST_OK);
-    return r;
-}
-
 /* With a time to live, without, with: the value of the second is not as old as that of the first. */
 static void test_time_to_live_off_and_on(void) {
     static const int32_t both[] = {0, 1}, alone[] = {0};
@@ -523,22 +509,18 @@ static void test_time_to_live_off_and_on(void) {
         /* A base comes first. */
         for (pst_file_kind kind = PST_DELTA; kind <= (first ? PST_DELTA : PST_BASE); kind++) {
             pst_table *t = value_table(&with_time, 10000);
-            pst_sst_reader *readers[3];
-            pst_io io[4];
+            pst_sst_reader *readers[3], *merged = NULL;
             memory_file out = {.calls_left = -1};
-            pst_io to = file_io(&out, 1);
-            pst_sst_writer *w = NULL;
+            pst_io io = file_io(&out, 1);
             pst_file_info info = {.kind = kind, .max_parallelism = 4, .last_key_group = 3};
             for (int i = 0; i < 3; i++)
-                readers[i] = value_reader(&files[i], &io[i]);
+                REQUIRE(file_open(&files[i], &readers[i]) == PST_OK);
             /* What comes before the merged ones is loaded by itself. */
             for (int i = 0; i < first; i++)
                 REQUIRE(pst_table_load(t, readers[i], maps[i], i == 1 ? 1 : 2, NULL) == PST_OK);
-            REQUIRE(pst_sst_writer_create(&with_time, &info, &to, &w) == PST_OK);
-            CHECK_EQ(pst_merge(readers + first, maps + first, 3 - first, w), PST_OK);
-            CHECK_EQ(pst_sst_writer_finish(w, &info), PST_OK);
-            pst_sst_writer_destroy(w);
-            pst_sst_reader *merged = value_reader(&out, &io[3]);
+            CHECK_EQ(file_merge(&with_time, &info, readers + first, maps + first, 3 - first, &io),
+                     PST_OK);
+            REQUIRE(file_open(&out, &merged) == PST_OK);
             CHECK_EQ(pst_table_load(t, merged, both, 2, NULL), PST_OK);
             pst_cell key = {{7, 0}, {NULL, 0}}, v;
             REQUIRE(pst_key_set(t, &key, 0) == PST_OK);
@@ -569,17 +551,18 @@ static void test_time_goes_with_its_value(void) {
         source_set *x = set_new();
         memory_file out = {.calls_left = -1};
         pst_io io = file_io(&out, 0);
+        pst_sst_reader *r = NULL;
         pst_record merged;
         for (int i = 0; i < 2; i++, x->n++) {
             pst_file_info info = info_of(PST_DELTA, &WHOLE, (uint8_t)(i + 1));
             x->io[i] = file_io(&x->files[i], 0);
             REQUIRE(write_rows(&schemas[i], &info, &x->io[i], &rows[i], 1) == PST_OK);
-            x->readers[i] = value_reader(&x->files[i], &x->io[i]);
+            REQUIRE(file_open(&x->files[i], &x->readers[i]) == PST_OK);
             x->mapping[i] = i ? fewer : all;
         }
         pst_file_info info = info_of(kind, &WHOLE, 3);
         CHECK_EQ(merge_into(schemas, &info, x, 1, &io), PST_OK);
-        pst_sst_reader *r = value_reader(&out, &io);
+        REQUIRE(file_open(&out, &r) == PST_OK);
         CHECK_EQ(pst_sst_reader_next(r, &merged), PST_OK);
         CHECK_EQ(merged.changed, kind == PST_BASE ? 4 : 7);
         CHECK_EQ(merged.present, 4);
