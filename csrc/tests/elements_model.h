@@ -218,7 +218,7 @@ static inline int em_compare_map(const elements_model *m, pst_table *t, pst_elem
 /* All timers of a domain, in order per key. */
 static inline int em_compare_timers(const elements_model *m, const em_state *want, pst_table *t,
                                     int domain, int only_groups_from, int only_groups_to) {
-    static int64_t times[EM_KEYS * EM_TIMERS + 1];
+    int64_t times[EM_KEYS * EM_TIMERS + 1];
     uint8_t found[EM_KEYS][EM_TIMERS] = {{0}};
     int64_t last[EM_KEYS];
     pst_batch *b = NULL;
@@ -227,8 +227,8 @@ static inline int em_compare_timers(const elements_model *m, const em_state *wan
     for (int k = 0; k < EM_KEYS; k++)
         last[k] = INT64_MIN;
     if (!s) {
-        static int64_t keys[EM_KEYS * EM_TIMERS + 1];
-        static uint8_t valid[EM_KEYS * EM_TIMERS + 1];
+        int64_t keys[EM_KEYS * EM_TIMERS + 1];
+        uint8_t valid[EM_KEYS * EM_TIMERS + 1];
         int32_t column = m->schema.n_keys - 1;
         REQUIRE(pst_batch_get_key(b, column, keys, valid) == PST_OK);
         for (int64_t i = 0; i < pst_batch_length(b); i++) {
@@ -447,7 +447,7 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
     enum { MOST = 40 };
     int64_t keys[MOST], values[MOST], spaces[MOST];
     int32_t offsets[MOST + 1] = {0};
-    static uint8_t text[MOST * 200];
+    uint8_t text[MOST * 200];
     int64_t n = 1 + (int64_t)(check_random(random) % MOST);
     uint64_t what = check_random(random) % 4;
     for (int64_t i = 0; i < n; i++) {
@@ -520,7 +520,7 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
 
 /* Fires what is due at a random time. */
 static inline void em_fire(elements_model *m, pst_table *t, uint64_t *random) {
-    static int64_t times[7];
+    int64_t times[7];
     int domain = (int)(check_random(random) % 2);
     int64_t until = (int64_t)(check_random(random) % (100 * EM_TIMERS));
     for (;;) {

@@ -188,9 +188,9 @@ static inline void model_one_key(pst_table *t, model *m, uint64_t *random) {
 /* A batch over column 0 (INT64) of keys that may repeat; `what`: 0 add, 1 min, 2 put, 3 delete. */
 static inline void model_many(pst_table *t, model *m, uint64_t *random, int n, int what) {
     enum { MOST = 400 };
-    static int64_t words[MOST], values[MOST];
-    static int32_t offsets[MOST + 1], which[MOST];
-    static uint8_t text[MOST * 120];
+    int64_t words[MOST], values[MOST];
+    int32_t offsets[MOST + 1], which[MOST];
+    uint8_t text[MOST * 120];
     uint8_t validity[(MOST + 7) / 8];
     offsets[0] = 0;
     for (int i = 0; i < n; i++) {
