@@ -91,6 +91,8 @@ static inline void world_key_columns(world *w) {
         uint8_t types[WORLD_KEY_COLUMNS];
     } forms[] = {
         {1, 0, {PST_INT64}},
+        {1, 0, {PST_DATE32}},
+        {1, 0, {PST_FLOAT64}},
         {1, 0, {PST_STRING}},
         {1, 0, {PST_DECIMAL}},
         {2, 0, {PST_INT32, PST_STRING}},
@@ -412,7 +414,7 @@ static inline void world_step_value(world *w, pst_table *t, int32_t column) {
 }
 
 static inline void world_step_list(world *w, pst_table *t, int32_t column) {
-    uint64_t many = w->columns[column].type >= PST_STRING ? 60 : 2000;
+    uint64_t many = w->columns[column].type >= PST_STRING ? 60 : 1000;
     uint64_t what = world_below(w, 20);
     if (what < 12) {
         world_add_items(w, t, column, 1 + world_below(w, 4), 0);
