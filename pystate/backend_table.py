@@ -269,8 +269,7 @@ class BackendTable:
 
         Key batches stay valid. Objects that were read are dropped, as a seal does.
         """
-        for handle in self._states.objects:
-            handle.discard()
+        self._discard()
 
     def __len__(self) -> int:
         """Number of keys, counted once for each namespace."""
