@@ -15,6 +15,7 @@
 #ifndef PST_SEALED_H
 #define PST_SEALED_H
 
+#include "collections.h"
 #include "key.h"
 #include "schema.h"
 #include "table.h"
@@ -72,7 +73,21 @@ pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
 /* Brings in what comparing the lists and maps of a touched row begins with: row and undo record are
  * in cache. */
-void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record);
+PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
+    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        const pst_field *f = &t->lay.fields[i];
+        const uint64_t *now = row + f->offset / 8;
+        if (f->kind == PST_LIST) {
+            pst_list_prefetch_first(t->heap, now);
+            pst_list_prefetch_last(t->heap, now);
+            pst_list_prefetch(t->heap, now);
+        } else if (f->kind == PST_MAP) {
+            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
+            pst_tree_prefetch(t->heap, now);
+        }
+    }
+}
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 

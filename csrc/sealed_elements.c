@@ -292,22 +292,6 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
     return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
 }
 
-void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
-    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
-    for (int32_t i = 0; i < t->lay.n_states; i++) {
-        const pst_field *f = &t->lay.fields[i];
-        const uint64_t *now = row + f->offset / 8;
-        if (f->kind == PST_LIST) {
-            pst_list_prefetch_first(t->heap, now);
-            pst_list_prefetch_last(t->heap, now);
-            pst_list_prefetch(t->heap, now);
-        } else if (f->kind == PST_MAP) {
-            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
-            pst_tree_prefetch(t->heap, now);
-        }
-    }
-}
-
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before, const uint64_t *image) {
     uint64_t after = pst_presence(&t->lay, row), values = 0, elements = 0;

@@ -5,6 +5,7 @@
 #include "mem.h"
 #include "schema.h"
 #include "sealed.h"
+#include "store.h"
 
 enum { AHEAD = 32 };
 
@@ -105,7 +106,7 @@ static item *radix_sort(item *a, item *b, size_t n) {
 
 /* Called for each i in turn: brings in the entry of an item further on, and the key of a nearer one,
  * whose entry is in cache by then. */
-static void bring(const pst_sealed *s, const item *items, size_t i, size_t n) {
+PST_PREFETCH void bring(const pst_sealed *s, const item *items, size_t i, size_t n) {
     if (i + AHEAD < n)
         __builtin_prefetch(entry_of(s, &items[i + AHEAD]));
     if (s->key_kind == PST_KEY_BYTES && i + AHEAD / 2 < n)
