@@ -1,5 +1,7 @@
 /* sst_block.h: data blocks, from records to raw bytes and back. FORMAT.md describes every byte.
  *
+ * sst_build.c builds blocks, sst_block.c reads them, and sst_shape.h says for both how columns lie.
+ *
  * A raw block holds up to PST_SST_BLOCK_ROWS rows as columns in Arrow's layout. What a row carries
  * (put or delete, and which state columns) is its kind; a block lists its kinds once and, where it
  * has several, an index byte per row. A state column holds values for the rows that carry it only,

@@ -139,7 +139,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"accumulators", "memory, coding, hash", "public"},
     ),
     "sst": (
-        {"sst_block", "sst_format", "sst_reader", "sst_writer"},
+        {"sst_block", "sst_build", "sst_format", "sst_reader", "sst_shape", "sst_writer"},
         {"memory, coding, hash", "public"},
     ),
     "merge": ({"load", "merge"}, {"memory, coding, hash", "public", "sst", "table"}),
