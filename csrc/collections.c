@@ -4,7 +4,6 @@
 #include "mem.h"
 #include "schema.h"
 #include "ttl.h"
-#include "xxh64.h"
 
 static uint8_t value_words(const pst_column *c) {
     if (c->type == PST_FIXED)
@@ -15,10 +14,6 @@ static uint8_t value_words(const pst_column *c) {
 
 static int has_bytes(uint8_t type) {
     return type != PST_FIXED && !pst_type_width((pst_type)type);
-}
-
-uint32_t pst_collection_id(const char *name) {
-    return (uint32_t)pst_xxh64(name, strlen(name), 0);
 }
 
 pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections) {

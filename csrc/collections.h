@@ -16,6 +16,7 @@
 #ifndef PST_COLLECTIONS_H
 #define PST_COLLECTIONS_H
 
+#include "element.h"
 #include "list.h"
 #include "tree.h"
 #include "ttl.h"
@@ -30,9 +31,6 @@ typedef struct pst_collection {
 } pst_collection;
 
 pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);
-uint32_t pst_collection_id(const char *name);
-/* The id of timers. */
-#define PST_TIMERS_ID 0u
 /* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
  * is none. */
 int32_t pst_collections_clash(const pst_schema *schema);

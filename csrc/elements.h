@@ -9,29 +9,34 @@
  *
  * Invariants
  *  N1. Applying a record twice changes nothing the second time.
- *  N2. A record of a state that the table does not have is skipped.
+ *  N2. A record of a state that the table does not have is skipped, and a delete of what the state
+ *      cannot have changes nothing.
+ *  N3. Of a record's cells an element takes those of its state's column and of that column's time,
+ *      whatever else the record carries.
  */
 #ifndef PST_ELEMENTS_H
 #define PST_ELEMENTS_H
 
 #include "collections.h"
+#include "element.h"
 #include "key.h"
 
-enum { PST_ELEMENT_HEAD = 13, PST_RUN_BYTES = 32 * 1024 };
+enum { PST_RUN_BYTES = 32 * 1024 };
 
-static inline void pst_put_big(uint8_t *p, uint64_t v, int bytes) {
-    for (int i = bytes; i-- > 0; v >>= 8)
-        p[i] = (uint8_t)v;
-}
+/* Of a file's lists, maps and timers those that are not taken from it. An element names its state by
+ * the id alone, which the taker may have for another state of the name. */
+typedef struct pst_dropped {
+    uint32_t ids[PST_MAX_STATES];
+    int32_t n;
+} pst_dropped;
 
-static inline uint64_t pst_get_big(const uint8_t *p, int bytes) {
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++)
-        v = v << 8 | p[i];
-    return v;
-}
+/* `columns` and their number as in pst_table_load. */
+void pst_dropped_note(pst_dropped *d, const pst_schema *from, const int32_t *columns, int32_t n);
+int pst_dropped_has(const pst_dropped *d, pst_bytes element);
 
-/* Applies a record whose element is not null to the key's row. Room for a touch was reserved. */
-pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r);
+/* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply. Room
+ * for a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
+pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
+                             const int32_t *columns, int32_t n_columns);
 
 #endif

@@ -15,7 +15,8 @@
  *  3. A row's record comes before those of its elements, and a source without the element column has
  *     rows only. What a source's row record voids (the whole row, or a list or map) hides the
  *     elements of older sources, never its own. Timers are not the row's: each has records of its own
- *     until it is gone.
+ *     until it is gone. Of a state that is dropped from a source its elements do not count: under the
+ *     name there may be another state now.
  *  4. What a key was before the oldest record counts only where no tombstone hides it. A put
  *     after a tombstone is written with every column: those it does not carry are null. A key
  *     left without any value is written as a tombstone, which means the same. */
@@ -25,6 +26,7 @@ typedef struct source {
     const int32_t *columns; /* NULL: the identity */
     uint64_t taken;         /* a bit per state column of the writer's that it has */
     pst_record *record;
+    pst_dropped dropped;
 } source;
 
 /* What the records of a row say of its elements. */
@@ -54,12 +56,6 @@ typedef struct merge {
     pst_key_buffer scratch;
 } merge;
 
-static int same_type(const pst_column *a, const pst_column *b) {
-    return a->type == b->type && a->kind == b->kind && a->width == b->width &&
-           a->map_key == b->map_key &&
-           (a->type != PST_DECIMAL || (a->precision == b->precision && a->scale == b->scale));
-}
-
 static pst_status check_source(const merge *m, source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
@@ -68,7 +64,7 @@ static pst_status check_source(const merge *m, source *s) {
         pst_sst_reader_info(s->reader)->max_parallelism != m->info->max_parallelism)
         return PST_SCHEMA;
     for (int32_t i = 0; i < from->n_keys; i++)
-        if (!same_type(&from->keys[i], &m->schema->keys[i]))
+        if (!pst_column_same_type(&from->keys[i], &m->schema->keys[i]))
             return PST_SCHEMA;
     if (!s->columns && from->n_states != m->schema->n_states)
         return PST_SCHEMA;
@@ -80,12 +76,15 @@ static pst_status check_source(const merge *m, source *s) {
         if (to >= m->schema->n_states || (taken >> to) & 1)
             return PST_INVALID;
         taken |= UINT64_C(1) << to;
-        if (!same_type(&from->states[i], &m->schema->states[to]))
+        if (!pst_column_same_type(&from->states[i], &m->schema->states[to]))
             return PST_SCHEMA;
         if (!s->columns && strcmp(from->states[i].name, m->schema->states[i].name) != 0)
             return PST_SCHEMA;
+        if (from->states[i].kind == PST_TIME && !pst_time_follows(s->columns, i))
+            return PST_SCHEMA;
     }
     s->taken = taken;
+    pst_dropped_note(&s->dropped, from, s->columns, from->n_states);
     return PST_OK;
 }
 
@@ -278,9 +277,13 @@ static void note_row(merge *m, int32_t at) {
     }
 }
 
+static pst_bytes element_of(const merge *m, const pst_record *r) {
+    return r->key[m->schema->n_keys - 1].bytes;
+}
+
 /* What an element is of. */
 static uint32_t id_of(const merge *m, const pst_record *r) {
-    pst_bytes element = r->key[m->schema->n_keys - 1].bytes;
+    pst_bytes element = element_of(m, r);
     return element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
 }
 
@@ -298,7 +301,7 @@ static int32_t column_of(const merge *m, uint32_t id) {
 static int is_trimmed(const merge *m, int32_t column, const source *s) {
     const pst_record *r = s->record;
     const pst_column *c = &m->schema->states[column];
-    pst_bytes element = r->key[m->schema->n_keys - 1].bytes;
+    pst_bytes element = element_of(m, r);
     uint64_t start = m->row.starts_at[column], count = 0;
     if (!start || c->kind != PST_LIST || r->op != PST_PUT || element.size != 12)
         return 0;
@@ -306,8 +309,9 @@ static int is_trimmed(const merge *m, int32_t column, const source *s) {
     pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 0};
     pst_packed p;
     pst_item item;
-    const pst_cell *cell = &r->cells[__builtin_ctzll(r->changed)];
-    if (pst_packed_open(&p, &shape, cell->bytes))
+    /* Of a sound element the first column that it carries is its state's (record.h). */
+    if (!r->present ||
+        pst_packed_open(&p, &shape, r->cells[__builtin_ctzll(r->present)].bytes) != PST_OK)
         return 0;
     while (pst_packed_next(&p, &item) == PST_OK)
         count++;
@@ -323,7 +327,9 @@ static int32_t keep_visible(merge *m, int32_t n) {
         from = m->row.voided_by[column];
     for (int32_t i = 0; i < n; i++) {
         int32_t at = m->group[i];
-        if (at >= from && !(column >= 0 && is_trimmed(m, column, &m->sources[at])))
+        const source *s = &m->sources[at];
+        if (at >= from && !pst_dropped_has(&s->dropped, element_of(m, s->record)) &&
+            !(column >= 0 && is_trimmed(m, column, s)))
             m->visible[kept++] = at;
     }
     return kept;
@@ -403,7 +409,9 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
         m.visible = m.group + count;
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
-            m.sources[i] = (source){readers[i], 0, columns ? columns[i] : NULL, 0, &records[i]};
+            m.sources[i] = (source){.reader = readers[i],
+                                    .columns = columns ? columns[i] : NULL,
+                                    .record = &records[i]};
             s = check_source(&m, &m.sources[i]);
         }
     }

@@ -501,7 +501,8 @@ void pst_file_schema_destroy(pst_schema *file);
 
 /* Applies a record to the open epoch, with the element column where the table's files have one.
  * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
- * identity. The record's hash is trusted. */
+ * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID: a
+ * column is not the table's, or is there twice. PST_CORRUPT: an element that its state cannot have. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
                            int32_t n_columns);
 
@@ -575,7 +576,9 @@ pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32
 pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
 
 /* Applies all records of the seeked range to the open epoch of the table. `columns` as in
- * pst_table_apply. `rows` (may be NULL) counts them. */
+ * pst_table_apply; NULL where n_columns is all that the file has. `rows` (may be NULL) counts them.
+ * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken without
+ * its value; nothing was applied. PST_INVALID, and what the reader and applying a record say. */
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
 

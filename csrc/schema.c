@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "element.h"
 #include "mem.h"
 #include "xxh64.h"
 
@@ -44,10 +45,16 @@ static pst_status check_key(const pst_column *c) {
     return is_type((uint8_t)c->type, c->precision) ? PST_OK : PST_INVALID;
 }
 
-static pst_status check_state(const pst_column *c, const pst_column *before) {
+pst_status pst_column_check(const pst_column *c) {
     if (!c->name || !is_type((uint8_t)c->type, c->precision))
         return PST_INVALID;
     if (c->type == PST_FIXED && (!c->width || c->width % 8 || c->width > PST_MAX_FIXED))
+        return PST_INVALID;
+    return PST_OK;
+}
+
+static pst_status check_state(const pst_column *c, const pst_column *before) {
+    if (pst_column_check(c))
         return PST_INVALID;
     switch ((pst_kind)c->kind) {
     case PST_VALUE:
@@ -62,6 +69,18 @@ static pst_status check_state(const pst_column *c, const pst_column *before) {
         return PST_OK;
     }
     return PST_INVALID;
+}
+
+static int same_decimal(uint8_t type, uint8_t a_precision, uint8_t a_scale, uint8_t b_precision,
+                        uint8_t b_scale) {
+    return type != PST_DECIMAL || (a_precision == b_precision && a_scale == b_scale);
+}
+
+int pst_column_same_type(const pst_column *a, const pst_column *b) {
+    return a->type == b->type && a->kind == b->kind && a->width == b->width &&
+           a->map_key == b->map_key &&
+           same_decimal((uint8_t)a->type, a->precision, a->scale, b->precision, b->scale) &&
+           same_decimal(a->map_key, a->map_precision, a->map_scale, b->map_precision, b->map_scale);
 }
 
 pst_status pst_schema_check(const pst_schema *s) {
@@ -147,6 +166,10 @@ uint64_t pst_schema_fingerprint(const pst_schema *s) {
         h = pst_xxh64(c->default_word, sizeof c->default_word, h);
     }
     return h;
+}
+
+uint32_t pst_collection_id(const char *name) {
+    return (uint32_t)pst_xxh64(name, strlen(name), 0);
 }
 
 int pst_schema_has_element(const pst_schema *s) {

@@ -12,6 +12,14 @@
 
 /* PST_INVALID: counts, names or types out of range. */
 pst_status pst_schema_check(const pst_schema *schema);
+/* The same of a column that is a value. */
+pst_status pst_column_check(const pst_column *column);
+/* Whether cells of one mean the same in the other. */
+int pst_column_same_type(const pst_column *a, const pst_column *b);
+/* Whether column i, when the one before it was written, goes where that one goes: next to it. */
+static inline int pst_time_follows(const int32_t *columns, int32_t i) {
+    return !columns || columns[i] < 0 || (columns[i - 1] >= 0 && columns[i] == columns[i - 1] + 1);
+}
 /* Whether the last key column is the element (PST_ELEMENT_COLUMN). */
 int pst_schema_has_element(const pst_schema *schema);
 

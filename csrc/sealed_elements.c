@@ -337,7 +337,7 @@ pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const
 
 static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_record_op op,
                              const pst_tree_entry *e) {
-    uint8_t element[PST_ELEMENT_HEAD];
+    uint8_t element[PST_ELEMENT_TIMER];
     uint64_t *w, bit = op == PST_PUT ? UINT64_C(1) << t->lay.timers : 0;
     pst_put_big(element, PST_TIMERS_ID, 4);
     element[4] = (uint8_t)domain;

@@ -260,46 +260,32 @@ typedef struct pst_mapping {
     const int32_t *columns; /* NULL: as the table */
     int32_t n;
     uint64_t here; /* the table's columns among them */
-    /* Of the lists, maps and timers that the table must not have from here. Elements name their state
-     * by its id alone, which the table may have for another state of the name. */
-    uint32_t dropped[PST_MAX_STATES];
-    int32_t n_dropped;
+    pst_dropped dropped;
 } pst_mapping;
 
-static pst_mapping mapping_of(const int32_t *columns, int32_t n) {
-    pst_mapping m = {.columns = columns, .n = n};
-    for (int32_t i = 0; i < n; i++)
-        if (!columns || columns[i] >= 0)
-            m.here |= UINT64_C(1) << (columns ? columns[i] : i);
-    return m;
-}
-
-static void note_dropped(pst_mapping *m, const pst_schema *from) {
-    for (int32_t i = 0; m->columns && i < m->n && i < from->n_states; i++) {
-        uint8_t kind = from->states[i].kind;
-        if (m->columns[i] >= 0)
-            continue;
-        if (kind == PST_TIMERS)
-            m->dropped[m->n_dropped++] = PST_TIMERS_ID;
-        else if (kind == PST_LIST || kind == PST_MAP)
-            m->dropped[m->n_dropped++] = pst_collection_id(from->states[i].name);
-    }
-}
-
-static int is_dropped(const pst_mapping *m, pst_bytes element) {
-    if (!m->n_dropped || element.size < 4)
+/* 0: some column is not the table's, or is there twice. */
+static int make_mapping(const pst_table *t, const int32_t *columns, int32_t n, pst_mapping *m) {
+    *m = (pst_mapping){.columns = columns, .n = n};
+    if (n < 0 || n > PST_MAX_STATES)
         return 0;
-    uint32_t id = (uint32_t)pst_get_big(element.data, 4);
-    int32_t i = 0;
-    while (i < m->n_dropped && m->dropped[i] != id)
-        i++;
-    return i < m->n_dropped;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t column = columns ? columns[i] : i;
+        if (column < 0)
+            continue;
+        if (column >= t->lay.n_states || m->here >> column & 1)
+            return 0;
+        m->here |= UINT64_C(1) << column;
+    }
+    return 1;
 }
 
 static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
                                int present, uint64_t here) {
     uint64_t *row = pst_row(t, slot);
     pst_kind kind = (pst_kind)t->lay.fields[column].kind;
+    /* A time alone would keep a row whose values are all gone. */
+    if (kind == PST_TIME && present && !pst_row_has(&t->lay, row, column - 1))
+        return PST_OK;
     pst_touch(t, slot, row);
     if (kind == PST_LIST || kind == PST_MAP)
         return apply_marker(t, slot, column, cell, present);
@@ -358,8 +344,8 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
     if (pst_key_has_namespace(&t->schema))
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     if (has_element && !(r->key_nulls >> n_keys & 1))
-        return t->lay.has_elements && !is_dropped(m, r->key[n_keys].bytes)
-                   ? pst_poison(t, pst_element_apply(t, &key, r))
+        return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
+                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n))
                    : PST_OK;
     if (r->op == PST_PUT)
         return pst_poison(t, apply_put(t, &key, r, m));
@@ -373,21 +359,50 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
 
 pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
                            int32_t n_columns) {
-    pst_mapping m = mapping_of(columns, n_columns);
+    pst_mapping m;
+    if (!make_mapping(t, columns, n_columns, &m))
+        return PST_INVALID;
     return apply_row(t, r, &m, t->lay.has_elements);
+}
+
+/* Are the file's cells what the table takes them for? */
+static pst_status check_schema(const pst_table *t, const pst_schema *from, const pst_mapping *m) {
+    pst_schema *own = NULL;
+    pst_status s = pst_file_schema_create(&t->schema, &own);
+    if (s)
+        return s;
+    int32_t n_keys = t->schema.n_keys;
+    int fits = from->n_keys - pst_schema_has_element(from) == n_keys &&
+               pst_schema_hashed(from) == pst_schema_hashed(&t->schema) && m->n <= from->n_states &&
+               (m->columns || from->n_states == m->n);
+    for (int32_t i = 0; fits && i < n_keys; i++)
+        fits = pst_column_same_type(&from->keys[i], &own->keys[i]);
+    for (int32_t i = 0; fits && i < m->n; i++) {
+        int32_t column = m->columns ? m->columns[i] : i;
+        if (column < 0)
+            continue;
+        fits = pst_column_same_type(&from->states[i], &own->states[column]) &&
+               (from->states[i].kind != PST_TIME || pst_time_follows(m->columns, i));
+    }
+    pst_file_schema_destroy(own);
+    return fits ? PST_OK : PST_SCHEMA;
 }
 
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows) {
+    const pst_schema *from = pst_sst_reader_schema(r);
+    pst_mapping m;
+    if (!make_mapping(t, columns, n_columns, &m))
+        return PST_INVALID;
+    pst_status s = check_schema(t, from, &m);
+    if (s)
+        return s;
     pst_record *record = pst_malloc(sizeof *record);
     if (!record)
         return PST_NO_MEMORY;
     uint64_t n = 0;
-    pst_status s;
-    pst_mapping m = mapping_of(columns, n_columns);
-    const pst_schema *from = pst_sst_reader_schema(r);
     int has_element = pst_schema_has_element(from);
-    note_dropped(&m, from);
+    pst_dropped_note(&m.dropped, from, columns, n_columns);
     while ((s = pst_sst_reader_next(r, record)) == PST_OK) {
         s = apply_row(t, record, &m, has_element);
         if (s)

@@ -52,12 +52,40 @@ static uint64_t carried(const pst_sst_view *v, int32_t column) {
     return n;
 }
 
+static int is_there(const pst_sst_values *c, uint32_t i) {
+    return !c->validity || pst_sst_bit_at(c->validity, i);
+}
+
 static pst_status check_offsets(const pst_sst_values *c) {
     int descending = 0;
     for (uint32_t i = 0; i < c->count; i++)
         descending |= c->offsets[i + 1] < c->offsets[i];
     if (descending || c->offsets[0] != 0 || (uint64_t)c->offsets[c->count] != c->bytes)
         return PST_CORRUPT;
+    for (uint32_t i = 0; c->bytes > PST_MAX_BYTES && i < c->count; i++)
+        if (c->offsets[i + 1] - c->offsets[i] > PST_MAX_BYTES)
+            return PST_CORRUPT;
+    return PST_OK;
+}
+
+/* Of the column of a list the bytes are runs of structs, not structs. */
+static pst_status check_widths(const pst_sst_values *c, const pst_column *column) {
+    int wrong = 0;
+    for (uint32_t i = 0; column->type == PST_FIXED && i < c->count; i++)
+        wrong |= c->offsets[i + 1] - c->offsets[i] != column->width && is_there(c, i);
+    return wrong ? PST_CORRUPT : PST_OK;
+}
+
+/* Of two forms of one key a table would keep one and a merge both. */
+static pst_status check_key(const pst_sst_values *c, pst_type type) {
+    pst_cell cell = {{0, 0}, {NULL, 0}};
+    if (type != PST_FLOAT32 && type != PST_FLOAT64)
+        return PST_OK;
+    for (uint32_t i = 0; i < c->count; i++) {
+        pst_sst_load(c->shape, c->values, c->offsets, i, &cell);
+        if (pst_canonical_word(type, cell.word[0]) != cell.word[0] && is_there(c, i))
+            return PST_CORRUPT;
+    }
     return PST_OK;
 }
 
@@ -66,8 +94,9 @@ static pst_status read_columns(pst_sst_view *v, const uint8_t *directory, const 
     for (int32_t i = 0; i < v->schema->n_keys + v->schema->n_states; i++) {
         const uint8_t *p = directory + (size_t)i * PST_SST_B_COLUMN;
         pst_sst_values *c = &v->columns[i];
+        const pst_column *column = pst_sst_column_at(v->schema, i);
         uint32_t nulls = pst_get_u32(p + 4);
-        c->shape = pst_sst_shape_of(pst_sst_column_at(v->schema, i)->type);
+        c->shape = pst_sst_shape_of(column->type);
         c->count = pst_get_u32(p);
         c->bytes = pst_get_u64(p + 8);
         c->next = 0;
@@ -80,7 +109,10 @@ static pst_status read_columns(pst_sst_view *v, const uint8_t *directory, const 
         c->validity = nulls ? raw + at.validity : NULL;
         c->offsets = (const int32_t *)(const void *)(raw + at.offsets);
         c->values = raw + at.values;
-        if (pst_sst_offsets_size(c->shape, c->count) && check_offsets(c))
+        if (pst_sst_offsets_size(c->shape, c->count) &&
+            (check_offsets(c) || check_widths(c, column)))
+            return PST_CORRUPT;
+        if (i < v->schema->n_keys && check_key(c, column->type))
             return PST_CORRUPT;
     }
     return end == size ? PST_OK : PST_CORRUPT;
@@ -123,6 +155,25 @@ pst_status pst_sst_view_hash(const pst_sst_view *v, uint64_t *hash) {
     return pst_hash(arrays, precision, pst_schema_hashed(v->schema), hash);
 }
 
+void pst_sst_view_key(const pst_sst_view *v, uint32_t row, pst_cell *key, uint32_t *nulls) {
+    *nulls = 0;
+    for (int32_t i = 0; i < v->schema->n_keys; i++) {
+        const pst_sst_values *c = &v->columns[i];
+        if (is_there(c, row))
+            pst_sst_load(c->shape, c->values, c->offsets, row, &key[i]);
+        else
+            *nulls |= 1u << i;
+    }
+}
+
+int pst_sst_view_compare(const pst_sst_view *v, uint32_t a, uint32_t b) {
+    pst_cell x[PST_MAX_KEYS], y[PST_MAX_KEYS];
+    uint32_t x_nulls, y_nulls;
+    pst_sst_view_key(v, a, x, &x_nulls);
+    pst_sst_view_key(v, b, y, &y_nulls);
+    return pst_key_compare(v->schema->keys, v->schema->n_keys, x, x_nulls, y, y_nulls);
+}
+
 void pst_sst_view_skip(pst_sst_view *v, uint32_t row) {
     uint32_t rows[PST_SST_BLOCK_KINDS] = {0};
     if (v->row_kinds) {
@@ -142,14 +193,7 @@ void pst_sst_view_next(pst_sst_view *v, pst_record *record) {
     uint32_t row = v->row++;
     const pst_sst_kind *kind = &v->kinds[v->row_kinds ? v->row_kinds[row] : 0];
     record->op = kind->op;
-    record->key_nulls = 0;
-    for (int32_t i = 0; i < n_keys; i++) {
-        const pst_sst_values *c = &v->columns[i];
-        if (c->validity && !pst_sst_bit_at(c->validity, row))
-            record->key_nulls |= 1u << i;
-        else
-            pst_sst_load(c->shape, c->values, c->offsets, row, &record->key[i]);
-    }
+    pst_sst_view_key(v, row, record->key, &record->key_nulls);
     uint64_t present = kind->changed;
     for (uint64_t m = kind->changed; m; m &= m - 1) {
         int i = __builtin_ctzll(m);

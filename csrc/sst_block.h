@@ -14,7 +14,9 @@
  *     then per column validity, offsets, values; sizes follow from the block's own header, so the
  *     writer and the reader lay a block out with one function.
  *  2. pst_sst_view_open accepts a block only where every later access stays inside it: counts add
- *     up, kinds exist, offsets ascend. Reading rows then needs no checks.
+ *     up, kinds exist, offsets ascend. Reading rows then needs no checks. The cells that come out are
+ *     what a writer could have put in: keys canonical, structs of their width, bytes of a size that
+ *     a table takes.
  *  3. A row costs the columns that it carries, never the number of columns of the schema.
  *  4. A builder whose call failed for memory may hold half a row: it can only be freed.
  */
@@ -135,6 +137,10 @@ pst_status pst_sst_view_open(pst_sst_view *v, const pst_schema *schema, const ui
                              size_t size);
 /* hash[i] of every row's key. */
 pst_status pst_sst_view_hash(const pst_sst_view *v, uint64_t *hash);
+/* As pst_key_compare the keys of two rows. */
+int pst_sst_view_compare(const pst_sst_view *v, uint32_t a, uint32_t b);
+/* The key of a row; bytes are valid as long as the block. */
+void pst_sst_view_key(const pst_sst_view *v, uint32_t row, pst_cell *key, uint32_t *nulls);
 /* Moves from row v->row on to row `row` <= v->rows. */
 void pst_sst_view_skip(pst_sst_view *v, uint32_t row);
 /* Reads row v->row but for hash and key group, and moves on. REQUIRES: v->row < v->rows. */

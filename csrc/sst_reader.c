@@ -3,6 +3,7 @@
 #include "coding.h"
 #include "hash.h"
 #include "mem.h"
+#include "record.h"
 #include "schema.h"
 #include "sst_block.h"
 #include "sst_format.h"
@@ -12,12 +13,15 @@
  *  1. Bytes are used only after the checksum over them held.
  *  2. No allocation is larger than what the file's own size bounds.
  *  3. A block is read only if its key groups meet the range.
- *  4. After a failure the reader stands still: every next repeats the status until a seek. */
+ *  4. After a failure the reader stands still: every next repeats the status until a seek.
+ *  5. Records come in their order, no key twice, and sound (record.h). So whoever merges files gets
+ *     what a writer takes, and whoever applies a record may take its cells for what they say. */
 struct pst_sst_reader {
     pst_io io;
     pst_file_info info;
     pst_detail detail;
     pst_schema schema;
+    pst_record_rules rules;
     pst_sst_ref *refs;
     size_t n_refs;
     size_t next_ref; /* the block to read once the current one is exhausted */
@@ -29,6 +33,11 @@ struct pst_sst_reader {
     pst_sst_buffer hashes;     /* uint64_t per row of the block */
     pst_sst_buffer key_groups; /* int32_t per row of the block */
     pst_sst_view block;        /* exhausted: block.row == block.rows */
+    /* The last key of the block before, where that was read and the hash goes on in the next one. */
+    int tied;
+    pst_cell tied_key[PST_MAX_KEYS];
+    uint32_t tied_nulls;
+    pst_sst_buffer tied_bytes;
 };
 
 static const pst_detail NOWHERE = {-1, -1, -1, -1, -1};
@@ -74,25 +83,31 @@ static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *
     if (s)
         return s;
     s = pst_sst_get_schema(r->stored.data, h.schema_bytes, h.lineage.id, h.features, &r->schema);
+    if (!s)
+        s = pst_record_rules_make(&r->schema, &r->rules);
     return s == PST_CORRUPT ? fail_at(r, s, PST_SST_HEADER_BYTES) : s;
 }
 
-/* Blocks must follow one another without a gap, in order of key group, within the file's range. */
+/* Blocks must follow one another without a gap, in order of key group and hash, within the file's
+ * range. */
 static pst_status read_index(pst_sst_reader *r, const pst_sst_footer *f, const uint8_t *index,
                              uint64_t data_offset, pst_sst_totals *totals) {
     uint64_t offset = data_offset;
     int32_t key_group = r->info.first_key_group;
+    uint64_t hash = 0; /* of the first row of the block before, if that is of this key group */
     for (size_t i = 0; i < r->n_refs; i++) {
         pst_sst_ref *ref = &r->refs[i];
         if (pst_sst_get_ref(index + i * PST_SST_REF_BYTES, ref) || ref->offset != offset ||
             ref->stored > f->index_offset - offset || ref->first_key_group < key_group ||
-            ref->last_key_group > r->info.last_key_group)
+            ref->last_key_group > r->info.last_key_group ||
+            (ref->first_key_group == key_group && ref->first_hash < hash))
             return PST_CORRUPT;
         uint64_t padded = pst_sst_align(ref->stored);
         if (padded > f->index_offset - offset)
             return PST_CORRUPT;
         offset += padded;
         key_group = ref->last_key_group;
+        hash = ref->first_key_group == key_group ? ref->first_hash : 0;
         totals->puts += ref->puts;
         totals->deletes += ref->deletes;
         totals->raw += ref->raw;
@@ -173,6 +188,7 @@ void pst_sst_reader_close(pst_sst_reader *r) {
     pst_free(r->raw.data);
     pst_free(r->hashes.data);
     pst_free(r->key_groups.data);
+    pst_free(r->tied_bytes.data);
     pst_free(r);
 }
 
@@ -203,6 +219,7 @@ pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32
     r->first_key_group = first_key_group;
     r->last_key_group = last_key_group;
     r->failed = PST_OK;
+    r->tied = 0;
     r->block.row = r->block.rows = 0;
     return PST_OK;
 }
@@ -241,6 +258,19 @@ static int32_t *key_groups_of(pst_sst_reader *r) {
     return (int32_t *)(void *)r->key_groups.data;
 }
 
+/* Does the key of row i come after the one before it? Both have one hash. */
+static int ascends(const pst_sst_reader *r, uint32_t i) {
+    if (i > 0)
+        return pst_sst_view_compare(&r->block, i - 1, i) < 0;
+    if (!r->tied)
+        return 1;
+    pst_cell key[PST_MAX_KEYS];
+    uint32_t nulls;
+    pst_sst_view_key(&r->block, 0, key, &nulls);
+    return pst_key_compare(r->schema.keys, r->schema.n_keys, r->tied_key, r->tied_nulls, key,
+                           nulls) < 0;
+}
+
 /* Hashes the block's keys and holds them against their order and the index. */
 static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     uint32_t rows = r->block.rows;
@@ -253,16 +283,52 @@ static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
         return s;
     const uint64_t *hash = hashes_of(r);
     int32_t *key_group = key_groups_of(r);
-    int ordered = 1;
+    int ordered = ascends(r, 0), ties = 0;
     for (uint32_t i = 0; i < rows; i++) {
         key_group[i] = pst_key_group(hash[i], r->info.max_parallelism);
-        if (i > 0)
-            ordered &= key_group[i] > key_group[i - 1] ||
-                       (key_group[i] == key_group[i - 1] && hash[i] >= hash[i - 1]);
+        if (i == 0)
+            continue;
+        ordered &= key_group[i] > key_group[i - 1] ||
+                   (key_group[i] == key_group[i - 1] && hash[i] >= hash[i - 1]);
+        ties |= hash[i] == hash[i - 1];
     }
+    for (uint32_t i = 1; ties && i < rows; i++)
+        if (hash[i] == hash[i - 1])
+            ordered &= ascends(r, i);
     if (!ordered || hash[0] != ref->first_hash || key_group[0] != ref->first_key_group ||
         key_group[rows - 1] != ref->last_key_group)
         return fail_at(r, PST_CORRUPT, ref->offset);
+    return PST_OK;
+}
+
+/* The block's end against the next one's beginning, and what that is to be compared with. */
+static pst_status keep_last_key(pst_sst_reader *r, const pst_sst_ref *ref) {
+    const pst_sst_ref *next = ref + 1;
+    uint32_t last = r->block.rows - 1;
+    uint64_t hash = hashes_of(r)[last];
+    size_t size = 0;
+    r->tied = 0;
+    if (next == r->refs + r->n_refs || next->first_key_group != ref->last_key_group ||
+        next->first_hash > hash)
+        return PST_OK;
+    if (next->first_hash < hash)
+        return fail_at(r, PST_CORRUPT, next->offset);
+    pst_sst_view_key(&r->block, last, r->tied_key, &r->tied_nulls);
+    for (int32_t i = 0; i < r->schema.n_keys; i++)
+        if (r->schema.keys[i].type >= PST_STRING && !(r->tied_nulls >> i & 1))
+            size += r->tied_key[i].bytes.size;
+    pst_status s = pst_sst_reserve(&r->tied_bytes, size);
+    if (s)
+        return s;
+    uint8_t *to = r->tied_bytes.data;
+    for (int32_t i = 0; i < r->schema.n_keys; i++) {
+        pst_bytes *key = &r->tied_key[i].bytes;
+        if (r->schema.keys[i].type < PST_STRING || r->tied_nulls >> i & 1 || !key->size)
+            continue;
+        key->data = memcpy(to, key->data, key->size);
+        to += key->size;
+    }
+    r->tied = 1;
     return PST_OK;
 }
 
@@ -290,6 +356,8 @@ static pst_status load_block(pst_sst_reader *r) {
         r->block.deletes != ref->deletes || r->block.rows - r->block.deletes != ref->puts)
         return fail_at(r, PST_CORRUPT, ref->offset);
     s = hash_block(r, ref);
+    if (!s)
+        s = keep_last_key(r, ref);
     if (s)
         return s;
     r->next_ref++;
@@ -315,5 +383,8 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
     record->hash = hashes_of(r)[r->block.row];
     record->key_group = key_group;
     pst_sst_view_next(&r->block, record);
-    return PST_OK;
+    if (!r->rules.has_element || pst_record_is_sound(&r->rules, record))
+        return PST_OK;
+    r->block.row = r->block.rows = 0;
+    return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
 }

@@ -78,24 +78,26 @@ static const pst_column EM_SPACE_KEYS[] = {{.name = "k", .type = PST_STRING},
 static inline void em_init(elements_model *m, int spaces, int64_t ttl_ms) {
     static const pst_column all[] = {
         [EM_N] = {.name = "n", .type = PST_INT64, .has_default = 1},
+        [EM_N_TIME] = {.name = "n#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_LONGS] = {.name = "l", .type = PST_INT64, .kind = PST_LIST},
+        [EM_LONGS_TIME] = {.name = "l#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_STRINGS] = {.name = "s", .type = PST_STRING, .kind = PST_LIST},
+        [EM_STRINGS_TIME] = {.name = "s#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_MAP] = {.name = "m", .type = PST_INT32, .kind = PST_MAP, .map_key = PST_INT64},
+        [EM_MAP_TIME] = {.name = "m#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_BOOK] = {.name = "b", .type = PST_STRING, .kind = PST_MAP, .map_key = PST_STRING},
+        [EM_BOOK_TIME] = {.name = "b#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_COUNT] = {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
     memset(m, 0, sizeof *m);
     m->ttl_ms = ttl_ms;
     m->now_ms = 1000;
     for (int c = 0; c < EM_COLUMNS; c++) {
         m->column[c] = -1;
-        if (!all[c].name && !ttl_ms)
+        if (all[c].kind == PST_TIME && !ttl_ms)
             continue;
         int32_t i = m->schema.n_states++;
         m->column[c] = i;
         m->states[i] = all[c];
-        if (!all[c].name)
-            m->states[i] =
-                (pst_column){.name = m->states[i - 1].name, .type = PST_INT64, .kind = PST_TIME};
     }
     m->schema.states = m->states;
     m->schema.keys = spaces ? EM_SPACE_KEYS : EM_LONG_KEY;

@@ -1,12 +1,7 @@
 /* Forged files: bytes changed at random and all checksums made right again. Whatever comes out, it
  * is a status or rows that stay inside their buffers. Deterministic; the argument is the number of
  * rounds. Most of what it finds only shows in an instrumented build. */
-#include "files.h"
-
-#include "coding.h"
-#include "sst_block.h"
-#include "sst_format.h"
-#include "xxh64.h"
+#include "forge.h"
 
 enum { VARIANTS = 6 };
 
@@ -54,55 +49,6 @@ static void make(original *o, int variant) {
     rows_free(&rows);
 }
 
-/* Values that are likely to hurt. */
-static uint64_t evil(uint64_t *rng, uint64_t old) {
-    static const uint64_t values[] = {0,       1,          2,          63,         64,
-                                      255,     256,        65535,      65536,      65537,
-                                      1 << 20, 0x7fffffff, 0x80000000, 0xffffffff, UINT64_MAX};
-    uint64_t r = check_random(rng);
-    switch (r % 4) {
-    case 0:
-        return values[(r >> 8) % (sizeof values / sizeof *values)];
-    case 1:
-        return old + 1;
-    case 2:
-        return old - 1;
-    default:
-        return r >> (r >> 8) % 64;
-    }
-}
-
-static void mutate(uint8_t *p, size_t size, uint64_t *rng) {
-    size_t width = (size_t)1 << check_random(rng) % 4;
-    if (size < width)
-        return;
-    size_t at = check_random(rng) % (size - width + 1);
-    if (check_random(rng) % 4)
-        at -= at % width;
-    uint64_t value = 0;
-    memcpy(&value, p + at, width);
-    value = evil(rng, value);
-    memcpy(p + at, &value, width);
-}
-
-/* Makes all checksums right, taking the places of the parts from the unharmed file. */
-static void reseal(uint8_t *p, const original *o) {
-    const uint8_t *old = o->file.data, *id = p + 56;
-    size_t size = o->file.size, footer = size - PST_SST_FOOTER_BYTES;
-    size_t schema = pst_get_u32(old + 12), index = pst_get_u64(old + footer);
-    uint64_t blocks = pst_get_u64(old + footer + 8);
-    pst_put_u64(p + 120, pst_xxh64(p, 120, 0));
-    pst_put_u64(p + 128 + schema - 8, pst_xxh64(p + 128, schema - 8, pst_sst_seed(id, 128)));
-    for (uint64_t i = 0; i < blocks; i++) {
-        uint8_t *ref = p + index + i * PST_SST_REF_BYTES;
-        uint64_t at = pst_get_u64(ref), stored = pst_sst_align(pst_get_u64(ref + 8));
-        if (at < index && stored <= index - at)
-            pst_put_u64(ref + 24, pst_xxh64(p + at, stored, pst_sst_seed(id, at)));
-    }
-    pst_put_u64(p + footer + 24, pst_xxh64(p + index, footer - index, pst_sst_seed(id, index)));
-    pst_put_u64(p + footer + 48, pst_xxh64(p + footer, 48, pst_sst_seed(id, footer)));
-}
-
 static pst_status read_forged(const memory_file *f, int compressed) {
     memory_file copy = *f;
     pst_io io = file_io(&copy, compressed);
@@ -127,31 +73,31 @@ static void fuzz_file(const original *o, uint64_t *rng) {
     REQUIRE(f.data);
     memcpy(f.data, o->file.data, f.size);
     size_t footer = f.size - PST_SST_FOOTER_BYTES;
-    size_t index = pst_get_u64(o->file.data + footer);
-    size_t data = 128 + (size_t)pst_get_u32(o->file.data + 12);
+    size_t index = forge_get64(o->file.data + footer);
+    size_t data = 128 + (size_t)forge_get32(o->file.data + 12);
     for (uint64_t n = 1 + check_random(rng) % 3; n > 0; n--) {
         switch (check_random(rng) % 6) {
         case 0:
-            mutate(f.data, 120, rng);
+            forge_bytes(f.data, 120, rng);
             break;
         case 1:
-            mutate(f.data + 128, data - 128 - 8, rng);
+            forge_bytes(f.data + 128, data - 128 - 8, rng);
             break;
         case 2:
-            mutate(f.data + index, footer - index, rng);
+            forge_bytes(f.data + index, footer - index, rng);
             break;
         case 3:
-            mutate(f.data + footer, 48, rng);
+            forge_bytes(f.data + footer, 48, rng);
             break;
         case 4:
-            mutate(f.data + data, index - data, rng);
+            forge_bytes(f.data + data, index - data, rng);
             break;
         default: /* the directory of the first block */
-            mutate(f.data + data, index - data < 256 ? index - data : 256, rng);
+            forge_bytes(f.data + data, index - data < 256 ? index - data : 256, rng);
             break;
         }
     }
-    reseal(f.data, o);
+    forge_reseal(f.data, &o->file);
     pst_status s = read_forged(&f, o->compressed);
     CHECK(s == PST_NOT_FOUND || s == PST_CORRUPT || s == PST_NEWER_FORMAT || s == PST_CALLBACK);
     free(f.data);
@@ -161,14 +107,14 @@ static void fuzz_file(const original *o, uint64_t *rng) {
 static void fuzz_block(const original *o, uint64_t *rng) {
     pst_sst_ref ref;
     size_t footer = o->file.size - PST_SST_FOOTER_BYTES;
-    CHECK_EQ(pst_sst_get_ref(o->file.data + pst_get_u64(o->file.data + footer), &ref), PST_OK);
+    CHECK_EQ(pst_sst_get_ref(o->file.data + forge_get64(o->file.data + footer), &ref), PST_OK);
     uint8_t *raw = malloc(ref.raw);
     uint64_t *hash = malloc(PST_SST_BLOCK_ROWS * sizeof *hash);
     pst_sst_view *v = malloc(sizeof *v);
     REQUIRE(raw && hash && v);
     memcpy(raw, o->file.data + ref.offset, ref.raw);
     for (uint64_t n = 1 + check_random(rng) % 3; n > 0; n--)
-        mutate(raw, check_random(rng) % 3 && ref.raw > 256 ? 256 : ref.raw, rng);
+        forge_bytes(raw, check_random(rng) % 3 && ref.raw > 256 ? 256 : ref.raw, rng);
     if (pst_sst_view_open(v, &o->s.schema, raw, ref.raw) == PST_OK) {
         pst_record record;
         CHECK_EQ(pst_sst_view_hash(v, hash), PST_OK);
@@ -195,7 +141,7 @@ int main(int argc, char **argv) {
         memory_file copy = {0};
         pst_io io = file_io(&copy, 0);
         io.write(&copy, originals[i].file.data, originals[i].file.size);
-        reseal(copy.data, &originals[i]);
+        forge_reseal(copy.data, &originals[i].file);
         CHECK(memcmp(copy.data, originals[i].file.data, copy.size) == 0);
         file_free(&copy);
     }

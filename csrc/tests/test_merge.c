@@ -182,6 +182,7 @@ static void test_against_map(uint64_t seed) {
                 x->columns[i][n++] = to;
             }
             schema_add(s, n_keys + n, PST_STRING, 0);
+            s->columns[n_keys + n].name = "gone";
             x->columns[i][n++] = -1;
             schema_done(s, n_keys, n);
             x->mapping[i] = x->columns[i];

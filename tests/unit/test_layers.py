@@ -89,6 +89,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {
             "checksum",
             "coding",
+            "element",
             "hash",
             "layout",
             "lock",
@@ -139,7 +140,15 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"accumulators", "memory, coding, hash", "public"},
     ),
     "sst": (
-        {"sst_block", "sst_build", "sst_format", "sst_reader", "sst_shape", "sst_writer"},
+        {
+            "record",
+            "sst_block",
+            "sst_build",
+            "sst_format",
+            "sst_reader",
+            "sst_shape",
+            "sst_writer",
+        },
         {"memory, coding, hash", "public"},
     ),
     "merge": ({"load", "merge"}, {"memory, coding, hash", "public", "sst", "table"}),

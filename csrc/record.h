@@ -1,0 +1,35 @@
+/* record.h: what the records of a file may say.
+ *
+ * Purpose: a checksum tells that bytes are as they were written, not that a writer of this core
+ * wrote them. Whoever applies or merges records takes a column's cell for what the column's kind
+ * makes of it; these are the rules under which that holds, decided by the file's schema alone.
+ *
+ * Thread safety: pure functions over their arguments.
+ *
+ * Invariants
+ *  RC1. A sound record's cells are what their columns say: a list's marker in a row has eight bytes,
+ *       an element carries its own state's column, and beside it at most that column's time.
+ *  RC2. A sound put names a key that the state can have: of the right size and in canonical form. A
+ *       delete names any: the state may have been another one of the name.
+ *
+ * Complexity: O(columns that the record carries).
+ */
+#ifndef PST_RECORD_H
+#define PST_RECORD_H
+
+#include "pystate.h"
+
+typedef struct pst_record_rules {
+    const pst_schema *schema;
+    int has_element;
+    uint64_t in_rows;  /* a bit per column of which a row's record may have a value */
+    uint64_t lists;    /* a bit per list */
+    uint64_t elements; /* a bit per list, map or column of timers */
+    uint32_t ids[PST_MAX_STATES];
+} pst_record_rules;
+
+/* The schema must be valid and outlive the rules. PST_CORRUPT: no file has such columns. */
+pst_status pst_record_rules_make(const pst_schema *schema, pst_record_rules *rules);
+int pst_record_is_sound(const pst_record_rules *rules, const pst_record *record);
+
+#endif
