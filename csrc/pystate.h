@@ -554,6 +554,27 @@ typedef struct pst_sst_reader pst_sst_reader;
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
+
+/* Rows of one kind, each in words of its own: of row i the key at words[i][key_at] and state k at
+ * words[i][at[k]], bytes as {offset, size} into `bytes`, behind whose last one PST_BYTES_SLACK more
+ * can be read. Masks as of a record. */
+typedef struct pst_rows {
+    const uint64_t *const *words;
+    const uint64_t *hash;
+    const uint8_t *bytes;
+    uint32_t n;
+    pst_record_op op;
+    uint64_t changed;
+    uint64_t present;
+    uint8_t key_at;
+    uint8_t at[PST_MAX_STATES];
+} pst_rows;
+
+enum { PST_BYTES_SLACK = 48 };
+
+/* As pst_sst_writer_add of each, column by column. REQUIRES: one key column, no key null, no two
+ * hashes equal, nor one equal to that of the row before. */
+pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows);
 /* Writes index, properties and footer, and fills `info` (all fields). */
 pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
 void pst_sst_writer_destroy(pst_sst_writer *w);

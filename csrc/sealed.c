@@ -126,9 +126,9 @@ pst_status pst_sealed_reserve(pst_sealed *s, size_t n) {
 
 pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to) {
     pst_key_buffer *b = &s->bytes;
-    if (b->size + size > b->capacity) {
+    if (b->size + size + PST_BYTES_SLACK > b->capacity) {
         size_t capacity = b->capacity ? b->capacity * 2 : 4096;
-        while (capacity < b->size + size)
+        while (capacity < b->size + size + PST_BYTES_SLACK)
             capacity *= 2;
         uint8_t *grown = pst_realloc(b->data, capacity);
         if (!grown)

@@ -95,6 +95,13 @@ pst_status pst_sst_builder_measure(pst_sst_builder *b, const pst_record *record,
                                    int *fits);
 /* Adds the record just measured. REQUIRES: it fits. PST_NO_MEMORY. */
 pst_status pst_sst_builder_add(pst_sst_builder *b, const pst_record *record);
+/* How many of the rows from `from` on fit, as `fits` of pst_sst_builder_measure: 0 where the block is
+ * to be finished first. PST_TOO_LARGE. */
+pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
+                                        uint64_t changed, uint32_t *fit);
+/* Adds so many rows, just measured. REQUIRES: they fit. PST_NO_MEMORY. */
+pst_status pst_sst_builder_add_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
+                                    uint32_t n);
 /* The key of the last row; bytes are valid until the next call. REQUIRES: a row. */
 void pst_sst_builder_last_key(const pst_sst_builder *b, pst_cell *key, uint32_t *nulls);
 /* Lays the rows out as a raw block, valid until the next call, and starts an empty one. *size is a

@@ -193,16 +193,17 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
 }
 
 /* What of the record is stored: a base has no nulls, a tombstone no columns. */
-static uint64_t stored_columns(const pst_sst_writer *w, const pst_record *r) {
-    if (r->op == PST_DELETE)
+static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64_t changed,
+                               uint64_t present) {
+    if (op == PST_DELETE)
         return 0;
-    return w->info.kind == PST_BASE ? r->changed & r->present : r->changed;
+    return w->info.kind == PST_BASE ? changed & present : changed;
 }
 
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
     if (w->failed || w->finished)
         return w->failed ? w->failed : PST_INVALID;
-    uint64_t changed = stored_columns(w, record);
+    uint64_t changed = stored_columns(w, record->op, record->changed, record->present);
     int fits;
     pst_status s = check_record(w, record);
     if (!s)
@@ -224,6 +225,58 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
         return fail(w, s);
     w->last_key_group = record->key_group;
     w->last_hash = record->hash;
+    return PST_OK;
+}
+
+static int32_t group_of(const pst_sst_writer *w, const pst_rows *rows, uint32_t i) {
+    return pst_key_group(rows->hash[i], w->info.max_parallelism);
+}
+
+/* As check_record, of all rows. */
+static pst_status check_rows(const pst_sst_writer *w, const pst_rows *rows) {
+    if ((rows->op != PST_PUT && rows->op != PST_DELETE) ||
+        (rows->op == PST_DELETE && w->info.kind == PST_BASE) || (rows->changed & ~w->states_mask) ||
+        w->schema.n_keys != 1)
+        return PST_INVALID;
+    int32_t group = w->last_key_group;
+    uint64_t hash = w->last_hash;
+    for (uint32_t i = 0; i < rows->n; i++) {
+        int32_t next = group_of(w, rows, i);
+        if (next < group || (next == group && rows->hash[i] <= hash))
+            return PST_INVALID;
+        group = next;
+        hash = rows->hash[i];
+    }
+    return group_of(w, rows, 0) < w->info.first_key_group || group > w->info.last_key_group
+               ? PST_INVALID
+               : PST_OK;
+}
+
+pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
+    if (w->failed || w->finished)
+        return w->failed ? w->failed : PST_INVALID;
+    pst_status s = rows->n ? check_rows(w, rows) : PST_OK;
+    if (s)
+        return s;
+    uint64_t changed = stored_columns(w, rows->op, rows->changed, rows->present);
+    for (uint32_t from = 0, n; from < rows->n; from += n) {
+        s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
+        if (!s && !n) {
+            s = flush_block(w);
+            if (!s)
+                s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
+        }
+        if (!s && w->block.rows == 0) {
+            w->block_key_group = group_of(w, rows, from);
+            w->block_hash = rows->hash[from];
+        }
+        if (!s)
+            s = pst_sst_builder_add_rows(&w->block, rows, from, n);
+        if (s)
+            return fail(w, s);
+        w->last_key_group = group_of(w, rows, from + n - 1);
+        w->last_hash = rows->hash[from + n - 1];
+    }
     return PST_OK;
 }
 

@@ -1,0 +1,260 @@
+/* A sealed epoch's delta against the file that the same records make one by one: equal bytes, over
+ * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are chosen. */
+#include "files.h"
+#include "key.h"
+#include "xxh64.h"
+
+enum { KEYS = 6000, MOST_STATES = 12 };
+
+/* A type for each of a table's states; 0 ends them. */
+typedef struct shape {
+    const char *name;
+    pst_type keys[2];
+    pst_type states[MOST_STATES];
+} shape;
+
+static const shape SHAPES[] = {
+    {"a long and two longs", {PST_INT64}, {PST_INT64, PST_INT64}},
+    {"a string and a long", {PST_STRING}, {PST_INT64}},
+    {"every width",
+     {PST_INT64},
+     {PST_INT64, PST_INT8, PST_INT16, PST_INT32, PST_FLOAT32, PST_BOOL, PST_DECIMAL}},
+    {"strings", {PST_STRING}, {PST_STRING, PST_INT64, PST_BINARY}},
+    {"two key columns", {PST_INT64, PST_STRING}, {PST_INT64, PST_STRING}},
+    {"a decimal key", {PST_DECIMAL}, {PST_INT64}},
+    {"a date key", {PST_DATE32}, {PST_INT64, PST_STRING}},
+    {"wide rows",
+     {PST_INT64},
+     {PST_INT64, PST_INT64, PST_STRING, PST_INT64, PST_INT32, PST_INT64, PST_BOOL, PST_INT64,
+      PST_STRING, PST_INT64, PST_INT64}},
+};
+
+typedef struct groups {
+    int32_t max_parallelism, first, last;
+} groups;
+
+static const groups RANGES[] = {{128, 0, 127}, {128, 37, 90}, {100, 7, 12}, {1, 0, 0}, {64, 5, 5}};
+
+static uint8_t letters[1024];
+
+/* ---- hashes that are chosen ------------------------------------------------------------------- */
+
+static uint64_t inverse(uint64_t odd) {
+    uint64_t x = odd;
+    for (int i = 0; i < 6; i++)
+        x *= 2 - odd * x;
+    return x;
+}
+
+/* The long whose hash it is. */
+static uint64_t long_of(uint64_t h) {
+    h ^= h >> 32;
+    h *= inverse(PST_XXH_P3);
+    h ^= h >> 29 ^ h >> 58;
+    h *= inverse(PST_XXH_P2);
+    h ^= h >> 33;
+    h = pst_xxh64_rotl((h - PST_XXH_P4) * inverse(PST_XXH_P1), 37);
+    h ^= PST_HASH_SEED + PST_XXH_P5 + 8;
+    return pst_xxh64_rotl(h * inverse(PST_XXH_P1), 33) * inverse(PST_XXH_P2);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------- */
+
+/* What is known of key i, and what a file is to say of it. */
+typedef struct row {
+    pst_cell key[2];
+    uint64_t hash;
+    int32_t group;
+    uint32_t nulls;
+    uint64_t present; /* in the table */
+    pst_record_op op; /* 0: unchanged */
+    uint64_t changed;
+    uint64_t stored;
+    uint32_t round;
+} row;
+
+typedef struct world {
+    pst_column columns[2 + MOST_STATES];
+    char names[2 + MOST_STATES][8];
+    pst_schema schema;
+    groups range;
+    int chosen; /* keys of longs whose hashes differ in the lowest bits alone, or but for one of them */
+    row rows[KEYS];
+    uint8_t key_bytes[KEYS][64];
+    pst_record record;
+} world;
+
+static void value_of(pst_type type, uint64_t seed, pst_cell *cell) {
+    uint64_t x = seed;
+    cell->word[0] = check_random(&x);
+    cell->word[1] = type == PST_DECIMAL ? check_random(&x) : 0;
+    if (type == PST_BOOL)
+        cell->word[0] = seed & 1;
+    if (type == PST_INT8)
+        cell->word[0] = (uint64_t)(int8_t)(seed * 37);
+    if (type == PST_INT16)
+        cell->word[0] = (uint64_t)(int16_t)(seed * 37);
+    if (type == PST_INT32 || type == PST_DATE32)
+        cell->word[0] = (uint64_t)(int32_t)cell->word[0];
+    if (type == PST_FLOAT32)
+        cell->word[0] = (uint32_t)(seed * 37);
+    uint64_t size = seed % 50 ? seed % 70 : 60 + seed % 400;
+    cell->bytes = (pst_bytes){letters + seed * 7 % 256, (uint32_t)size};
+}
+
+static void make_key(world *w, uint64_t i) {
+    row *r = &w->rows[i];
+    for (int32_t k = 0; k < w->schema.n_keys; k++) {
+        pst_type type = w->schema.keys[k].type;
+        value_of(type, i, &r->key[k]);
+        if (type == PST_DATE32)
+            r->key[k].word[0] = (uint64_t)(int64_t)(int32_t)i - 100;
+        if (type == PST_INT64 && w->chosen)
+            r->key[k].word[0] =
+                long_of(UINT64_C(0xABCDEF0123000000) + (w->chosen == 1 ? i : i % 2 << 60 | i / 2));
+        memcpy(w->key_bytes[i], &i, 8);
+        memset(w->key_bytes[i] + 8, 'x', sizeof w->key_bytes[i] - 8);
+        r->key[k].bytes = (pst_bytes){w->key_bytes[i], 3 + (uint32_t)i % 60};
+    }
+    r->nulls = i == 17;
+    r->hash = pst_hash_key(w->schema.keys, w->schema.n_keys, r->key, r->nulls);
+    r->group = pst_key_group(r->hash, w->range.max_parallelism);
+    r->present = 0;
+    r->round = 0;
+}
+
+/* What round `round` does to a row that is there or not: puts, clears, deletes, or nothing. */
+static void change(const world *w, row *r, uint32_t round, uint64_t *random) {
+    uint64_t all = (UINT64_C(1) << w->schema.n_states) - 1, dice = check_random(random);
+    uint64_t touched = dice % 3 ? all : check_random(random) & all;
+    uint64_t cleared = dice % 5 ? 0 : check_random(random) & all;
+    r->op = 0;
+    if (r->group < w->range.first || r->group > w->range.last || dice % 11 == 0)
+        return;
+    if (r->present && dice % 7 == 0)
+        cleared = touched = all;
+    uint64_t after = (r->present | touched) & ~cleared;
+    r->changed = (touched & ~cleared) | (cleared & r->present);
+    if (!r->changed)
+        return;
+    r->op = after ? PST_PUT : PST_DELETE;
+    r->stored = r->changed & after;
+    r->present = after;
+    r->round = round;
+}
+
+/* The record of what was done; values differ between the two rounds. */
+static const pst_record *record_of(world *w, const row *r) {
+    pst_record *to = &w->record;
+    memset(to, 0, sizeof *to);
+    to->hash = r->hash;
+    to->key_group = r->group;
+    to->op = r->op;
+    to->key_nulls = r->nulls;
+    memcpy(to->key, r->key, sizeof r->key);
+    to->changed = r->op == PST_PUT ? r->changed : 0;
+    to->present = r->op == PST_PUT ? r->stored : 0;
+    for (int32_t k = 0; k < w->schema.n_states; k++)
+        value_of(w->schema.states[k].type, r->hash % 1009 * 5 + r->round, &to->cells[k]);
+    return to;
+}
+
+static const world *sorted_by; /* what qsort's comparison needs */
+
+static int by_place(const void *a, const void *b) {
+    const row *x = &sorted_by->rows[*(const uint32_t *)a];
+    const row *y = &sorted_by->rows[*(const uint32_t *)b];
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    return pst_key_compare(sorted_by->schema.keys, sorted_by->schema.n_keys, x->key, x->nulls,
+                           y->key, y->nulls);
+}
+
+static void write_one_by_one(world *w, const pst_lineage *lineage, memory_file *f) {
+    static uint32_t order[KEYS];
+    pst_file_info info = {PST_DELTA, *lineage, w->range.max_parallelism, w->range.first,
+                          w->range.last};
+    pst_io io = file_io(f, 1);
+    pst_sst_writer *writer = NULL;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < KEYS; i++)
+        if (w->rows[i].op)
+            order[n++] = i;
+    sorted_by = w;
+    qsort(order, n, sizeof *order, by_place);
+    CHECK_EQ(pst_sst_writer_create(&w->schema, &info, &io, &writer), PST_OK);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK_EQ(pst_sst_writer_add(writer, record_of(w, &w->rows[order[i]])), PST_OK);
+    CHECK_EQ(pst_sst_writer_finish(writer, &info), PST_OK);
+    pst_sst_writer_destroy(writer);
+}
+
+static void write_sealed(pst_table *t, const pst_lineage *lineage, memory_file *f) {
+    pst_sealed *sealed = NULL;
+    pst_file_info info;
+    pst_io io = file_io(f, 1);
+    CHECK_EQ(pst_table_seal(t, lineage, &sealed), PST_OK);
+    CHECK_EQ(pst_sealed_write(sealed, &io, &info), PST_OK);
+    pst_sealed_destroy(sealed);
+}
+
+static void run(world *w, const shape *of, groups range, int chosen, uint64_t seed) {
+    int32_t n_keys = 0, n_states = 0;
+    w->range = range;
+    w->chosen = chosen;
+    for (; n_keys < 2 && of->keys[n_keys]; n_keys++)
+        w->columns[n_keys].type = of->keys[n_keys];
+    for (; n_states < MOST_STATES && of->states[n_states]; n_states++)
+        w->columns[n_keys + n_states].type = of->states[n_states];
+    for (int32_t i = 0; i < n_keys + n_states; i++) {
+        snprintf(w->names[i], sizeof w->names[i], "c%d", i);
+        w->columns[i] = (pst_column){.name = w->names[i],
+                                     .type = w->columns[i].type,
+                                     .precision = w->columns[i].type == PST_DECIMAL ? 38 : 0};
+    }
+    w->schema = (pst_schema){n_keys, n_states, w->columns, w->columns + n_keys};
+    for (uint64_t i = 0; i < KEYS; i++)
+        make_key(w, i);
+    pst_table_options o = {.max_parallelism = range.max_parallelism,
+                           .first_key_group = range.first,
+                           .last_key_group = range.last,
+                           .limit_bytes = (uint64_t)1 << 30};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&w->schema, &o, &t, NULL, NULL) == PST_OK);
+    for (uint32_t round = 1; round < 3; round++) {
+        pst_lineage lineage = {.id = {(uint8_t)round}, .epoch = round};
+        memory_file one_by_one = {0}, sealed = {0};
+        for (uint32_t i = 0; i < KEYS; i++) {
+            change(w, &w->rows[i], round, &seed);
+            if (w->rows[i].op)
+                CHECK_EQ(pst_table_apply(t, record_of(w, &w->rows[i]), NULL, w->schema.n_states),
+                         PST_OK);
+        }
+        write_one_by_one(w, &lineage, &one_by_one);
+        write_sealed(t, &lineage, &sealed);
+        if (!CHECK(one_by_one.size == sealed.size &&
+                   memcmp(one_by_one.data, sealed.data, sealed.size) == 0))
+            fprintf(stderr, "    %s, round %u, groups %d to %d of %d, chosen %d\n", of->name, round,
+                    range.first, range.last, range.max_parallelism, chosen);
+        file_free(&one_by_one);
+        file_free(&sealed);
+    }
+    pst_table_close(t);
+}
+
+int main(void) {
+    world *w = calloc(1, sizeof *w);
+    REQUIRE(w);
+    for (size_t i = 0; i < sizeof letters; i++)
+        letters[i] = (uint8_t)('a' + i % 23);
+    CHECK_EQ(pst_xxh64_long((int64_t)long_of(12345678901234567), PST_HASH_SEED), 12345678901234567);
+    for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
+        for (size_t k = 0; k < sizeof RANGES / sizeof *RANGES; k++)
+            run(w, &SHAPES[i], RANGES[k], 0, 1 + i * 7 + k);
+    for (int chosen = 1; chosen <= 2; chosen++)
+        run(w, &SHAPES[0], RANGES[0], chosen, 99);
+    free(w);
+    return check_report();
+}
