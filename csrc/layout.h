@@ -26,7 +26,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 4u
+#define PST_TABLE_FORMAT 5u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -118,6 +118,8 @@ typedef struct pst_header {
     uint64_t undo_count[PST_UNDO_LOGS]; /* records of epoch e: at e % 3 */
     uint64_t committed[PST_SPACES];
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
+    uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */
+    uint64_t huge_heap;                /* likewise of blocks                                     */
     pst_sweep_place sweep;
     pst_pin pins[PST_PINS];
 } pst_header;

@@ -94,6 +94,7 @@ static void pool_give(pst_pool *p, pst_sealed *s) {
 void pst_sealed_destroy(pst_sealed *s) {
     if (!s)
         return;
+    pst_huge_drop(&s->huge);
     if (s->pool)
         pool_give(s->pool, s);
     pst_free(s->entries.words);
@@ -327,6 +328,7 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
         pst_sealed_destroy(s);
         return st;
     }
+    pst_huge_take(t, &s->huge);
     *sealed = s;
     return PST_OK;
 }

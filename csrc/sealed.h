@@ -16,6 +16,7 @@
 #define PST_SEALED_H
 
 #include "collections.h"
+#include "huge.h"
 #include "key.h"
 #include "schema.h"
 #include "table.h"
@@ -40,6 +41,7 @@ struct pst_sealed {
     uint64_t logical_bytes;
     pst_lineage lineage;
     pst_schema *schema; /* of the file */
+    pst_huge huge;      /* pages of a shared table's file, for the thread that writes */
     pst_key_kind key_kind;
     int wide;
     int32_t max_parallelism;

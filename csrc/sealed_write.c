@@ -424,6 +424,7 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     pst_free(x->room);
     pst_free(x->record);
     pst_free(x);
+    pst_huge_make(&s->huge);
     if (!st)
         *info = out;
     return st;

@@ -114,6 +114,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "collections",
             "elements",
             "epoch",
+            "huge",
             "index",
             "key",
             "list",
