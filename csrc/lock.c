@@ -86,3 +86,10 @@ pst_status pst_lock_take(int fd, int32_t timeout_ms) {
 void pst_lock_release(int fd) {
     (void)flock(fd, LOCK_UN);
 }
+
+int pst_lock_is_free(int fd) {
+    if (flock(fd, LOCK_SH | LOCK_NB))
+        return 0;
+    pst_lock_release(fd);
+    return 1;
+}

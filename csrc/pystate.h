@@ -39,7 +39,7 @@ typedef enum pst_status {
     PST_OVERFLOW = 8,          /* integer overflow in add: the epoch can only be rolled back      */
     PST_WRONG_KEY_GROUP = 9,   /* a key does not belong to the table's range                      */
     PST_STALE = 10,            /* the batch outlived a seal or a roll back                        */
-    PST_BUSY = 11,             /* another process holds the table's lock                          */
+    PST_BUSY = 11,             /* another process holds the table's lock, or is rolling back      */
     PST_MISMATCH = 12,         /* a shared table of another schema, boot or format: discard it    */
     PST_SNAPSHOT_TOO_OLD = 13, /* the reader's epoch has left the undo window, or was undone      */
     PST_NO_UNDO = 14,          /* the epoch to roll back to is outside the undo window            */
@@ -612,15 +612,18 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
 /* ---- readers of the last sealed epoch --------------------------------------------------------- */
 
 /* Pins the last sealed epoch of a table, in this process (table != NULL) or of a shared table's
- * file (path != NULL; the schema must be the table's). Never blocks the writer. */
+ * file (path != NULL; the schema must be the table's). Never blocks the writer. PST_BUSY, as of all
+ * readers' calls: rows have been moving for six seconds, or whoever moved them is gone; in that
+ * case the next attach ends it, and a reader that is opened after that works. */
 pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                            pst_reader **reader, pst_detail *detail);
 void pst_reader_close(pst_reader *r);
 const pst_lineage *pst_reader_lineage(const pst_reader *r);
 /* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND,
- * PST_SNAPSHOT_TOO_OLD. */
+ * PST_SNAPSHOT_TOO_OLD, PST_BUSY. */
 pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, pst_record *record);
-/* Live rows as of the pinned epoch, in slot order. PST_NOT_FOUND at the end. */
+/* Live rows as of the pinned epoch, in slot order. PST_NOT_FOUND at the end. After PST_BUSY the cursor
+ * stands where it was. */
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
 
 #ifdef __cplusplus

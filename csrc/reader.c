@@ -4,15 +4,20 @@
  * of one of the three epochs after the pinned one leads to the record with the older header and
  * image, until the header is old enough. Everything is copied first and believed only after the
  * header, the roll back counter and the floor were found unchanged.
+ *
+ * What was not believed is read again, at most for as long as a reader has patience: rows may move
+ * for ever where somebody rolls back again and again, or was killed in it.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "hash.h"
 #include "index.h"
+#include "lock.h"
 #include "mem.h"
 #include "schema.h"
 #include "undo.h"
@@ -79,13 +84,58 @@ static uint64_t enter(const pst_reader *r) {
     return pst_acquire64(&r->view->h->rollbacks);
 }
 
-/* PST_OK: what was read since enter() returned `before` holds. PST_NOT_FOUND: read again. */
+/* PST_OK: what was read since enter() returned `before` holds. PST_STALE: read again. */
 static pst_status leave(const pst_reader *r, uint64_t before) {
     const pst_header *h = r->view->h;
     PST_FENCE(__ATOMIC_ACQUIRE);
     if (pst_acquire64(&h->floor) > r->epoch || pst_acquire64(&h->undone) != r->undone)
         return PST_SNAPSHOT_TOO_OLD;
-    return !(before & 1) && pst_acquire64(&h->rollbacks) == before ? PST_OK : PST_NOT_FOUND;
+    return !(before & 1) && pst_acquire64(&h->rollbacks) == before ? PST_OK : PST_STALE;
+}
+
+#ifndef PST_READER_PATIENCE_MS
+#define PST_READER_PATIENCE_MS 6000 /* tests make it short */
+#endif
+
+/* What one reading has tried so far. All zero: nothing. */
+typedef struct attempts {
+    uint32_t n;
+    int64_t until_ns;
+} attempts;
+
+/* Is a roll back begun that nobody goes on with? Its writer is gone where nobody holds the lock. */
+static int is_abandoned(const pst_reader *r) {
+    if (!r->owns_view || !(enter(r) & 1))
+        return 0;
+    return pst_lock_is_free(r->view->arena.fd) && (enter(r) & 1);
+}
+
+/* Lets the writer get on, before the next attempt. PST_STALE: read again. PST_BUSY: it is of no use. */
+static pst_status wait_for_writer(const pst_reader *r, attempts *a) {
+    enum { AT_ONCE = 64, FIRST_NS = 50000, LONGEST_NS = 5000000 };
+    struct timespec now, pause = {0, FIRST_NS};
+    if (a->n++ < AT_ONCE)
+        return PST_STALE;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    if (!a->until_ns)
+        a->until_ns = now_ns + (int64_t)PST_READER_PATIENCE_MS * 1000000;
+    if (now_ns >= a->until_ns || is_abandoned(r))
+        return PST_BUSY;
+    for (uint32_t i = AT_ONCE; i < a->n && pause.tv_nsec < LONGEST_NS; i++)
+        pause.tv_nsec *= 2;
+    nanosleep(&pause, NULL);
+    return PST_STALE;
+}
+
+/* The end of an attempt that came to `s`. PST_STALE: read again. */
+static pst_status conclude(const pst_reader *r, uint64_t before, pst_status s, attempts *a) {
+    if (s == PST_NO_MEMORY)
+        return s;
+    pst_status valid = leave(r, before);
+    if (valid == PST_SNAPSHOT_TOO_OLD)
+        return valid;
+    return valid || s == PST_STALE ? wait_for_writer(r, a) : s;
 }
 
 /* Is [at, at + size) of a space mapped here? A torn name may point anywhere. */
@@ -222,22 +272,25 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
 
 /* ---- look-up ------------------------------------------------------------------------------------ */
 
-static int copied_key_matches(pst_reader *r, const pst_key *key) {
+/* PST_NOT_FOUND: the copied row is another key's. */
+static pst_status match_key(pst_reader *r, const pst_key *key) {
     const uint64_t *k = r->row + r->view->lay.key_offset / 8;
     if (((uint32_t)r->row[0] & PST_FLAG_NULL_KEY) != key->null)
-        return 0;
+        return PST_NOT_FOUND;
     if (r->view->lay.key_kind == PST_KEY_WORD)
-        return k[0] == key->word;
+        return k[0] == key->word ? PST_OK : PST_NOT_FOUND;
     if (k[0] != key->hash || pst_ref_size(k + 1) != key->bytes.size)
-        return 0;
+        return PST_NOT_FOUND;
     size_t start;
     r->bytes.size = 0;
-    if (copy_bytes(r, k + 1, &r->bytes, &start))
-        return 0;
-    return !key->bytes.size || !memcmp(r->bytes.data + start, key->bytes.data, key->bytes.size);
+    pst_status s = copy_bytes(r, k + 1, &r->bytes, &start);
+    if (s || !key->bytes.size)
+        return s;
+    return memcmp(r->bytes.data + start, key->bytes.data, key->bytes.size) ? PST_NOT_FOUND : PST_OK;
 }
 
-/* Walks the pinned epoch's region. PST_NOT_FOUND, PST_OK with r->row filled, or PST_STALE. */
+/* Walks the pinned epoch's region. PST_NOT_FOUND, PST_OK with r->row filled, PST_STALE or
+ * PST_NO_MEMORY. */
 static pst_status find_row(pst_reader *r, const pst_key *key) {
     const pst_table *t = r->view;
     uint32_t tag = pst_tag_of(t, key->hash);
@@ -258,12 +311,10 @@ static pst_status find_row(pst_reader *r, const pst_key *key) {
         if (e >> 32 != tag || e == PST_TOMBSTONE)
             continue;
         pst_status s = copy_row(r, pst_entry_slot(e));
-        if (s == PST_NOT_FOUND)
-            continue;
-        if (s)
+        if (!s)
+            s = match_key(r, key);
+        if (s != PST_NOT_FOUND)
             return s;
-        if (copied_key_matches(r, key))
-            return PST_OK;
     }
     return PST_NOT_FOUND;
 }
@@ -285,32 +336,32 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *cells, uint32_t nulls,
         return PST_WRONG_KEY_GROUP;
     if (pst_key_has_namespace(&t->schema))
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
-    for (;;) {
+    attempts a = {0, 0};
+    do {
         uint64_t before = enter(r);
-        s = get_once(r, &key, record);
-        if (s == PST_NO_MEMORY)
-            return s;
-        pst_status valid = leave(r, before);
-        if (valid == PST_SNAPSHOT_TOO_OLD)
-            return valid;
-        if (!valid && s != PST_STALE)
-            return s;
-    }
+        s = conclude(r, before, get_once(r, &key, record), &a);
+    } while (s == PST_STALE);
+    return s;
+}
+
+static pst_status read_slot(pst_reader *r, uint32_t slot, pst_record *record) {
+    attempts a = {0, 0};
+    pst_status s;
+    do {
+        uint64_t before = enter(r);
+        s = copy_row(r, slot);
+        if (!s)
+            s = fill_record(r, record);
+        s = conclude(r, before, s, &a);
+    } while (s == PST_STALE);
+    return s;
 }
 
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) {
     while (*cursor < r->slots) {
-        uint64_t before = enter(r);
-        pst_status s = copy_row(r, (uint32_t)*cursor);
-        if (!s)
-            s = fill_record(r, record);
-        if (s == PST_NO_MEMORY)
+        pst_status s = read_slot(r, (uint32_t)*cursor, record);
+        if (s && s != PST_NOT_FOUND)
             return s;
-        pst_status valid = leave(r, before);
-        if (valid == PST_SNAPSHOT_TOO_OLD)
-            return valid;
-        if (valid || s == PST_STALE)
-            continue;
         ++*cursor;
         if (!s)
             return s;
@@ -328,7 +379,9 @@ static pst_status pin_epoch(pst_reader *r) {
     r->row = pst_malloc(r->view->lay.row_size);
     if (!r->shards || !r->row)
         return PST_NO_MEMORY;
-    for (;;) {
+    attempts a = {0, 0};
+    pst_status s;
+    do {
         r->undone = pst_acquire64(&h->undone);
         uint64_t before = enter(r);
         r->epoch = pst_acquire64(&h->sealed);
@@ -341,12 +394,12 @@ static pst_status pin_epoch(pst_reader *r) {
         uint64_t words[sizeof r->lineage / 8];
         pst_get_words(words, (const uint64_t *)(const void *)&m->lineage, sizeof words / 8);
         memcpy(&r->lineage, words, sizeof words);
-        pst_status s = leave(r, before);
-        if (!s)
-            break;
-    }
-    r->pin = take_pin(h, r->epoch);
-    return PST_OK;
+        /* An epoch that left the window, or was undone, meanwhile: the one of now is taken. */
+        s = leave(r, before) ? wait_for_writer(r, &a) : PST_OK;
+    } while (s == PST_STALE);
+    if (!s)
+        r->pin = take_pin(h, r->epoch);
+    return s;
 }
 
 pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,

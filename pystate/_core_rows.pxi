@@ -183,7 +183,7 @@ cdef class Reader:
             status = pst_reader_open(t, &schema.c, file, &self.r, &detail)
         if status == PST_NOT_FOUND:
             raise FileNotFoundError(2, "no shared table", path)
-        check(status, &detail, where, schema)
+        self.check(status, &detail)
         if table is not None:
             table.dependents.add(self)
 
@@ -192,6 +192,14 @@ cdef class Reader:
         if self.r is not NULL and self.fork == fork_generation:
             pst_reader_close(self.r)
         free(self.record)
+
+    cdef int check(self, pst_status status, const pst_detail *detail) except -1:
+        if status == PST_BUSY:
+            raise errors.TableBusyError(
+                f"{self.where}: a roll back of the table does not end, or its writer was killed "
+                "in it; whoever opens the table to write ends it: try again then, or read the "
+                "checkpoint")
+        return check(status, detail, self.where, self.schema)
 
     cdef int ready(self) except -1:
         if self.busy:
@@ -225,11 +233,16 @@ cdef class Reader:
         cdef int i
         self.ready()
         owner = self.schema.encode_key(key, cells, &nulls)
-        cdef pst_status status = pst_reader_get(self.r, cells, nulls, self.record)
+        cdef pst_status status
+        # Held by a roll back it waits, which another thread of this process may be at.
+        self.busy = True
+        with nogil:
+            status = pst_reader_get(self.r, cells, nulls, self.record)
+        self.busy = False
         del owner
         if status == PST_NOT_FOUND:
             return None
-        check(status, NULL, self.where, self.schema)
+        self.check(status, NULL)
         result = []
         for i in range(len(self.schema.state_codecs)):
             codec = self.schema.state_codecs[i]
@@ -254,5 +267,5 @@ cdef class Reader:
         finally:
             self.busy = False
         if status != PST_NOT_FOUND:
-            check(status, NULL, self.where, self.schema)
+            self.check(status, NULL)
         return None if status == PST_NOT_FOUND else cursor, rows.n, rows.take()

@@ -154,6 +154,9 @@ class SealedReader:
         ------
         SnapshotTooOldError
             The epoch has left the undo window.
+        TableBusyError
+            A roll back of the table does not end: its writer was killed in it, or is at it for
+            seconds. Works again once somebody has opened the table to write.
         """
         if self._namespace is not None:
             key = (*(key if len(self._keys) > 1 else (key,)), namespace)
