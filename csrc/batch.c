@@ -72,12 +72,27 @@ static pst_status take_words(pst_batch *b, const pst_array *keys) {
     return PST_OK;
 }
 
+/* A single string or binary column: its bytes are the canonical form, where the caller has them. */
+static pst_status take_plain(pst_batch *b, const pst_array *keys) {
+    const int32_t *offsets = keys->offsets + keys->offset;
+    const uint8_t *values = keys->values;
+    for (int64_t i = 0; i < b->length; i++) {
+        int null = b->nulls && b->nulls[i];
+        uint32_t size = null ? 0 : (uint32_t)(offsets[i + 1] - offsets[i]);
+        if (size > PST_MAX_BYTES)
+            return PST_TOO_LARGE;
+        b->bytes[i] = (pst_bytes){size ? values + offsets[i] : NULL, size};
+    }
+    return PST_OK;
+}
+
 static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
     b->bytes = pst_malloc((size_t)b->length * sizeof *b->bytes);
     if (!b->bytes)
         return PST_NO_MEMORY;
+    if (pst_key_is_plain(schema))
+        return take_plain(b, keys);
     pst_cell cells[PST_MAX_KEYS];
-    int encoded = schema->n_keys > 1 || keys->type == PST_DECIMAL;
     for (int64_t i = 0; i < b->length; i++) {
         uint32_t nulls = 0;
         for (int32_t k = 0; k < schema->n_keys; k++)
@@ -93,7 +108,7 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
     }
     /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
     size_t at = 0;
-    for (int64_t i = 0; encoded && i < b->length; i++) {
+    for (int64_t i = 0; i < b->length; i++) {
         if (!b->bytes[i].size)
             continue;
         b->bytes[i].data = b->encoded.data + at;
@@ -296,6 +311,19 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
     }
 }
 
+/* Rows of bytes keys whose guess has come: brings in the block that holds the rest of the key. Those
+ * that were not in their home lines are looked for later than that. */
+PST_PREFETCH void bring_keys(const pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        const uint64_t *ref = pst_row(t, b->slots[i]) + t->lay.key_offset / 8 + 1;
+        if (pst_ref_is_block(ref) && pst_ref_size(ref) == b->bytes[i].size)
+            pst_prefetch_bytes(pst_ref_data(t->heap, ref), pst_ref_size(ref));
+    }
+}
+
 /* Looks again where the guess was another key's row. */
 static void compare_slots(pst_batch *b, int64_t from, int64_t to) {
     const pst_table *t = b->t;
@@ -336,6 +364,8 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
             pst_prefetch_words(b->words, from, b->length);
         find_lines(b, min64(end + 3 * PST_GROUP, b->length));
         guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
+        if (b->bytes)
+            bring_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
         guess_moved(b, min64(end + PST_GROUP, b->length));
         if (b->words && !b->nulls)
             compare_words(b, from, end);

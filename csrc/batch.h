@@ -1,10 +1,11 @@
 /* batch.h: many keys at once.
  *
  * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
- * in groups of PST_GROUP rows through four stages (find the index line, find the row in it, find it
- * in the next lines where the first was full, use it). Each stage prefetches for the next and runs
- * a group ahead of it, so that the misses of one overlap the work of the others; the look-up is
- * fused with the first operation on the batch.
+ * in groups of PST_GROUP rows through stages: find the index line; find the row in it; find it in
+ * the next lines where the first was full; of keys of bytes, find the block that holds the row's
+ * key; use the row. Each stage prefetches for the next and runs a group ahead of it, so that the
+ * misses of one overlap the work of the others; the look-up is fused with the first operation on
+ * the batch.
  *
  * Thread safety: as the table.
  *

@@ -14,7 +14,7 @@ int pst_key_is_word(const pst_schema *schema) {
     return schema->n_keys == 1 && !is_bytes(type) && type != PST_DECIMAL;
 }
 
-static int is_plain_bytes(const pst_schema *schema) {
+int pst_key_is_plain(const pst_schema *schema) {
     return schema->n_keys == 1 && is_bytes(schema->keys[0].type);
 }
 
@@ -51,7 +51,7 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
         key->word = pst_canonical_word(schema->keys[0].type, cells[0].word[0]);
         return PST_OK;
     }
-    if (is_plain_bytes(schema)) {
+    if (pst_key_is_plain(schema)) {
         key->bytes = cells[0].bytes;
         return key->bytes.size > PST_MAX_BYTES ? PST_TOO_LARGE : PST_OK;
     }
@@ -111,7 +111,7 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
         cells[0].word[1] = 0;
         return PST_OK;
     }
-    if (is_plain_bytes(schema)) {
+    if (pst_key_is_plain(schema)) {
         cells[0].bytes = bytes;
         return PST_OK;
     }

@@ -52,6 +52,16 @@ static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t re
     return (const uint8_t *)ref + 4;
 }
 
+/* Brings in bytes that lie in a block, the first lines of long ones. */
+PST_PREFETCH void pst_prefetch_bytes(const uint8_t *data, uint32_t size) {
+    enum { LINE = 64, MOST = 512 };
+    const uint8_t *end = data + (size < MOST ? size : MOST) - 1;
+    __builtin_prefetch(data, 0, 2);
+    for (const uint8_t *at = data + LINE; at < end; at += LINE)
+        __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(end, 0, 2);
+}
+
 /* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller adds. */
 static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
     uint8_t image[16] = {0};
@@ -78,6 +88,8 @@ static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst
 }
 
 int pst_key_is_word(const pst_schema *schema);
+/* Whether the canonical form is the column's own bytes. */
+int pst_key_is_plain(const pst_schema *schema);
 
 /* Whether the key's last columns are a namespace. */
 static inline int pst_key_has_namespace(const pst_schema *schema) {
