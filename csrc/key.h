@@ -52,14 +52,11 @@ static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t re
     return (const uint8_t *)ref + 4;
 }
 
-/* Brings in bytes that lie in a block, the first lines of long ones. */
+/* Brings in the beginning of bytes that lie in a block, which may lie across two lines. */
 PST_PREFETCH void pst_prefetch_bytes(const uint8_t *data, uint32_t size) {
-    enum { LINE = 64, MOST = 512 };
-    const uint8_t *end = data + (size < MOST ? size : MOST) - 1;
+    enum { LINE = 64 };
     __builtin_prefetch(data, 0, 2);
-    for (const uint8_t *at = data + LINE; at < end; at += LINE)
-        __builtin_prefetch(at, 0, 2);
-    __builtin_prefetch(end, 0, 2);
+    __builtin_prefetch(data + (size < LINE ? size : LINE) - 1, 0, 2);
 }
 
 /* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller adds. */

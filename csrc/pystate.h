@@ -383,6 +383,16 @@ pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
 /* `key` is filled for maps. PST_NOT_FOUND at the end. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
+/* Items of a list that lie side by side in the table, `count` of the `left` that the walk has yet to
+ * come by; of the column's width, at its alignment. */
+typedef struct pst_run {
+    const void *items;
+    uint64_t count;
+    uint64_t left;
+} pst_run;
+/* PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of maps,
+ * items of variable width, and those that may be hidden by their age. */
+pst_status pst_elements_next_run(pst_elements *e, pst_run *run);
 
 /* Items to the lists of the batch's keys, in row order; one per row. A null is PST_INVALID with its
  * row, before anything is written. */

@@ -151,6 +151,25 @@ pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int3
     return PST_OK;
 }
 
+pst_status pst_elements_next_run(pst_elements *e, pst_run *run) {
+    const pst_table *t = e->t;
+    memset(run, 0, sizeof *run);
+    if (e->ended)
+        return PST_NOT_FOUND;
+    pst_list_cursor *c = &e->at.list;
+    if (e->kind != PST_LIST || !c->shape.width || (c->shape.timed && pst_ttl_is_set(t, e->column)))
+        return PST_INVALID;
+    pst_list_run found;
+    run->left = c->list.end - c->seq;
+    pst_status s = pst_list_next_run(c, &found);
+    e->ended = s != PST_OK;
+    if (s)
+        return s;
+    run->items = found.data;
+    run->count = found.count;
+    return PST_OK;
+}
+
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
     const pst_table *t = e->t;
     pst_status s;

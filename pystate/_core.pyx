@@ -10,10 +10,13 @@ Thread safety: a handle that is at work without the GIL is marked busy, and any 
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.float cimport PyFloat_FromDouble
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact, PyLong_FromLongLong
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport EINTR, errno
 from libc.math cimport isinf, isnan
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc

@@ -228,6 +228,13 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_elements_start(pst_elements *e, int32_t column)
     pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column)
     pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value)
+
+    ctypedef struct pst_run:
+        const void *items
+        uint64_t count
+        uint64_t left
+
+    pst_status pst_elements_next_run(pst_elements *e, pst_run *run)
     pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items)
     pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                           const pst_array *items)

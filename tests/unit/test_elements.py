@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -324,3 +325,52 @@ def test_two_names_that_files_cannot_tell_apart() -> None:
         pytest.raises(DeclarationError, match="state 'state_210240': files know lists"),
     ):
         backend.set_current_key(1)
+
+
+@pytest.mark.parametrize("kind", ["long", "double", "int"])
+def test_a_list_of_numbers_of_any_length(kind: str) -> None:
+    with ps.KeyedStateBackend("long", states={"l": ps.ListState(kind)}) as backend:
+        items = backend["l"]
+        made = float if kind == "double" else int
+        model: list[Any] = []
+        backend.set_current_key(1)
+        assert items.get() == []
+        for length in (1, 2, 3, 10, 100, 1000):
+            model += [made(i) * -3 for i in range(length)]
+            items.add_all(model[len(items) :])
+            found = items.get()
+            assert found == model
+            assert {type(item) for item in found} == {made}
+            backend.seal().close()
+            backend.set_current_key(1)
+            assert items.get() == model
+
+
+@pytest.mark.parametrize("kind", ["long", "double"])
+@pytest.mark.parametrize("later", [[], [7], list(range(500))])
+def test_a_list_that_changes_while_the_collector_runs(kind: str, later: list[int]) -> None:
+    """Making the list that `get` returns may run the garbage collector, and with it other code."""
+    with ps.KeyedStateBackend("long", states={"l": ps.ListState(kind)}) as backend:
+        backend.set_current_key(1)
+        items = backend["l"]
+        items.add_all(list(map(float, range(300))) if kind == "double" else range(300))
+        changes = 0
+
+        def change(phase: str, info: dict[str, int]) -> None:
+            nonlocal changes
+            if phase == "start" and not changes:
+                changes += 1
+                items.update(list(map(float, later)) if kind == "double" else later)
+
+        thresholds = gc.get_threshold()
+        # Else the list would be one of those that the interpreter keeps for reuse.
+        _kept: list[list[int]] = [[] for _ in range(1000)]
+        gc.callbacks.append(change)
+        gc.set_threshold(1)
+        try:
+            found, seen = items.get(), changes
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(change)
+        assert found == (later if seen else list(range(300)))
+        assert items.get() == (later if changes else list(range(300)))
