@@ -111,8 +111,8 @@ class NoSpaceError(PystateError, OSError):
 class TableBusyError(PystateError, TimeoutError):
     """Another process held a table's lock for longer than the caller would wait.
 
-    To a reader: rows were moving back for longer than it waits, or whoever moved them was killed. The
-    next process that opens the table to write ends that.
+    To a reader: rows were moving back for longer than it waits, or whoever moved them was killed.
+    The next process that opens the table to write ends that.
     """
 
 
