@@ -223,34 +223,55 @@ static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static void find_lines(pst_batch *b, int64_t to) {
+/* What few keys need stays out of the loops, whose registers it would take. */
+#define RARE __attribute__((noinline))
+
+static inline
+    __attribute__((always_inline)) void find_lines_as(pst_batch *b, int64_t to, int masked) {
     static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
     const pst_table *t = b->t;
     const pst_shard *shards = t->m->shards;
     const uint8_t *heap = t->heap;
     const uint64_t *hashes = b->hash;
     const uint64_t **lines = b->lines;
-    for (int64_t i = b->lined; i < to; i++) {
+    uint32_t *tags = b->tags, bits = t->m->directory_bits, mask = t->group_mask;
+    uint32_t first = (uint32_t)t->first_key_group;
+    pst_salt salt = pst_salt_of(t);
+    for (uint64_t i = (uint64_t)b->lined; i < (uint64_t)to; i++) {
         uint64_t hash = hashes[i];
+        uint32_t group = masked ? (uint32_t)hash & mask : (uint32_t)pst_group_of(t, hash);
+        uint32_t tag = pst_salted_tag(salt, hash);
         pst_cursor c;
         c.line = (uint64_t *)(uintptr_t)nothing;
-        if (pst_cursor_home(&c, &shards[pst_shard_of(t, hash)], heap, pst_tag_of(t, hash)))
+        if (pst_cursor_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
             __builtin_prefetch(c.line, 0, 2);
         lines[i % PST_LINES] = c.line;
+        tags[i % PST_LINES] = tag;
     }
-    if (to > b->lined)
-        b->lined = to;
 }
 
-/* What few keys need stays out of the loops, whose registers it would take. */
-#define RARE __attribute__((noinline))
+static RARE void find_lines_of_any_groups(pst_batch *b, int64_t to) {
+    find_lines_as(b, to, 0);
+}
+
+static void find_lines(pst_batch *b, int64_t to) {
+    if (to <= b->lined)
+        return;
+    if (pst_groups_are_masked(b->t))
+        find_lines_as(b, to, 1);
+    else
+        find_lines_of_any_groups(b, to);
+    b->lined = to;
+}
 
 /* The line so many steps behind the home line of key i. */
 static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
     const pst_table *t = b->t;
+    uint32_t tag = b->tags[i % PST_LINES];
     pst_cursor c;
-    if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, b->hash[i])], t->heap,
-                         pst_tag_of(t, b->hash[i])))
+    if (!pst_cursor_home(&c,
+                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, b->hash[i], tag)],
+                         t->heap, tag))
         return b->lines[i % PST_LINES];
     while (steps--)
         pst_cursor_step(&c, t->heap);
@@ -269,11 +290,13 @@ static void try_next_lines(pst_batch *b, int64_t i) {
  * later, and PST_NONE is looked up again by whoever cares. */
 static void guess_slots(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
-    uint32_t taken = t->m->slots, *slots = b->slots, shift = t->subshard_bits;
-    const uint64_t *hashes = b->hash, **lines = b->lines;
+    uint32_t taken = t->m->slots, *slots = b->slots;
+    const uint32_t *tags = b->tags;
+    const uint64_t **lines = b->lines;
     for (int64_t i = b->guessed; i < to; i++) {
-        const uint64_t *line = lines[i % PST_LINES];
-        uint32_t m = pst_line_matches(line, (uint32_t)((hashes[i] << shift) >> 32));
+        uint64_t at = (uint64_t)i % PST_LINES;
+        const uint64_t *line = lines[at];
+        uint32_t m = pst_line_matches(line, tags[at]);
         uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
         if (slot < taken) {
             pst_prefetch_row(t, slot);
@@ -302,7 +325,7 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
         int64_t i = b->moved[b->moved_head++ % PST_LINES];
         const uint64_t *line = b->lines[i % PST_LINES];
-        uint32_t tag = pst_tag_of(t, b->hash[i]), slot = slot_in(t, line, tag);
+        uint32_t tag = b->tags[i % PST_LINES], slot = slot_in(t, line, tag);
         if (slot == PST_NONE && line[PST_LINE - 1])
             slot = slot_in(t, line_behind(b, i, 2), tag);
         if (slot != PST_NONE)

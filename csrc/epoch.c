@@ -28,6 +28,15 @@ static void sweep_stamps(pst_table *t, uint64_t epoch) {
     pst_put64(&m->sweep, at);
 }
 
+/* All but the part of the directory that has never been used. */
+static void copy_meta(const pst_table *t, pst_meta *to, const pst_meta *from) {
+    size_t used = offsetof(pst_meta, shards) + pst_directory_size(t, from) * sizeof(pst_shard);
+    size_t roots = offsetof(pst_meta, shards) + t->h->shards * sizeof(pst_shard);
+    pst_put_words((uint64_t *)to, (const uint64_t *)from, used / 8);
+    pst_put_words((uint64_t *)to + roots / 8, (const uint64_t *)from + roots / 8,
+                  (t->h->meta_size - roots) / 8);
+}
+
 void pst_epoch_begin(pst_table *t) {
     pst_header *h = t->h;
     uint64_t e = h->sealed + 1;
@@ -37,7 +46,7 @@ void pst_epoch_begin(pst_table *t) {
     pst_put64(&h->undo_count[e % PST_UNDO_LOGS], 0);
     pst_meta *m = pst_meta_of(t, e);
     const pst_meta *before = pst_meta_of(t, e - 1);
-    pst_put_words((uint64_t *)m, (const uint64_t *)before, h->meta_size / 8);
+    copy_meta(t, m, before);
     pst_put64(&m->epoch, e);
     for (int r = 0; r < PST_RINGS; r++) {
         pst_ring *ring = &m->rings[r];

@@ -89,51 +89,218 @@ static uint32_t capacity_for(uint64_t live, uint32_t shard) {
             power *= 2;
         want = power;
     }
-    return want > UINT32_MAX / 2 ? 0 : (uint32_t)want;
+    return want > 0xFFFFFF ? 0 : (uint32_t)want;
 }
 
-static pst_status rebuild(pst_table *t, uint32_t shard) {
-    pst_shard *s = &t->m->shards[shard], old = *s;
-    pst_shard next = {capacity_for(old.used - old.tombstones, shard), 0, 0, 0};
-    if (!next.capacity)
-        return PST_TOO_LARGE;
-    pst_status st = make_region(t, next.capacity, &next.table);
-    if (st)
-        return st;
-    const uint32_t *names = (const uint32_t *)pst_block(t, old.table);
-    for (uint32_t p = 0, left = old.capacity; left; p++) {
+/* ---- the directory ---------------------------------------------------------------------------- */
+
+/* The entries of the shard that stands at i. */
+static uint32_t shard_entries(const pst_meta *m, uint32_t i) {
+    return UINT32_C(1) << (m->directory_bits - pst_shard_depth(m->shards[i].shape));
+}
+
+/* The first of them, which has its counts. */
+static uint32_t shard_first(const pst_meta *m, uint32_t i) {
+    return i & ~(shard_entries(m, i) - 1);
+}
+
+static pst_shard *shard_of(const pst_table *t, pst_meta *m, uint64_t hash) {
+    return m->shards +
+           shard_first(m, pst_directory_at(t, m->directory_bits, hash, pst_tag_of(t, hash)));
+}
+
+/* Each entry becomes two, from the end, so that nothing is overwritten before it was read. Only the
+ * open epoch's meta changes. */
+static int double_directory(pst_table *t) {
+    pst_meta *m = t->m;
+    uint32_t n = pst_directory_size(t, m);
+    if (n > t->h->shards / 2)
+        return 0;
+    for (uint32_t i = n; i-- > 0;)
+        for (uint32_t k = 2; k-- > 0;)
+            pst_put_words((uint64_t *)(m->shards + 2 * i + k), (const uint64_t *)(m->shards + i),
+                          sizeof(pst_shard) / 8);
+    pst_put32(&m->directory_bits, m->directory_bits + 1);
+    return 1;
+}
+
+static void publish(pst_meta *m, uint32_t first, uint32_t n, const pst_shard *s) {
+    for (uint32_t i = first; i < first + n; i++) {
+        pst_put32(&m->shards[i].shape, s->shape);
+        pst_put32(&m->shards[i].table, s->table);
+        pst_put32(&m->shards[i].used, s->used);
+        pst_put32(&m->shards[i].tombstones, s->tombstones);
+    }
+}
+
+/* ---- rebuilding ------------------------------------------------------------------------------- */
+
+/* Calls for each entry of a region; what it does is inlined. */
+static inline __attribute__((always_inline)) void
+each_entry(const pst_table *t, const pst_shard *s, void (*use)(const pst_table *, uint64_t, void *),
+           void *with) {
+    const uint32_t *names = (const uint32_t *)pst_block(t, s->table);
+    for (uint32_t p = 0, left = pst_shard_capacity(s->shape); left; p++) {
         uint32_t n = left < PST_PAGE_ENTRIES ? left : PST_PAGE_ENTRIES;
         const uint64_t *page = (const uint64_t *)pst_block(t, names[p]);
         for (uint32_t i = 0; i < n; i++)
-            if (page[i] && page[i] != PST_TOMBSTONE) {
-                place(t, &next, page[i]);
-                next.used++;
-            }
+            if (page[i] && page[i] != PST_TOMBSTONE)
+                use(t, page[i], with);
         left -= n;
     }
-    pst_put32(&s->capacity, next.capacity);
-    pst_put32(&s->used, next.used);
-    pst_put32(&s->tombstones, 0);
-    pst_put32(&s->table, next.table);
-    pst_put64(&t->m->index_granules, t->m->index_granules + region_granules(next.capacity) -
-                                         (old.capacity ? region_granules(old.capacity) : 0));
-    if (!old.capacity)
+}
+
+/* A shard's successors, one or two. */
+typedef struct heirs {
+    uint32_t n;
+    uint32_t depth; /* of the shard */
+    uint64_t live[2];
+    pst_shard shards[2];
+} heirs;
+
+static uint32_t heir_of(const heirs *h, uint64_t entry) {
+    return h->n == 1 ? 0 : (uint32_t)(entry >> 32) << h->depth >> 31;
+}
+
+static void count_entry(const pst_table *t, uint64_t entry, void *with) {
+    heirs *h = with;
+    (void)t;
+    h->live[heir_of(h, entry)]++;
+}
+
+static void move_entry(const pst_table *t, uint64_t entry, void *with) {
+    heirs *h = with;
+    place(t, &h->shards[heir_of(h, entry)], entry);
+}
+
+static pst_status free_shard(pst_table *t, const pst_shard *s, int born) {
+    uint32_t capacity = pst_shard_capacity(s->shape);
+    return free_region(t, capacity, s->table, page_count(capacity), born);
+}
+
+static pst_status make_heirs(pst_table *t, heirs *h, uint32_t first) {
+    for (uint32_t k = 0; k < h->n; k++) {
+        uint32_t capacity = capacity_for(h->live[k], first + k);
+        pst_shard *s = &h->shards[k];
+        pst_status st = capacity ? make_region(t, capacity, &s->table) : PST_TOO_LARGE;
+        if (st && k)
+            (void)free_shard(t, &h->shards[0], 1); /* born: cannot fail */
+        if (st)
+            return st;
+        s->shape = (h->depth + h->n - 1) << 24 | capacity;
+        s->used = (uint32_t)h->live[k];
+    }
+    return PST_OK;
+}
+
+/* Was the region made in the open epoch? The sealed one has it at the same place, if at all. */
+static int is_born(pst_table *t, uint32_t i, const pst_shard *old) {
+    const pst_meta *sealed = pst_meta_of(t, t->h->sealed);
+    const pst_shard *s = sealed->shards + (i >> (t->m->directory_bits - sealed->directory_bits));
+    return !(pst_shard_capacity(s->shape) && s->table == old->table);
+}
+
+/* Gives a hash's shard a new region, or where it has become too large for one, two shards. */
+static pst_status rebuild(pst_table *t, uint64_t hash) {
+    pst_meta *m = t->m;
+    uint32_t tag = pst_tag_of(t, hash),
+             first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
+    pst_shard old = m->shards[first];
+    heirs h = {.n = 1, .depth = pst_shard_depth(old.shape), .live = {old.used - old.tombstones}};
+    if (capacity_for(h.live[0], first) > PST_SHARD_MOST &&
+        (shard_entries(m, first) > 1 || double_directory(t))) {
+        first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
+        h.n = 2;
+        h.live[0] = 0;
+        each_entry(t, &old, count_entry, &h);
+    }
+    pst_status st = make_heirs(t, &h, first);
+    if (st)
+        return st;
+    each_entry(t, &old, move_entry, &h);
+    uint32_t n = shard_entries(m, first) / h.n;
+    uint64_t granules = m->index_granules;
+    for (uint32_t k = 0; k < h.n; k++) {
+        publish(m, first + k * n, n, &h.shards[k]);
+        granules += region_granules(pst_shard_capacity(h.shards[k].shape));
+    }
+    if (!pst_shard_capacity(old.shape)) {
+        pst_put64(&m->index_granules, granules);
         return PST_OK;
-    const pst_shard *sealed = &pst_meta_of(t, t->h->sealed)->shards[shard];
-    int born = !(sealed->capacity && sealed->table == old.table);
-    return free_region(t, old.capacity, old.table, page_count(old.capacity), born);
+    }
+    pst_put64(&m->index_granules, granules - region_granules(pst_shard_capacity(old.shape)));
+    return free_shard(t, &old, is_born(t, first, &old));
 }
 
 pst_status pst_index_reserve(pst_table *t, uint64_t hash) {
-    uint32_t shard = pst_shard_of(t, hash);
-    const pst_shard *s = &t->m->shards[shard];
-    if ((uint64_t)(s->used + 1) * 7 <= (uint64_t)s->capacity * 6)
+    const pst_shard *s = shard_of(t, t->m, hash);
+    if ((uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6)
         return PST_OK;
-    return rebuild(t, shard);
+    return rebuild(t, hash);
+}
+
+pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows) {
+    pst_meta *m = t->m;
+    uint32_t group = (uint32_t)(key_group - t->first_key_group), depth = m->directory_bits;
+    uint32_t first = group << depth, n = 1u << depth;
+    for (uint32_t i = first; i < first + n; i++)
+        if (pst_shard_capacity(m->shards[i].shape))
+            return PST_OK;
+    while (capacity_for(rows >> depth, first) > PST_SHARD_MOST && double_directory(t))
+        depth++;
+    first = group << depth;
+    n = 1u << depth;
+    for (uint32_t i = first; i < first + n; i++) {
+        pst_shard s = {depth << 24, 0, 0, 0};
+        uint32_t capacity = capacity_for(rows >> depth, i);
+        pst_status st = capacity ? make_region(t, capacity, &s.table) : PST_TOO_LARGE;
+        if (st)
+            return st;
+        s.shape |= capacity;
+        publish(m, i, 1, &s);
+        pst_put64(&m->index_granules, m->index_granules + region_granules(capacity));
+    }
+    return PST_OK;
+}
+
+/* ---- entries ---------------------------------------------------------------------------------- */
+
+uint32_t pst_index_find_untied(const pst_table *t, const pst_key *key) {
+    if (t->lay.key_kind != PST_KEY_BYTES)
+        return PST_NONE;
+    pst_key own = pst_untied(t, key);
+    return pst_index_walk(t, &own);
+}
+
+/* A row that bears the hash and another key. The key's own row, if there is one, is dead. */
+static int ties(const pst_table *t, uint32_t slot, const pst_key *key) {
+    const uint64_t *k = pst_row(t, slot) + t->lay.key_offset / 8;
+    return k[0] == key->hash && !pst_ref_equals(t->heap, k + 1, key->bytes);
+}
+
+int pst_index_is_tied(const pst_table *t, const pst_key *key) {
+    uint32_t tag = pst_tag_of(t, key->hash), n = 0;
+    pst_cursor c;
+    if (!pst_cursor_home(&c,
+                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, key->hash, tag)],
+                         t->heap, tag))
+        return 0;
+    for (uint32_t seen = 0; seen < c.capacity; seen += PST_LINE) {
+        for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
+            uint64_t e = c.line[__builtin_ctz(m)];
+            n += e && e != PST_TOMBSTONE && ties(t, pst_entry_slot(e), key);
+        }
+        if (n >= PST_TIES)
+            return 1;
+        if (!c.line[PST_LINE - 1])
+            return 0;
+        pst_cursor_step(&c, t->heap);
+    }
+    return 0;
 }
 
 void pst_index_insert(pst_table *t, uint64_t hash, uint32_t slot) {
-    pst_shard *s = &t->m->shards[pst_shard_of(t, hash)];
+    pst_shard *s = shard_of(t, t->m, hash);
     place(t, s, pst_entry(pst_tag_of(t, hash), slot));
     pst_put32(&s->used, s->used + 1);
 }
@@ -157,7 +324,7 @@ static uint64_t *cell_of(pst_table *t, const pst_shard *s, uint64_t hash, uint32
 }
 
 void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot) {
-    uint64_t *cell = cell_of(t, &m->shards[pst_shard_of(t, hash)], hash, slot);
+    uint64_t *cell = cell_of(t, shard_of(t, m, hash), hash, slot);
     if (cell)
         pst_put64(cell, 0);
 }
@@ -168,9 +335,9 @@ void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot) {
     int32_t group = pst_group_of(t, hash);
     if (group < t->first_key_group || group > t->last_key_group)
         return;
-    uint32_t shard = pst_shard_of(t, hash), seen = 0;
+    uint32_t seen = 0;
     for (uint64_t e = t->h->active;; e--) {
-        pst_shard *s = &pst_meta_of(t, e)->shards[shard];
+        pst_shard *s = shard_of(t, pst_meta_of(t, e), hash);
         uint64_t *cell = s->table != seen ? cell_of(t, s, hash, slot) : NULL;
         seen = s->table;
         if (cell) {

@@ -1,9 +1,17 @@
 /* index.h: from a key's hash to its slot; one open-addressing table per shard.
  *
- * Purpose: a shard is a key group, or a part of one where a table has few of them, so that the
- * largest step of growth, one shard's rebuild, stays small. A shard's entries lie in pages of 512
- * that a page table names; capacities need not be powers of two, since a home position is
- * tag * capacity / 2^32, rounded down to a line of eight entries.
+ * Purpose: a shard is a key group, or a part of one; a shard that would outgrow PST_SHARD_MOST
+ * splits in two, so that the largest step of growth, one shard's rebuild, stays small whatever the
+ * number of keys. Which part a key belongs to, and where its home is, its tag says: 32 bits of its
+ * hash mixed with the table's salt, so that neither the order of keys nor who chooses them has a
+ * say. The first bits, as many as the shard's depth, choose the shard; the home position is the rest
+ * as a fraction of the capacity, rounded down to a line of eight entries. So a rebuild, or a split,
+ * is one pass over the old entries and never looks at rows. Entries lie in pages of 512 that a page
+ * table names; capacities need not be powers of two.
+ *
+ * Mixing is no help where whole hashes are equal, which of bytes keys anybody can bring about: such
+ * rows tie. The first few lie under that hash; later ones under one of their own, which a keyed
+ * hash of their bytes gives (pst_key_untied) and which the row bears.
  *
  * Thread safety: the writer's alone; readers use the regions that a sealed meta names.
  *
@@ -19,6 +27,9 @@
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
  *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
+ *  I6. While the directory has room, no shard has more than PST_SHARD_MOST entries.
+ *  I7. At most PST_TIES rows of one hash lie under it when another comes. Whoever does not find a
+ *      key of bytes under its hash looks under its own one, if the epoch's `ties` is not 0.
  */
 #ifndef PST_INDEX_H
 #define PST_INDEX_H
@@ -32,7 +43,7 @@
 #include "table.h"
 
 /* A walk along a shard, a line of eight entries (one cache line) at a time. */
-enum { PST_LINE = 8 };
+enum { PST_LINE = 8, PST_TIES = 8 };
 
 typedef struct pst_cursor {
     const uint32_t *pages;
@@ -46,14 +57,20 @@ static inline void pst_cursor_point(pst_cursor *c, const uint8_t *heap) {
     c->line = (uint64_t *)(heap + page) + c->at % PST_PAGE_ENTRIES;
 }
 
+/* The position of a tag's home line in a shard of that shape. */
+static inline uint32_t pst_home(uint32_t shape, uint32_t tag) {
+    uint64_t rest = (uint32_t)(tag << pst_shard_depth(shape));
+    return (uint32_t)(rest * pst_shard_capacity(shape) >> 32) & ~(uint32_t)(PST_LINE - 1);
+}
+
 /* Points at the home line; 0 where the shard has no page yet. */
 static inline int pst_cursor_home(pst_cursor *c, const pst_shard *s, const uint8_t *heap,
                                   uint32_t tag) {
-    c->capacity = s->capacity;
+    c->capacity = pst_shard_capacity(s->shape);
     if (!c->capacity)
         return 0;
     c->pages = (const uint32_t *)(heap + (uint64_t)s->table * PST_GRANULE);
-    c->at = (uint32_t)((uint64_t)tag * c->capacity >> 32) & ~(uint32_t)(PST_LINE - 1);
+    c->at = pst_home(s->shape, tag);
     pst_cursor_point(c, heap);
     return 1;
 }
@@ -103,11 +120,13 @@ static inline int pst_row_matches(const pst_table *t, const uint64_t *row, const
     return k[0] == key->hash && pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
-/* The key's slot, or PST_NONE. */
-static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
+/* The slot of a key under its hash, or PST_NONE. */
+static inline uint32_t pst_index_walk(const pst_table *t, const pst_key *key) {
     uint32_t tag = pst_tag_of(t, key->hash);
     pst_cursor c;
-    if (!pst_cursor_home(&c, &t->m->shards[pst_shard_of(t, key->hash)], t->heap, tag))
+    if (!pst_cursor_home(&c,
+                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, key->hash, tag)],
+                         t->heap, tag))
         return PST_NONE;
     for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
@@ -123,6 +142,30 @@ static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
     }
     return PST_NONE;
 }
+
+/* The same key under the hash of its own. */
+static inline pst_key pst_untied(const pst_table *t, const pst_key *key) {
+    pst_key own = *key;
+    own.hash = pst_key_untied(t->h->salt + 3, key->hash, key->bytes, t->max_parallelism);
+    return own;
+}
+
+uint32_t pst_index_find_untied(const pst_table *t, const pst_key *key);
+
+/* The key's slot, or PST_NONE. */
+static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
+    uint32_t slot = pst_index_walk(t, key);
+    if (slot != PST_NONE || __builtin_expect(!t->m->ties, 1))
+        return slot;
+    return pst_index_find_untied(t, key);
+}
+
+/* Has the hash of a bytes key so many rows of other keys that this one is to have its own? */
+int pst_index_is_tied(const pst_table *t, const pst_key *key);
+
+/* Makes room for `rows` keys of a group that has none yet, as far as memory goes: what does not come
+ * true is only slower, or larger. */
+pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows);
 
 /* Makes room for one more entry in the shard of `hash`. */
 pst_status pst_index_reserve(pst_table *t, uint64_t hash);

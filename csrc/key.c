@@ -2,6 +2,7 @@
 
 #include "hash.h"
 #include "mem.h"
+#include "siphash.h"
 #include "table.h"
 #include "xxh64.h"
 
@@ -139,20 +140,31 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
     return bytes.size ? PST_CORRUPT : PST_OK;
 }
 
-uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism) {
-    int64_t mixed = (int64_t)pst_xxh64(bytes.data, bytes.size, hash), moved;
-    int64_t by = pst_key_group(hash, max_parallelism) -
-                 (int64_t)pst_key_group((uint64_t)mixed, max_parallelism);
+/* The nearest number to `mixed` whose key group is that of `hash`. */
+static uint64_t keep_group(uint64_t hash, uint64_t mixed, int32_t max_parallelism) {
+    int64_t near = (int64_t)mixed, moved;
+    int64_t by =
+        pst_key_group(hash, max_parallelism) - (int64_t)pst_key_group(mixed, max_parallelism);
     /* At the ends of the range the neighbour of the same group lies on the other side. */
-    if (__builtin_add_overflow(mixed, by, &moved))
-        moved = mixed + (by > 0 ? by - max_parallelism : by + max_parallelism);
+    if (__builtin_add_overflow(near, by, &moved))
+        moved = near + (by > 0 ? by - max_parallelism : by + max_parallelism);
     return (uint64_t)moved;
 }
 
-uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null) {
+uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism) {
+    return keep_group(hash, pst_xxh64(bytes.data, bytes.size, hash), max_parallelism);
+}
+
+uint64_t pst_key_untied(const uint64_t secret[2], uint64_t hash, pst_bytes bytes,
+                        int32_t max_parallelism) {
+    return keep_group(hash, pst_siphash(bytes.data, bytes.size, secret), max_parallelism);
+}
+
+uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
+                          int tied) {
     if (pst_key_is_word(schema))
         return null ? PST_HASH_SEED : pst_hash_word(schema->keys[0].type, word, PST_HASH_SEED);
-    if (!pst_key_has_namespace(schema))
+    if (!pst_key_has_namespace(schema) && !tied)
         return word;
     pst_cell cells[PST_MAX_KEYS];
     uint32_t nulls;

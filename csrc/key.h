@@ -11,7 +11,8 @@
  *  K2. A null column encodes as one tag byte; a single-column null key is a flag, its word and
  *      bytes zero. Hash and form are decided by the columns alone.
  *  K3. Where the key has a namespace, `hash` within a table is not Spark's: pst_key_spread mixes all
- *      columns into it and keeps the key group. Records and files bear Spark's.
+ *      columns into it and keeps the key group. Records and files bear Spark's. The same holds of
+ *      pst_key_untied.
  *  K4. A reference (16 bytes: length and 12 inline bytes, zero padded, or length, the first four
  *      bytes, granule, the next four) denotes its bytes wherever the heap base is.
  */
@@ -96,8 +97,15 @@ static inline int pst_key_has_namespace(const pst_schema *schema) {
 /* The hash under which a table keeps a key with a namespace: of the same key group. */
 uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism);
 
-/* Spark's hash of a row's key as it lies in a table. */
-uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null);
+/* The hash under which a table keeps a key whose hash too many others have: keyed, so that nobody
+ * outside knows it, and of the same key group. */
+uint64_t pst_key_untied(const uint64_t secret[2], uint64_t hash, pst_bytes bytes,
+                        int32_t max_parallelism);
+
+/* Spark's hash of a row's key as it lies in a table; `tied`: some of its rows lie under
+ * pst_key_untied. */
+uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
+                          int tied);
 
 /* Decodes the canonical form into a cell per key column; byte cells point into `bytes`. Statuses:
  * PST_CORRUPT where the encoding does not hold together. */

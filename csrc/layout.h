@@ -17,10 +17,15 @@
  *      confused with one of it. The stamp of epoch e is e % (2^24 - 1) + 1.
  *  L4. An index entry is tag << 32 | (slot + 1); 0 is empty, PST_TOMBSTONE a dead entry.
  *  L5. A block is named by its granule, its offset in the heap space / 16. Granule 0 is none.
+ *  L6. A meta's directory has 2^directory_bits entries per key group. A shard of depth d stands in
+ *      all 2^(directory_bits - d) entries, side by side, whose top d bits are its own; their shape
+ *      and table are equal, and the first one's counts are the shard's.
+ *  L7. The salt is drawn when a table is created and never leaves the host.
  */
 #ifndef PST_LAYOUT_H
 #define PST_LAYOUT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "pystate.h"
@@ -32,6 +37,7 @@ enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
     PST_METAS = 4,     /* the open epoch and the three sealed ones that one can return to     */
     PST_PINS = 64,
+    PST_SALT_WORDS = 5, /* three for tags, two for hashes of tied keys */
     PST_GRANULE = 16,
     PST_CLASSES = 96,             /* block sizes, see alloc.h                                  */
     PST_RING_SLOTS = PST_CLASSES, /* the ring of reusable slots comes after those of blocks   */
@@ -44,6 +50,11 @@ enum {
     PST_SPACES = PST_SPACE_RING + PST_RINGS,
     PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
 };
+
+#ifndef PST_SHARD_MOST           /* tests make them small, to split often */
+#define PST_SHARD_MOST 65536u    /* entries of a shard that can still be split */
+#define PST_DIRECTORY_MOST 4096u /* entries of a directory, unless there are more key groups */
+#endif
 
 #define PST_NONE UINT32_MAX                /* no slot, no undo record */
 #define PST_TOMBSTONE UINT64_C(0xFFFFFFFF) /* slot part all ones, tag 0 */
@@ -60,11 +71,21 @@ typedef struct pst_ring {
 
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */
 typedef struct pst_shard {
-    uint32_t capacity; /* entries; 0: no page yet. Below 512 a power of two, else a multiple */
-    uint32_t used;     /* entries and tombstones */
-    uint32_t tombstones;
+    uint32_t shape; /* depth << 24 | capacity in entries; see pst_shard_capacity */
     uint32_t table; /* granule of the page table */
+    uint32_t used;  /* entries and tombstones */
+    uint32_t tombstones;
 } pst_shard;
+
+/* 0: no page yet. Below 512 a power of two, else a multiple of 512. */
+static inline uint32_t pst_shard_capacity(uint32_t shape) {
+    return shape & 0xFFFFFFu;
+}
+
+/* How many bits of the tag chose the shard within its key group. */
+static inline uint32_t pst_shard_depth(uint32_t shape) {
+    return shape >> 24;
+}
 
 /* Everything that is not a row, as of one epoch. */
 typedef struct pst_meta {
@@ -75,12 +96,15 @@ typedef struct pst_meta {
     uint64_t heap_top;   /* granules ever taken */
     uint64_t index_granules;
     uint32_t slots;            /* slots ever taken */
-    uint32_t opened;           /* 1 once this epoch has been begun; keeps the struct word-sized */
+    uint32_t ties;             /* 1: rows may lie under hashes of their own, see index.h */
     uint32_t hot[PST_CLASSES]; /* blocks taken and freed in this epoch: heads of chains */
     pst_ring rings[PST_RINGS];
-    uint32_t pad;
-    pst_shard shards[]; /* header.shards of them; then, with timers, two roots per key group */
+    uint32_t directory_bits;
+    uint32_t pad[3];    /* a shard lies in one cache line, a root in one word */
+    pst_shard shards[]; /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
+
+_Static_assert(offsetof(pst_meta, shards) % sizeof(pst_shard) == 0, "shards are aligned");
 
 /* Where the sweep for what has expired goes on: a row, and within a map of it the entry. A hint, not
  * under undo: whatever a kill leaves of it is some place to go on from. */
@@ -106,7 +130,8 @@ typedef struct pst_header {
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
-    uint32_t shards;
+    uint32_t shards; /* room for so many entries in a meta's directory */
+    uint64_t salt[PST_SALT_WORDS];
     uint64_t reserve;   /* bytes of address space per large space */
     uint64_t meta_size; /* bytes of one pst_meta with its shards */
     /* The state words. */

@@ -29,11 +29,9 @@ struct pst_reader {
     uint64_t epoch;
     uint64_t undone;
     uint32_t newer[3]; /* the stamps of the three epochs after the pinned one, shifted */
-    uint32_t slots;
-    int pin; /* -1: none was free; the reader works, it is just not listed */
-    pst_lineage lineage;
-    pst_shard *shards;
-    uint64_t *row; /* copy of a row as of the pinned epoch */
+    int pin;           /* -1: none was free; the reader works, it is just not listed */
+    pst_meta *m;       /* copy of the pinned epoch's, as far as its directory */
+    uint64_t *row;     /* copy of a row as of the pinned epoch */
     pst_key_buffer key;
     pst_key_buffer bytes;
 };
@@ -264,7 +262,7 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
     pst_bytes key = {NULL, 0};
     if (t->lay.key_kind == PST_KEY_BYTES)
         key = (pst_bytes){r->bytes.data + starts[PST_MAX_STATES], pst_ref_size(k + 1)};
-    record->hash = pst_key_row_hash(&t->schema, k[0], key, null);
+    record->hash = pst_key_row_hash(&t->schema, k[0], key, null, r->m->ties != 0);
     record->key_group = pst_group_of(t, record->hash);
     s = pst_key_decode(&t->schema, k[0], key, null, record->key, &record->key_nulls);
     return s ? PST_STALE : PST_OK;
@@ -294,10 +292,10 @@ static pst_status match_key(pst_reader *r, const pst_key *key) {
 static pst_status find_row(pst_reader *r, const pst_key *key) {
     const pst_table *t = r->view;
     uint32_t tag = pst_tag_of(t, key->hash);
-    const pst_shard *shard = &r->shards[pst_shard_of(t, key->hash)];
-    uint32_t home = (uint32_t)((uint64_t)tag * shard->capacity >> 32) & ~(uint32_t)(PST_LINE - 1);
-    for (uint32_t n = 0, at = home; n < shard->capacity;
-         n++, at = at + 1 == shard->capacity ? 0 : at + 1) {
+    const pst_shard *shard =
+        &r->m->shards[pst_directory_at(t, r->m->directory_bits, key->hash, tag)];
+    uint32_t capacity = pst_shard_capacity(shard->shape), at = pst_home(shard->shape, tag);
+    for (uint32_t n = 0; n < capacity; n++, at = at + 1 == capacity ? 0 : at + 1) {
         uint64_t names = (uint64_t)shard->table * PST_GRANULE + at / PST_PAGE_ENTRIES * 4;
         if (!reachable(r, PST_SPACE_HEAP, names, 4))
             return PST_STALE;
@@ -321,6 +319,10 @@ static pst_status find_row(pst_reader *r, const pst_key *key) {
 
 static pst_status get_once(pst_reader *r, const pst_key *key, pst_record *record) {
     pst_status s = find_row(r, key);
+    if (s == PST_NOT_FOUND && r->m->ties && r->view->lay.key_kind == PST_KEY_BYTES) {
+        pst_key own = pst_untied(r->view, key);
+        s = find_row(r, &own);
+    }
     return s ? s : fill_record(r, record);
 }
 
@@ -358,7 +360,7 @@ static pst_status read_slot(pst_reader *r, uint32_t slot, pst_record *record) {
 }
 
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) {
-    while (*cursor < r->slots) {
+    while (*cursor < r->m->slots) {
         pst_status s = read_slot(r, (uint32_t)*cursor, record);
         if (s && s != PST_NOT_FOUND)
             return s;
@@ -374,10 +376,10 @@ pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) 
 
 static pst_status pin_epoch(pst_reader *r) {
     pst_header *h = r->view->h;
-    size_t n = h->shards;
-    r->shards = pst_malloc(n * sizeof *r->shards);
+    size_t words = offsetof(pst_meta, shards) / 8 + h->shards * (sizeof(pst_shard) / 8);
+    r->m = pst_malloc(words * 8);
     r->row = pst_malloc(r->view->lay.row_size);
-    if (!r->shards || !r->row)
+    if (!r->m || !r->row)
         return PST_NO_MEMORY;
     attempts a = {0, 0};
     pst_status s;
@@ -387,13 +389,7 @@ static pst_status pin_epoch(pst_reader *r) {
         r->epoch = pst_acquire64(&h->sealed);
         for (uint64_t k = 0; k < 3; k++)
             r->newer[k] = pst_stamp(r->epoch + 1 + k) << 8;
-        const pst_meta *m = pst_meta_of(r->view, r->epoch);
-        for (size_t i = 0; i < n * sizeof *r->shards / 4; i++)
-            ((uint32_t *)r->shards)[i] = pst_get32((const uint32_t *)m->shards + i);
-        r->slots = pst_get32(&m->slots);
-        uint64_t words[sizeof r->lineage / 8];
-        pst_get_words(words, (const uint64_t *)(const void *)&m->lineage, sizeof words / 8);
-        memcpy(&r->lineage, words, sizeof words);
+        pst_get_words((uint64_t *)r->m, (const uint64_t *)pst_meta_of(r->view, r->epoch), words);
         /* An epoch that left the window, or was undone, meanwhile: the one of now is taken. */
         s = leave(r, before) ? wait_for_writer(r, &a) : PST_OK;
     } while (s == PST_STALE);
@@ -431,7 +427,7 @@ void pst_reader_close(pst_reader *r) {
         pst_release64(&r->view->h->pins[r->pin].owner, 0);
     if (r->owns_view)
         pst_table_abandon(r->view);
-    pst_free(r->shards);
+    pst_free(r->m);
     pst_free(r->row);
     pst_free(r->key.data);
     pst_free(r->bytes.data);
@@ -439,5 +435,5 @@ void pst_reader_close(pst_reader *r) {
 }
 
 const pst_lineage *pst_reader_lineage(const pst_reader *r) {
-    return &r->lineage;
+    return &r->m->lineage;
 }

@@ -317,6 +317,7 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
     pst_status st = pst_file_schema_create(&t->schema, &s->schema);
     if (!st) {
         s->lineage = *lineage;
+        s->tied = t->m->ties != 0;
         s->key_kind = t->lay.has_elements ? PST_KEY_BYTES : t->lay.key_kind;
         s->wide = t->lay.wide;
         s->max_parallelism = t->max_parallelism;

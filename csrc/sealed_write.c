@@ -144,13 +144,13 @@ static inline void walk_on(writing *x, walk *at) {
 /* Hashes what has no hash yet, and counts the items of each bucket. */
 static void count_items(writing *x) {
     const pst_sealed *s = x->s;
-    int spread = s->key_kind == PST_KEY_BYTES && pst_key_has_namespace(s->schema);
+    int spread = s->key_kind == PST_KEY_BYTES && (pst_key_has_namespace(s->schema) || s->tied);
     walk at = begin_walk(x);
     for (uint64_t i = 0; i < s->rows; i++, walk_on(x, &at)) {
         uint64_t *w = at.w;
         if (spread)
             w[0] = pst_key_row_hash(s->schema, w[0],
-                                    (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]}, 0);
+                                    (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]}, 0, s->tied);
         x->ends[bucket_of(x, order_of(x, hash_of(x, w)))]++;
     }
 }

@@ -215,7 +215,7 @@ static pst_status read_row(const pst_table *t, const uint64_t *row, pst_record *
     uint64_t word = k[0];
     if (t->lay.key_kind == PST_KEY_BYTES)
         bytes = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
-    r->hash = pst_key_row_hash(&t->schema, word, bytes, null);
+    r->hash = pst_key_row_hash(&t->schema, word, bytes, null, t->m->ties != 0);
     r->key_group = pst_group_of(t, r->hash);
     r->op = PST_PUT;
     r->changed = r->present = pst_presence(&t->lay, row) & t->lay.values;

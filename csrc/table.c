@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -89,16 +90,39 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
     lay->record_size = 16 + lay->image_words * 8;
 }
 
-static uint32_t shard_bits(int32_t groups) {
+static uint32_t first_directory_bits(uint32_t groups) {
     uint32_t bits = 0;
-    while ((uint32_t)groups << bits < LEAST_SHARDS)
+    while (groups << bits < LEAST_SHARDS)
         bits++;
     return bits;
 }
 
+/* Room in a directory so that no shard need be larger than PST_SHARD_MOST before the limit is
+ * reached, or before the directory costs what matters to a small table. */
+static uint32_t directory_room(const pst_table *t, uint64_t limit) {
+    uint32_t groups = pst_group_count(t), bits = first_directory_bits(groups);
+    uint64_t keys = limit / (t->lay.row_size + sizeof(uint64_t));
+    while (groups << (bits + 1) <= PST_DIRECTORY_MOST &&
+           ((uint64_t)groups << bits) * (PST_SHARD_MOST / 2) < keys)
+        bits++;
+    return groups << bits;
+}
+
+static pst_status draw_salt(uint64_t salt[PST_SALT_WORDS]) {
+    size_t size = PST_SALT_WORDS * sizeof *salt;
+    ssize_t got;
+    do
+        got = getrandom(salt, size, 0);
+    while (got < 0 && errno == EINTR);
+    if (got != (ssize_t)size)
+        return PST_IO;
+    salt[1] |= 1;
+    salt[2] |= 1;
+    return PST_OK;
+}
+
 static uint64_t meta_size(const pst_table *t, uint32_t shards) {
-    uint64_t timers =
-        pst_timer_roots_bytes(&t->lay, (uint32_t)(t->last_key_group - t->first_key_group + 1));
+    uint64_t timers = pst_timer_roots_bytes(&t->lay, pst_group_count(t));
     return round_up(sizeof(pst_meta) + (uint64_t)shards * sizeof(pst_shard) + timers, 64);
 }
 
@@ -135,8 +159,7 @@ static void bind(pst_table *t) {
 }
 
 static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, uint64_t limit) {
-    uint32_t groups = (uint32_t)(t->last_key_group - t->first_key_group + 1);
-    uint32_t shards = groups << t->subshard_bits;
+    uint32_t shards = directory_room(t, limit);
     uint64_t reserve = reserve_for(limit);
     pst_status s = pst_arena_map(&t->arena, fd, head_size(t, shards), reserve, limit, 1);
     if (s)
@@ -152,10 +175,19 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     h->first_key_group = t->first_key_group;
     h->last_key_group = t->last_key_group;
     h->shards = shards;
+    s = draw_salt(h->salt);
+    if (s) {
+        t->arena.last_errno = errno;
+        return s;
+    }
     h->reserve = reserve;
     h->meta_size = meta_size(t, shards);
     h->sweep.slot = PST_NONE;
-    pst_meta_of(t, 0)->heap_top = 4; /* granule 0 means none */
+    pst_meta *m = pst_meta_of(t, 0);
+    m->heap_top = 4; /* granule 0 means none */
+    m->directory_bits = first_directory_bits(pst_group_count(t));
+    for (uint32_t i = 0; i < pst_directory_size(t, m); i++)
+        m->shards[i].shape = m->directory_bits << 24;
     pst_release64(&h->magic, PST_TABLE_MAGIC);
     return PST_OK;
 }
@@ -252,7 +284,6 @@ static void set_key_groups(pst_table *t, int32_t max_parallelism, int32_t first,
     t->first_key_group = first;
     t->last_key_group = last;
     t->group_mask = (m & (m - 1)) == 0 ? m - 1 : 0;
-    t->subshard_bits = shard_bits(last - first + 1);
 }
 
 static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_table_options *o,

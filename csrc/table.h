@@ -91,10 +91,9 @@ struct pst_table {
     int32_t first_key_group;
     int32_t last_key_group;
     uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
-    uint32_t subshard_bits;
-    int hot;      /* some chain of the open epoch is not empty */
-    int deaths;   /* a row may have died in the open epoch */
-    int attached; /* the lock is held (shared), or heap */
+    int hot;             /* some chain of the open epoch is not empty */
+    int deaths;          /* a row may have died in the open epoch */
+    int attached;        /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
     pst_row_layout lay;
@@ -119,6 +118,15 @@ struct pst_table {
 static inline pst_meta *pst_meta_of(const pst_table *t, uint64_t epoch) {
     return (pst_meta *)(t->arena.base + 4096 * ((sizeof(pst_header) + 4095) / 4096) +
                         (epoch % PST_METAS) * t->h->meta_size);
+}
+
+static inline uint32_t pst_group_count(const pst_table *t) {
+    return (uint32_t)(t->last_key_group - t->first_key_group + 1);
+}
+
+/* Entries of an epoch's directory. */
+static inline uint32_t pst_directory_size(const pst_table *t, const pst_meta *m) {
+    return pst_group_count(t) << m->directory_bits;
 }
 
 static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
@@ -155,24 +163,50 @@ static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *r
     return row[lay->image_offset / 8];
 }
 
+static inline int pst_groups_are_masked(const pst_table *t) {
+    return t->group_mask || t->max_parallelism == 1;
+}
+
 static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
-    if (t->group_mask || t->max_parallelism == 1)
+    if (pst_groups_are_masked(t))
         return (int32_t)(hash & t->group_mask);
     return pst_key_group(hash, t->max_parallelism);
 }
 
-/* The shard of a hash whose key group is in range: key groups first, then the top bits. */
-static inline uint32_t pst_shard_of(const pst_table *t, uint64_t hash) {
-    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
-    if (!t->subshard_bits)
-        return group;
-    return group << t->subshard_bits | (uint32_t)(hash >> (64 - t->subshard_bits));
+/* What makes tags of hashes; loops have a copy. */
+typedef struct pst_salt {
+    uint64_t add;
+    uint64_t fold;   /* odd */
+    uint64_t spread; /* odd */
+} pst_salt;
+
+static inline pst_salt pst_salt_of(const pst_table *t) {
+    return (pst_salt){t->h->salt[0], t->h->salt[1], t->h->salt[2]};
 }
 
-/* The index tag: the upper half of the hash, less the bits that chose the shard. Its order is the
- * order of home positions, so that a rebuild is one pass over the old entries. */
+/* The index tag of a hash: all that the index knows of a key beside its key group. The hash is
+ * public, so it is mixed with the table's salt: a folded multiplication, so that hashes at equal
+ * distances do not stay so, and another one that brings all bits to the top. */
+static inline uint32_t pst_salted_tag(pst_salt salt, uint64_t hash) {
+    __extension__ typedef unsigned __int128 wide;
+    wide product = (wide)(hash ^ salt.add) * salt.fold;
+    return (uint32_t)(((uint64_t)product ^ (uint64_t)(product >> 64)) * salt.spread >> 32);
+}
+
 static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
-    return (uint32_t)((hash << t->subshard_bits) >> 32);
+    return pst_salted_tag(pst_salt_of(t), hash);
+}
+
+/* The entry of a directory of so many bits; groups count from the table's first. */
+static inline uint32_t pst_directory_place(uint32_t group, uint32_t bits, uint32_t tag) {
+    return group << bits | (uint32_t)((uint64_t)tag >> (32 - bits));
+}
+
+/* The same for a key whose key group is in range. */
+static inline uint32_t pst_directory_at(const pst_table *t, uint32_t bits, uint64_t hash,
+                                        uint32_t tag) {
+    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
+    return pst_directory_place(group, bits, tag);
 }
 
 static inline void pst_no_detail(pst_detail *d) {

@@ -30,6 +30,12 @@ static void take_slot(pst_table *t, uint32_t *slot) {
 }
 
 pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
+    pst_key own;
+    if (t->lay.key_kind == PST_KEY_BYTES && pst_index_is_tied(t, key)) {
+        own = pst_untied(t, key);
+        key = &own;
+        pst_put32(&t->m->ties, 1);
+    }
     pst_status s = pst_index_reserve(t, key->hash);
     if (s)
         return s;

@@ -179,7 +179,9 @@ static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
             model_bytes room;
             model_key(s, (k + shift) % MODEL_KEYS, key, &room);
             uint64_t hash = pst_hash_key(s->keys, s->n_keys, key, 0);
-            if (pst_shard_of(sweep.t, hash) == (uint32_t)trial % 16)
+            uint32_t tag = pst_tag_of(sweep.t, hash);
+            if (pst_directory_at(sweep.t, sweep.t->m->directory_bits, hash, tag) ==
+                (uint32_t)trial % 16)
                 chosen[n++] = (k + shift) % MODEL_KEYS;
         }
         for (int32_t i = 0; i < n && i < FILL + 6; i++) {

@@ -97,6 +97,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "schema",
             "status",
             "store",
+            "siphash",
             "xxh64",
         },
         {"public"},
