@@ -415,6 +415,14 @@ void pst_batch_bring(pst_batch *b, int64_t i) {
     prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
 }
 
+void pst_batch_bring_rows(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end)
+        pst_batch_resolve(b, end);
+    else
+        prefetch_rows(b, i ? end + PST_GROUP : 0, min64(end + 2 * PST_GROUP, b->guessed));
+}
+
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
     pst_key key;
     pst_batch_key(b, i, &key);

@@ -71,6 +71,9 @@ static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) 
 }
 /* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
 void pst_batch_bring(pst_batch *b, int64_t i);
+/* For who takes rows one by one, in their order, and does work of his own in between: called with the
+ * first row of each group. That group is looked up, and the rows of the two after it are on their way. */
+void pst_batch_bring_rows(pst_batch *b, int64_t i);
 /* Looks for key i where the look-up of its group found none. */
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
 /* The row of key i, or PST_NONE. */

@@ -32,6 +32,8 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
         return s;
     if (b->t != t || i < 0 || i >= b->length)
         return PST_INVALID;
+    if (i % PST_GROUP == 0)
+        pst_batch_bring_rows(b, i);
     pst_batch_resolve(b, i + 1);
     pst_key key;
     pst_batch_key(b, i, &key);

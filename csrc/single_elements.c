@@ -146,6 +146,8 @@ pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int3
         s = PST_INVALID;
     if (s)
         return s;
+    if (i % PST_GROUP == 0)
+        pst_batch_bring_rows(b, i);
     pst_batch_resolve(b, i + 1);
     start(e, pst_batch_slot(b, i), column);
     return PST_OK;

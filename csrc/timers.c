@@ -221,6 +221,8 @@ pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t ti
         s = check_timers(b->t, domain);
     if (s || !b->of_rows || i < 0 || i >= b->length)
         return s ? s : PST_INVALID;
+    if (i % PST_GROUP == 0)
+        pst_batch_bring_rows(b, i);
     s = pst_undo_reserve(b->t, 1);
     if (!s)
         s = pst_timer_remove(b->t, b->slots[i], domain, time_ms);
@@ -238,6 +240,8 @@ pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *t
     if (s || !b->of_rows)
         return s ? s : PST_INVALID;
     for (int64_t i = 0; !s && i < b->length; i++) {
+        if (i % PST_GROUP == 0)
+            pst_batch_bring(b, i);
         s = pst_undo_reserve(b->t, 1);
         if (!s)
             s = pst_timer_remove(b->t, b->slots[i], domain, times_ms[i]);

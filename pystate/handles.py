@@ -47,7 +47,9 @@ class KeyBatch(_core.Batch):
     the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
     the default and is made by its first write.
 
-    ``select(i)`` makes key `i` current for the scalar form of the handles.
+    ``select(i)`` makes key `i` current for the scalar form of the handles. Where keys are known
+    before, going through them in order so is several times as fast as one `set_current_key` after
+    the other: rows come into the cache ahead of their turn.
     """
 
     def __init__(

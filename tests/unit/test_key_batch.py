@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.errors import StaleKeyBatchError
 
 
 def counts(**key: str) -> ps.KeyedStateBackend:
@@ -38,3 +42,100 @@ def test_strings_of_any_length(length: int) -> None:
         assert (
             backend["n"].values(backend.keys([key + "y" for key in keys])).to_pylist() == [0] * 300
         )
+
+
+def name_of(number: int, kind: str) -> Any:
+    return number if kind == "long" else f"{number}-" + "k" * (number % 40)
+
+
+@pytest.mark.parametrize("kind", ["long", "string"])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_selected_while_rows_come_and_go(kind: str, seed: int) -> None:
+    """A batch finds rows ahead of the one at hand; what is written meanwhile counts too."""
+    rng = random.Random(seed)
+    states = {"n": ps.ValueState("long", default=0), "l": ps.ListState("long")}
+    with ps.KeyedStateBackend(key=kind, states=states) as backend:
+        n, items = backend["n"], backend["l"]
+        model: dict[Any, tuple[int, list[int]]] = {}
+        for _ in range(12):
+            before = dict(model)
+            names = [
+                name_of(rng.randrange(300), kind) for _ in range(rng.choice([1, 15, 200, 700]))
+            ]
+            keys = backend.keys(names)
+            if rng.random() < 0.5:
+                # Looked up whole before the first is selected.
+                assert n.values(keys).to_pylist() == [model.get(x, (0, []))[0] for x in names]
+            order = list(range(len(names)))
+            if rng.random() < 0.3:
+                rng.shuffle(order)
+            for i in order:
+                keys.select(i)
+                value, listed = model.get(names[i], (0, []))
+                assert (n.value(), items.get()) == (value, listed)
+                assert backend.current_key == names[i]
+                match rng.randrange(6):
+                    case 0:
+                        n.update(value + 1)
+                        items.add(i)
+                        model[names[i]] = value + 1, [*listed, i]
+                    case 1:
+                        n.clear()
+                        items.clear()
+                        model.pop(names[i], None)
+                    case 2:
+                        # Another key, past the batch: maybe one that it has found absent, or alive.
+                        other = name_of(rng.randrange(300), kind)
+                        backend.set_current_key(other)
+                        value, listed = model.get(other, (0, []))
+                        n.update(value + 5)
+                        model[other] = value + 5, listed
+                    case 3 if rng.random() < 0.2:
+                        gone = [name_of(rng.randrange(300), kind) for _ in range(40)]
+                        backend.delete(gone)
+                        for other in gone:
+                            model.pop(other, None)
+                    case 4 if rng.random() < 0.05:
+                        # Enough to have the index grow.
+                        many = [name_of(1000 + rng.randrange(20_000), kind) for _ in range(3000)]
+                        n.update_all(backend.keys(many), 9)
+                        model.update({x: (9, model.get(x, (0, []))[1]) for x in many})
+            if rng.random() < 0.3:
+                backend.rollback()
+                model = before
+            else:
+                backend.seal().close()
+            with pytest.raises(StaleKeyBatchError):
+                keys.select(0)
+            assert len(backend) == len(model)
+
+
+def test_timers_that_fire_while_rows_come_and_go() -> None:
+    states = {"n": ps.ValueState("long", default=0)}
+    with ps.KeyedStateBackend(key="long", states=states, timers=True) as backend:
+        n = backend["n"]
+        keys = list(range(500))
+        random.Random(3).shuffle(keys)
+        backend.register_timers(backend.keys(keys), "event", list(range(500)))
+        n.update_all(backend.keys(keys[::2]), 7)
+        backend.seal().close()
+        fired = []
+        while (due := backend.due_timers("event", 1000, 200)) is not None:
+            for i, (key, at) in enumerate(
+                zip(due.keys.to_pylist(), due.timestamps.tolist(), strict=True)
+            ):
+                if i % 7 == 3:
+                    # One that was handed out, and whose row may go with it.
+                    backend.set_current_key(key)
+                    backend.delete_timer("event", at)
+                    n.clear()
+                    assert not due.fire(i)
+                    continue
+                assert due.fire(i)
+                assert backend.current_key == key
+                assert n.value() == (7 if keys.index(key) % 2 == 0 else 0)
+                n.update(8)
+                fired.append(key)
+        stored = n.values(backend.keys(keys)).to_pylist()
+        assert stored == [8 if key in fired else 0 for key in keys]
+        assert 400 < len(fired) < 500
