@@ -31,13 +31,15 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         from bench import spark_jobs, spark_timed
 
         return {"P9": spark_jobs.jobs, "P12": spark_timed.jobs}
-    from bench import elements, growth, keyed, memory, shared, snapshots
+    from bench import elements, files, growth, keyed, memory, shared, snapshots, writes
 
     return {
         "P1": keyed.vectorised,
         "P2": keyed.scalar,
+        "P3": writes.writes,
         "P4": snapshots.pause,
         "P5": snapshots.bytes_written,
+        "P6": files.files,
         "P7": shared.shared,
         "P8": memory.per_entry,
         "P10": elements.elements,

@@ -27,6 +27,7 @@ class Scale:
     shared_keys: int
     undo_records: int
     memory_keys: tuple[int, int]
+    file_rows: tuple[int, ...]
     elements: int
     element_rows: int
     grown: tuple[int, ...]
@@ -52,6 +53,7 @@ SCALES = {
             shared_keys=2_000,
             undo_records=500,
             memory_keys=(1_000, 4_000),
+            file_rows=(1_000, 3_000),
             elements=2_000,
             element_rows=1_000,
             grown=(100, 1_000),
@@ -73,6 +75,7 @@ SCALES = {
             shared_keys=1_000_000,
             undo_records=200_000,
             memory_keys=(1_000_000, 4_000_000),
+            file_rows=(1_000_000, 3_000_000),
             elements=1_000_000,
             element_rows=500_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),
@@ -94,6 +97,7 @@ SCALES = {
             shared_keys=10_000_000,
             undo_records=1_000_000,
             memory_keys=(1_000_000, 4_000_000),
+            file_rows=(1_000_000, 3_000_000, 10_000_000, 30_000_000),
             elements=1_000_000,
             element_rows=1_000_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),

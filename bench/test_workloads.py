@@ -48,7 +48,7 @@ def test_sum_and_count(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.sum_and_count_works(SCALE, N_KEYS)[name])
 
 
-@pytest.mark.parametrize("name", ["pystate", "dict"])
+@pytest.mark.parametrize("name", ["pystate", "pystate, keys known in batches", "dict"])
 @pytest.mark.benchmark(group="P2 one key at a time")
 def test_one_by_one(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.scalar_works(SCALE, N_KEYS)[name])

@@ -1,0 +1,117 @@
+"""P6: how fast state becomes files and files become state, flat over the number of rows."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+import pystate as ps
+from bench.keyed import in_batches
+from bench.measure import Row, Scale, Spread
+from bench.writes import string_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pystate import KeyedStateBackend
+
+ROUNDS = 3
+KINDS = ("long", "string")
+KEY_GROUPS = (16, 128)
+CAUGHT_UP = 4
+"""The delta that a table catches up with has one new key for so many that it has."""
+STEPS = ("written", "restored", "caught up", "re-imported")
+
+
+def backend_of(kind: str, key_groups: int) -> KeyedStateBackend:
+    """A heap table with a sum and a count."""
+    return ps.KeyedStateBackend(
+        key=kind,
+        states={"total": ps.ValueState("long"), "n": ps.ValueState("long", default=0)},
+        max_parallelism=key_groups,
+    )
+
+
+def add(backend: KeyedStateBackend, kind: str, first: int, rows: int) -> None:
+    """So many new keys, in no order of theirs."""
+    numbers = pa.array(np.random.default_rng(52).permutation(rows) + first)
+    for part in in_batches(numbers):
+        keys = backend.keys(part if kind == "long" else string_keys(part.to_numpy()))
+        backend["total"].add(keys, part)
+        backend["n"].add(keys, 1)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Processor seconds, of all threads."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def written(backend: KeyedStateBackend) -> tuple[io.BytesIO, float, float]:
+    """The open epoch as a file, its megabytes before compression and the seconds that it took."""
+    out = io.BytesIO()
+    with backend.seal() as snapshot:
+        began = time.process_time()
+        info = snapshot.write(out)
+        return out, info.raw_bytes / 1e6, time.process_time() - began
+
+
+def imported(kind: str, key_groups: int, rows: pa.Table) -> None:
+    """The rows of another table, batch by batch in their order."""
+    with backend_of(kind, key_groups) as backend:
+        for batch in rows.to_batches():
+            keys = backend.keys([batch.column(0)])
+            for name in ("total", "n"):
+                backend[name].update_all(keys, batch.column(name))
+
+
+def round_trip(kind: str, key_groups: int, rows: int) -> dict[str, float]:
+    """Megabytes per second of each step."""
+    with backend_of(kind, key_groups) as backend:
+        add(backend, kind, 0, rows)
+        base, megabytes, seconds = written(backend)
+        add(backend, kind, rows, rows // CAUGHT_UP)
+        delta, more, _ = written(backend)
+    rates = {"written": megabytes / seconds}
+    with backend_of(kind, key_groups) as backend:
+        rates["restored"] = megabytes / timed(lambda: backend.restore([base]))
+        if len(backend) != rows:
+            raise AssertionError(f"{len(backend)} rows of {rows} were restored")
+        copy = backend.to_arrow()
+        rates["caught up"] = more / timed(lambda: backend.load(delta))
+    rates["re-imported"] = megabytes / timed(lambda: imported(kind, key_groups, copy))
+    return rates
+
+
+def files(scale: Scale) -> list[Row]:
+    """P6."""
+    rows = []
+    for kind in KINDS:
+        for key_groups in KEY_GROUPS:
+            smallest: dict[str, list[float]] = {}
+            for n in scale.file_rows:
+                rounds = [round_trip(kind, key_groups, n) for _ in range(ROUNDS)]
+                for step in STEPS:
+                    rates = [one[step] for one in rounds]
+                    base = smallest.setdefault(step, rates)
+                    is_base = n == scale.file_rows[0]
+                    share = [ours / first for ours, first in zip(rates, base, strict=True)]
+                    rows.append(
+                        Row(
+                            "P6",
+                            f"{step}, {n:,} rows, {kind} keys, {key_groups} key groups",
+                            Spread.of(rates),
+                            "MB/s",
+                            peer="" if is_base else f"at {scale.file_rows[0]:,} rows",
+                            ratio=None if is_base else Spread.of(share),
+                            expected="goal 500 MB/s, flat"
+                            if step in ("written", "restored")
+                            else "flat",
+                        )
+                    )
+    return rows
