@@ -174,7 +174,7 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
             memcpy(out, run.data + k * s->width, s->width);
             out += s->width;
         }
-    return st == PST_NOT_FOUND ? PST_OK : st;
+    return st != PST_NOT_FOUND ? st : count ? PST_STALE : PST_OK;
 }
 
 /* Lists that are about to be copied: of list i, at i % PST_GROUP, the chunk to bring in next. */
@@ -234,8 +234,10 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
         bring_chains(b, &r, i, &c);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
-        if (slot == PST_NONE || !count)
+        if (!count)
             continue;
+        if (slot == PST_NONE)
+            return PST_STALE;
         pst_list l = pst_row_list(t, pst_row(t, slot), column);
         s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width,
                       stream);

@@ -190,12 +190,13 @@ static pst_status check_operand(const pst_batch *b, int32_t column, const pst_ar
     return values->length == b->length || values->length == 1 ? PST_OK : PST_INVALID;
 }
 
-/* What is hidden by its age counts as absent: cleared before the group's rows are read. */
+/* What is hidden by its age counts as absent: cleared before the group's rows are read. A key that was
+ * not found by a guess may be there all the same. */
 static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
     pst_status s = PST_OK;
     for (int64_t i = from; !s && i < to; i++) {
-        uint32_t slot = b->slots[i];
+        uint32_t slot = pst_batch_slot(b, i);
         uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
         if (!row || !pst_row_has(&t->lay, row, column) ||
             !pst_ttl_hides(t, column, pst_row_time(t, row, column)))

@@ -403,7 +403,8 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
 /* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
  * which reading them begins (pst_ttl.on_read). */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
-/* Items of fixed width as that run, offsets as just counted. PST_INVALID for variable width. */
+/* Items of fixed width as that run, offsets as just counted. PST_INVALID for variable width; PST_STALE
+ * where there are others by now. */
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values);
 
 /* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with their

@@ -72,6 +72,8 @@ static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls,
 pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
     pst_key key;
     pst_cell own = cells[0];
+    /* From here on the buffer is no longer the key's that was current. */
+    t->current.generation = 0;
     pst_status s = key_of(t, cells, nulls, &t->current_bytes, &key);
     if (s)
         return s;
