@@ -36,8 +36,7 @@ void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     case PST_BINARY:
     case PST_OBJECT:
     case PST_NESTED:
-        cell->bytes = (pst_bytes){(const uint8_t *)a->values + a->offsets[at],
-                                  (uint32_t)(a->offsets[at + 1] - a->offsets[at])};
+        cell->bytes = pst_array_bytes(a, at);
         break;
     case PST_FIXED:
         cell->bytes = (pst_bytes){(const uint8_t *)a->values + at * a->width, a->width};

@@ -15,6 +15,10 @@
  *  M2. A batch whose generation is not the table's is PST_STALE.
  *  M3. Reading inserts nothing.
  *  M4. An operation that fails after it changed something poisons the table.
+ *  M5. What is sized by one call and filled by another is filled as it was sized or not at all:
+ *      never behind the capacity, which comes with the buffer (PST_CHANGED).
+ *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and held
+ *      against the bytes that there are. Keys are looked at again later, and must not change.
  */
 #ifndef PST_BATCH_H
 #define PST_BATCH_H
@@ -88,6 +92,31 @@ void pst_batch_take_row(pst_batch *b, uint32_t slot);
 
 /* PST_STALE, PST_POISONED or PST_OK. */
 pst_status pst_batch_usable(const pst_batch *b);
+
+/* Value i of what is sized or filled, at *total. PST_TOO_LARGE; PST_CHANGED. */
+static inline pst_status pst_out_value(const pst_bytes_out *out, int64_t i, int present,
+                                       pst_bytes value, int64_t *total) {
+    if (!out->data) {
+        out->offsets[i] = (int32_t)*total;
+        out->valid[i] = (uint8_t)present;
+        *total += value.size;
+        return *total > INT32_MAX ? PST_TOO_LARGE : PST_OK;
+    }
+    if (out->valid[i] != present || out->offsets[i] != *total ||
+        out->offsets[i + 1] != *total + value.size || (uint64_t)*total + value.size > out->capacity)
+        return PST_CHANGED;
+    if (value.size)
+        memcpy(out->data + *total, value.data, value.size);
+    *total += value.size;
+    return PST_OK;
+}
+
+/* After the last value. */
+static inline pst_status pst_out_end(const pst_bytes_out *out, int64_t length, int64_t total) {
+    if (!out->data)
+        out->offsets[length] = (int32_t)total;
+    return PST_OK;
+}
 
 /* A single element of an array as a cell. */
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);

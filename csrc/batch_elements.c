@@ -156,7 +156,7 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     const pst_list_shape *s = &t->collections[column].list;
     if (!s->timed || !pst_ttl_is_set(t, column)) {
         if (count != pst_list_count(t->heap, pst_heap_bytes(t), l))
-            return PST_STALE;
+            return PST_CHANGED;
         if (!s->timed)
             return (stream ? pst_list_stream : pst_list_copy)(t->heap, pst_heap_bytes(t), s, l, out,
                                                               (size_t)count * s->width);
@@ -170,11 +170,13 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
             if (pst_ttl_hides(t, column, *(run.times - k)))
                 continue;
             if (!count--)
-                return PST_STALE;
+                return PST_CHANGED;
             memcpy(out, run.data + k * s->width, s->width);
             out += s->width;
         }
-    return st != PST_NOT_FOUND ? st : count ? PST_STALE : PST_OK;
+    if (st != PST_NOT_FOUND)
+        return st;
+    return count ? PST_CHANGED : PST_OK;
 }
 
 /* Lists that are about to be copied: of list i, at i % PST_GROUP, the chunk to bring in next. */
@@ -216,7 +218,16 @@ static void bring_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c)
 #define PST_STREAM_BYTES ((uint64_t)12 << 20) /* tests make it small */
 #endif
 
-pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values) {
+/* Do the runs rise from the beginning, and end within the capacity? */
+static int runs_fit(const int64_t *offsets, int64_t n, uint32_t width, uint64_t capacity) {
+    int falls = offsets[0] != 0;
+    for (int64_t i = 0; i < n; i++)
+        falls |= offsets[i + 1] < offsets[i];
+    return !falls && (uint64_t)offsets[n] <= capacity / width;
+}
+
+pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
+                               uint64_t capacity) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
     if (!s)
@@ -226,7 +237,9 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     uint32_t width = t->collections[column].list.width;
     if (!width)
         return PST_INVALID;
-    uint64_t bytes = (uint64_t)(offsets[b->length] - offsets[0]) * width;
+    if (!runs_fit(offsets, b->length, width, capacity))
+        return PST_CHANGED;
+    uint64_t bytes = (uint64_t)offsets[b->length] * width;
     int stream = width % 8 == 0 && bytes >= PST_STREAM_BYTES;
     pst_roots r = pst_roots_of(b, column);
     chains c = {0};
@@ -237,7 +250,7 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
         if (!count)
             continue;
         if (slot == PST_NONE)
-            return PST_STALE;
+            return PST_CHANGED;
         pst_list l = pst_row_list(t, pst_row(t, slot), column);
         s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width,
                       stream);

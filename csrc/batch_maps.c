@@ -163,7 +163,7 @@ pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys
 }
 
 pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
-                                   int32_t *offsets, uint8_t *valid, uint8_t *data) {
+                                   const pst_bytes_out *out) {
     pst_status s = check_map_keys(b, column, keys);
     if (s)
         return s;
@@ -177,18 +177,10 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;
-        uint32_t size = s ? 0 : e.value_bytes.size;
-        if (!data) {
-            offsets[i] = (int32_t)total;
-            valid[i] = s == PST_OK;
-        } else if (size) {
-            memcpy(data + total, e.value_bytes.data, size);
-        }
-        total += size;
-        if (total > INT32_MAX)
-            return PST_TOO_LARGE;
+        int found = s == PST_OK;
+        s = pst_out_value(out, i, found, found ? e.value_bytes : (pst_bytes){NULL, 0}, &total);
+        if (s)
+            return s;
     }
-    if (!data)
-        offsets[b->length] = (int32_t)total;
-    return PST_OK;
+    return pst_out_end(out, b->length, total);
 }

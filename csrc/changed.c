@@ -59,6 +59,8 @@ pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch) {
         return PST_INVALID;
     if (t->poisoned)
         return PST_POISONED;
+    if ((uint64_t)most > SIZE_MAX / sizeof(pst_bytes))
+        return PST_NO_MEMORY;
     pst_batch *b = pst_calloc(1, sizeof *b);
     if (!b)
         return PST_NO_MEMORY;
@@ -160,8 +162,7 @@ pst_status pst_batch_get_key(pst_batch *b, int32_t column, void *values, uint8_t
     return PST_OK;
 }
 
-pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
-                                   uint8_t *data) {
+pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out) {
     pst_status s = check_key(b, column, 1);
     if (s)
         return s;
@@ -172,19 +173,10 @@ pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t column, int32_t *offset
         s = decode_key(b, i, column, cells, &present);
         if (s)
             return s;
-        uint32_t size = present ? cells[column].bytes.size : 0;
-        if (data) {
-            if (size)
-                memcpy(data + total, cells[column].bytes.data, size);
-        } else {
-            offsets[i] = (int32_t)total;
-            valid[i] = (uint8_t)present;
-        }
-        total += size;
-        if (total > INT32_MAX)
-            return PST_TOO_LARGE;
+        s = pst_out_value(out, i, present, present ? cells[column].bytes : (pst_bytes){NULL, 0},
+                          &total);
+        if (s)
+            return s;
     }
-    if (!data)
-        offsets[b->length] = (int32_t)total;
-    return PST_OK;
+    return pst_out_end(out, b->length, total);
 }

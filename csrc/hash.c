@@ -110,11 +110,9 @@ static void hash_bools(const pst_array *a, int64_t begin, int64_t n, uint64_t *h
 }
 
 static void hash_bytes(const pst_array *a, int64_t begin, int64_t n, uint64_t *h) {
-    const uint8_t *data = a->values;
-    const int32_t *offsets = a->offsets + a->offset + begin;
     for (int64_t i = 0; i < n; i++) {
-        size_t size = (size_t)(offsets[i + 1] - offsets[i]);
-        h[i] = pst_xxh64(size ? data + offsets[i] : NULL, size, h[i]);
+        pst_bytes v = pst_array_bytes(a, a->offset + begin + i);
+        h[i] = pst_xxh64(v.data, v.size, h[i]);
     }
 }
 

@@ -387,8 +387,7 @@ pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *va
     return s;
 }
 
-pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
-                               uint8_t *data) {
+pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out) {
     pst_status s = check_column(b, column, 1);
     if (s)
         return s;
@@ -402,23 +401,14 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, u
             pst_cell cell = {{0, 0}, {NULL, 0}};
             if (row)
                 pst_field_cell(f, row, b->t->heap, &cell);
-            if (data) {
-                if (cell.bytes.size)
-                    memcpy(data + total, cell.bytes.data, cell.bytes.size);
-            } else {
-                offsets[i] = (int32_t)total;
-                valid[i] = row != NULL;
-            }
-            total += cell.bytes.size;
-            if (total > INT32_MAX)
-                return PST_TOO_LARGE;
+            s = pst_out_value(out, i, row != NULL, cell.bytes, &total);
+            if (s)
+                return s;
         }
-        if (!data) /* the pass that always comes: of empty values alone there is no other */
+        if (!out->data) /* the pass that always comes: of empty values alone there is no other */
             s = refresh_group(b, column, from, to);
         if (s)
             return s;
     }
-    if (!data)
-        offsets[b->length] = (int32_t)total;
-    return PST_OK;
+    return pst_out_end(out, b->length, total);
 }

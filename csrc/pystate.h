@@ -50,6 +50,7 @@ typedef enum pst_status {
     PST_TOO_LARGE = 19,        /* a value or key above PST_MAX_BYTES, or a full table             */
     PST_CALLBACK = 20,         /* an I/O or codec callback failed; it keeps its own error         */
     PST_SCHEMA = 21,           /* a file's schema does not fit the table's                        */
+    PST_CHANGED = 22,          /* what was sized has changed since: size it again                 */
 } pst_status;
 
 /* Where a status came from. Fields that do not apply are -1. */
@@ -155,7 +156,20 @@ typedef struct pst_array {
     const void *values;      /* fixed-width values, bits for BOOL, or the bytes' data */
     const int32_t *offsets;  /* STRING, BINARY, OBJECT and NESTED: length + offset + 1 entries */
     uint32_t width;          /* FIXED: bytes of a value */
+    /* Where there are offsets: bytes of `values`. A value that would lie outside counts as empty, so
+     * that whoever writes to the buffers meanwhile changes values and nothing else. */
+    int64_t values_bytes;
 } pst_array;
+
+/* Where values of variable width are copied to, in two calls. The first, with `data` NULL, sizes:
+ * it fills `offsets` (length + 1, from 0) and `valid`. The second copies offsets[length] bytes. It
+ * writes nothing behind `capacity`, and says PST_CHANGED where a value is not what was sized. */
+typedef struct pst_bytes_out {
+    int32_t *offsets;
+    uint8_t *valid;
+    uint8_t *data;
+    uint64_t capacity; /* bytes of `data` */
+} pst_bytes_out;
 
 /* ---- hash and key groups ------------------------------------------------------------------- */
 
@@ -303,7 +317,7 @@ int pst_table_dirty(const pst_table *t);
 /* ---- batches ------------------------------------------------------------------------------- */
 
 /* Hashes the keys and checks them against the table's range; rows are looked up on first use.
- * The key arrays must live as long as the batch, which is valid until the next seal or roll back
+ * The key arrays must live, and stay as they are, as long as the batch, which is valid until the next seal or roll back
  * (PST_STALE after). PST_WRONG_KEY_GROUP names the row and its key group in the detail. */
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch);
 void pst_batch_destroy(pst_batch *b);
@@ -312,10 +326,8 @@ int64_t pst_batch_length(const pst_batch *b);
 /* Copies a fixed-width column: values[i] in the type's own width (BOOL: one byte each); valid[i]
  * (a byte each) is 0 where the key or the state is absent, and values[i] is then zero. */
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid);
-/* Variable width: first call with data == NULL fills offsets (length + 1, starting at 0) and
- * valid; the second copies offsets[length] bytes. PST_TOO_LARGE above 2^31 - 1 bytes in all. */
-pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
-                               uint8_t *data);
+/* Variable width. PST_TOO_LARGE above 2^31 - 1 bytes in all; PST_CHANGED. */
+pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out);
 /* Stores a value per key, the last of a repeated key wins; a null clears. `values->length` is the
  * batch's, or 1 for a scalar for every key. A key whose last state is cleared ceases to exist. */
 pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values);
@@ -341,8 +353,7 @@ pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch
 /* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
  * batches that were not made of keys (pst_batch_create: PST_INVALID). */
 pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid);
-pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, int32_t *offsets,
-                                   uint8_t *valid, uint8_t *data);
+pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_bytes_out *out);
 
 /* ---- one key ------------------------------------------------------------------------------- */
 
@@ -403,9 +414,11 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
 /* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
  * which reading them begins (pst_ttl.on_read). */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
-/* Items of fixed width as that run, offsets as just counted. PST_INVALID for variable width; PST_STALE
- * where there are others by now. */
-pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values);
+/* Items of fixed width as that run, offsets as just counted, to `capacity` bytes at `values`.
+ * PST_INVALID for variable width; PST_CHANGED where a list has not as many items as were counted, or
+ * they would not fit. */
+pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
+                               uint64_t capacity);
 
 /* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with their
  * row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes. */
@@ -415,7 +428,7 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
 pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
                              uint8_t *valid);
 pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
-                                   int32_t *offsets, uint8_t *valid, uint8_t *data);
+                                   const pst_bytes_out *out);
 
 /* ---- aggregates ---------------------------------------------------------------------------------- */
 

@@ -148,8 +148,12 @@ pst_status pst_sst_view_hash(const pst_sst_view *v, uint64_t *hash) {
     uint8_t precision[PST_MAX_KEYS];
     for (int32_t i = 0; i < v->schema->n_keys; i++) {
         const pst_sst_values *c = &v->columns[i];
-        arrays[i] =
-            (pst_array){v->schema->keys[i].type, v->rows, 0, c->validity, c->values, c->offsets, 0};
+        arrays[i] = (pst_array){.type = v->schema->keys[i].type,
+                                .length = v->rows,
+                                .validity = c->validity,
+                                .values = c->values,
+                                .offsets = c->offsets,
+                                .values_bytes = (int64_t)c->bytes};
         precision[i] = v->schema->keys[i].precision;
     }
     return pst_hash(arrays, precision, pst_schema_hashed(v->schema), hash);

@@ -14,7 +14,7 @@ from cpython.float cimport PyFloat_FromDouble
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact, PyLong_FromLongLong
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
+from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EINTR, errno
@@ -35,7 +35,6 @@ from pystate._cpystate cimport *
 
 import datetime
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
@@ -47,6 +46,8 @@ cdt.import_datetime()
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    int Py_EnterRecursiveCall(const char *where) except -1
+    void Py_LeaveRecursiveCall()
 
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept,
@@ -130,6 +131,9 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
     if status == PST_TOO_LARGE:
         return errors.InvalidArgumentError(f"{at}: a key or value has more than {PST_MAX_BYTES} "
                                            "bytes, or the result or the table is full")
+    if status == PST_CHANGED:
+        return errors.InUseError(f"{at}: the rows changed while they were copied: a table belongs "
+                                 "to one thread at a time")
     if status == PST_SCHEMA:
         return errors.SchemaError(f"{at}: the file's schema does not fit the table's")
     return errors.InvalidArgumentError(f"{at}: {pst_status_name(status).decode()}")
@@ -144,12 +148,14 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
     raise make_error(status, detail, where, schema)
 
 
+include "_core_guard.pxi"
 include "_core_instants.pxi"
 include "_core_cells.pxi"
 include "_core_nested_bytes.pxi"
 include "_core_nested.pxi"
 include "_core_nested_columns.pxi"
 include "_core_nested_targets.pxi"
+include "_core_lineage.pxi"
 include "_core_table.pxi"
 include "_core_handles.pxi"
 include "_core_files.pxi"
@@ -161,7 +167,7 @@ include "_core_timers.pxi"
 
 # ---- key groups ----------------------------------------------------------------------------------
 
-def hash_keys(list columns, size_t out):
+def hash_keys(list columns not None, size_t out):
     """Write Spark's xxhash64 of each row of the columns to the address `out` (uint64)."""
     cdef pst_array arrays[PST_MAX_KEYS_]
     cdef uint8_t precision[PST_MAX_KEYS_]
@@ -169,6 +175,7 @@ def hash_keys(list columns, size_t out):
     cdef int32_t i
     cdef pst_status status
     cdef ArrayRef column
+    # The arrays are nobody's handles: there is nothing to mark.
     for i in range(n):
         column = columns[i]
         arrays[i] = column.c
@@ -182,9 +189,10 @@ cdef int32_t check_columns(list columns) except -1:
     if not 0 < len(columns) <= PST_MAX_KEYS:
         raise errors.InvalidArgumentError(
             f"a key has 1 to {PST_MAX_KEYS} columns, got {len(columns)}")
-    cdef ArrayRef first = columns[0]
+    cdef ArrayRef first = <ArrayRef?> columns[0]
     cdef ArrayRef column
-    for column in columns:
+    for item in columns:
+        column = <ArrayRef?> item
         if column.c.length != first.c.length:
             raise errors.InvalidArgumentError(
                 f"key columns differ in length: {first.c.length} and {column.c.length}")

@@ -38,7 +38,9 @@ cdef class Codec:
     cdef bint is_int
     cdef bint is_bytes
 
-    def __init__(self, str name, int code, int precision, int scale, str ddl, str label=""):
+    def __init__(self, str name not None, int code, int precision, int scale, str ddl not None,
+                 str label=""):
+        once(self.name is not None or self is NO_CODEC, "a codec")
         self.name = name
         self.label = label or f"state {name!r}"
         self.code = code
@@ -101,7 +103,12 @@ cdef class Codec:
         plain = plain_value(value)
         if type(plain) is type(value):
             raise self.wrong(value)
-        return self.encode(plain, cell)
+        # What has a plain value may have one that has one again, without end.
+        Py_EnterRecursiveCall(" while a value was encoded")
+        try:
+            return self.encode(plain, cell)
+        finally:
+            Py_LeaveRecursiveCall()
 
     cdef int encode_int(self, object value, pst_cell *cell) except -1:
         cdef int overflow = 0
@@ -259,6 +266,9 @@ cdef class Codec:
         return NAN if isinstance(result, float) and result != result else result
 
 
+cdef Codec NO_CODEC = Codec.__new__(Codec)
+
+
 cdef object plain_value(object value):
     """The Python value of a numpy or Arrow scalar; any other value itself."""
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
@@ -287,6 +297,7 @@ cdef class Schema:
         cdef pst_cell cell
         cdef Codec codec
         cdef pst_column *c
+        keys, states = tuple(keys), tuple(states)
         if not 0 < len(keys) <= PST_MAX_KEYS:
             raise errors.InvalidArgumentError(
                 f"a key has 1 to {PST_MAX_KEYS} columns, got {len(keys)}")
@@ -387,7 +398,13 @@ cdef class ArrayRef:
     cdef object owner
 
     def __init__(self, int code, int precision, int64_t length, int64_t offset, size_t validity,
-                 size_t values, size_t offsets, object owner, uint32_t width=0):
+                 size_t values, size_t offsets, object owner, uint32_t width=0,
+                 int64_t values_bytes=0):
+        once(self.c.type != 0, "a reference")
+        if offsets and not offsets_rise(<const int32_t *> offsets + offset, length, values_bytes):
+            raise errors.InvalidArgumentError(
+                "not a valid Arrow array: its offsets descend, or lead outside of its bytes; "
+                "validate(full=True) of the array tells where")
         self.c.type = <pst_type> code
         self.precision = <uint8_t> precision
         self.c.length = length
@@ -396,7 +413,17 @@ cdef class ArrayRef:
         self.c.values = <const void *> values
         self.c.offsets = <const int32_t *> offsets
         self.c.width = width
+        self.c.values_bytes = values_bytes
         self.owner = owner
 
     def __len__(self):
         return self.c.length
+
+
+cdef bint offsets_rise(const int32_t *offsets, int64_t length, int64_t most) noexcept nogil:
+    """Whether all values lie within so many bytes."""
+    cdef int64_t i
+    cdef int falls = offsets[0] < 0
+    for i in range(length):
+        falls |= offsets[i + 1] < offsets[i]
+    return not falls and offsets[length] <= most

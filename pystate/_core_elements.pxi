@@ -13,7 +13,12 @@ cdef class CollectionHandle:
     cdef readonly Codec map_codec
     cdef pst_elements *walk
 
-    def __init__(self, Table table, int column, Codec codec, Codec map_codec):
+    def __cinit__(self):
+        self.table = NO_TABLE
+        self.codec = self.map_codec = NO_CODEC
+
+    def __init__(self, Table table not None, int column, Codec codec not None, Codec map_codec):
+        once(self.table is not NO_TABLE, "a handle")
         self.table = table
         self.column = column
         self.codec = codec
@@ -34,6 +39,8 @@ cdef class CollectionHandle:
         return 0
 
     cdef int start(self) except -1:
+        """Begin a walk. Where more than numbers is made of it, it is gone through with the table
+        busy: what is made may run anyone's finalizers."""
         self.ready()
         if self.walk is NULL:
             self.table.check(pst_elements_create(self.table.t, &self.walk))
@@ -57,27 +64,13 @@ cdef class CollectionHandle:
         return errors.WrongTypeError(
             f"state {self.codec.name!r}: None is no {what}")
 
-    def offsets(self, Batch keys, size_t out):
-        """Write where each key's elements begin in one run of all: 64-bit, one more than keys."""
-        cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
-        try:
-            with nogil:
-                status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> out)
-        finally:
-            self.table.state = USABLE
-        self.table.check(status)
-
-    def collect(self, Batch keys):
-        """Walk over all keys' elements: (map keys or None, values), each as (validity, values,
-        offsets), in the keys' order."""
+    def collect(self, Batch keys not None, size_t offsets):
+        """Walk over all keys' elements: (rows, map keys or None, values), each of the latter as
+        (validity, values, offsets), in the keys' order. Fills where each key's begin in that run:
+        64-bit `offsets`, one more than keys."""
         cdef Cells cells[2]
         cdef pst_status status
         cdef bint is_map = self.map_codec is not None
-        keys.ready()
-        if self.walk is NULL:
-            self.table.check(pst_elements_create(self.table.t, &self.walk))
         memset(cells, 0, sizeof(cells))
         cells[0].code = self.codec.code
         cells[0].width = cell_width(self.codec.code)
@@ -85,20 +78,23 @@ cdef class CollectionHandle:
             cells[1].code = self.map_codec.code
             cells[1].width = cell_width(self.map_codec.code)
         cdef Py_ssize_t n = 0
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
+            if self.walk is NULL:
+                self.table.check(pst_elements_create(self.table.t, &self.walk))
             with nogil:
-                status = self.collect_cells(keys.b, is_map, cells, &n)
-            self.table.state = USABLE
+                status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> offsets)
+                if status == PST_OK:
+                    status = self.collect_cells(keys.b, is_map, cells, <int64_t *> offsets, &n)
             self.table.check(status)
             return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
         finally:
-            self.table.state = USABLE
+            keys.end()
             free_cells(&cells[0])
             free_cells(&cells[1])
 
     cdef pst_status collect_cells(self, pst_batch *b, bint is_map, Cells *cells,
-                                  Py_ssize_t *n) noexcept nogil:
+                                  const int64_t *offsets, Py_ssize_t *n) noexcept nogil:
         cdef pst_cell key, value
         cdef int64_t i
         cdef pst_status status
@@ -116,6 +112,8 @@ cdef class CollectionHandle:
                         return PST_TOO_LARGE
             if status != PST_NOT_FOUND:
                 return status
+            if n[0] != offsets[i + 1]:
+                return PST_CHANGED
         return PST_OK
 
     cdef int check_elements(self, pst_status status, str what) except -1:
@@ -134,18 +132,22 @@ cdef class ListElements(CollectionHandle):
     def add(self, value):
         """Append an item to the current key's list."""
         cdef pst_cell cell
+        cdef unsigned long turn = self.table.turn
         self.ready()
         if value is None:
             raise self.none("item")
         owner = self.codec.encode(value, &cell)
+        self.table.ready_for(turn, self.codec)
         self.table.check(pst_list_add(self.table.t, self.column, &cell))
 
     def take(self, namespace):
         """Append the current key's items of another namespace, which it loses there."""
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
+        cdef unsigned long turn = self.table.turn
         self.ready()
         owner = self.table.encode_in(namespace, cells, &nulls)
+        self.table.ready_for(turn, self.codec)
         self.table.check(pst_list_take(self.table.t, self.column, cells, nulls))
 
     @cython.binding(False)
@@ -158,52 +160,61 @@ cdef class ListElements(CollectionHandle):
             return result
         result = []
         self.start()
-        while True:
-            status = pst_elements_next(self.walk, &key, &cell)
-            if status != PST_OK:
-                break
-            result.append(self.codec.decode(&cell))
+        self.table.hold()
+        try:
+            while True:
+                status = pst_elements_next(self.walk, &key, &cell)
+                if status != PST_OK:
+                    break
+                result.append(self.codec.decode(&cell))
+        finally:
+            self.table.end()
         if status != PST_NOT_FOUND:
             self.table.check(status)
         return result
 
-    def append_all(self, Batch keys, ArrayRef items):
+    def append_all(self, Batch keys not None, ArrayRef items not None):
         """Append an item to the list of each key."""
         cdef pst_status status
         keys.check_length(items)
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_list_append(keys.b, self.column, &items.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "an item")
 
-    def append_lists(self, Batch keys, size_t offsets, ArrayRef items):
+    def append_lists(self, Batch keys not None, size_t offsets, ArrayRef items not None):
         """Append items[offsets[i]:offsets[i + 1]] to the list of key i."""
         cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_list_append_many(keys.b, self.column,
                                                     <const int32_t *> offsets, &items.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "an item")
 
-    def copy_items(self, Batch keys, size_t offsets, size_t values):
-        """Copy items of fixed width."""
+    def copy_items(self, Batch keys not None, size_t offsets, uint32_t width):
+        """Copy items of fixed width; fills `offsets` as `collect` does, returns the items."""
         cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
+        cdef int64_t *ends = <int64_t *> offsets
+        cdef Memory items = Memory.__new__(Memory)
+        keys.begin_of(self.table)
         try:
             with nogil:
-                status = pst_batch_list_copy(keys.b, self.column, <const int64_t *> offsets,
-                                             <void *> values)
+                status = pst_batch_element_offsets(keys.b, self.column, ends)
+                if status == PST_OK:
+                    status = items.take(<uint64_t> ends[pst_batch_length(keys.b)] * width)
+                if status == PST_OK:
+                    status = pst_batch_list_copy(keys.b, self.column, ends, items.data,
+                                                 <uint64_t> items.size)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.table.check(status)
+        return items
 
 
 # No method: a Python class with two of these as its bases has the first one's table of C methods.
@@ -272,7 +283,13 @@ cdef class Accumulator:
     cdef readonly Codec codec   # of the values that are added
     cdef pst_agg_shape shape
 
-    def __init__(self, Table table, int column, Codec codec, int kind, int parameter):
+    def __cinit__(self):
+        self.table = NO_TABLE
+        self.codec = NO_CODEC
+
+    def __init__(self, Table table not None, int column, Codec codec not None, int kind,
+                 int parameter):
+        once(self.table is not NO_TABLE, "an accumulator")
         self.table = table
         self.column = column
         self.codec = codec
@@ -290,11 +307,13 @@ cdef class Accumulator:
     def add(self, value):
         """Add a value to the current key's accumulator."""
         cdef pst_cell cell
+        cdef unsigned long turn = self.table.turn
         self.ready()
         owner = self.codec.encode(value, &cell)
+        self.table.ready_for(turn, self.codec)
         self.table.check(pst_aggregate_add(self.table.t, self.column, &self.shape, &cell))
 
-    def merge(self, bytes state):
+    def merge(self, bytes state not None):
         """Merge another accumulator into the current key's."""
         cdef pst_bytes other
         self.ready()
@@ -302,14 +321,14 @@ cdef class Accumulator:
         other.size = <uint32_t> PyBytes_GET_SIZE(state)
         self.table.check(pst_aggregate_merge(self.table.t, self.column, &self.shape, other))
 
-    def add_all(self, Batch keys, ArrayRef values):
+    def add_all(self, Batch keys not None, ArrayRef values not None):
         """Add a value per key."""
         cdef pst_status status
         keys.check_length(values)
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_aggregate(keys.b, self.column, &self.shape, &values.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.table.check(status)

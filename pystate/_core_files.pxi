@@ -10,7 +10,7 @@ cdef struct IoState:
     uint64_t offset    # of the failed read
 
 
-cdef class _Io:
+cdef class _Io(_Guarded):
     """What the callbacks work on, and the exception that they had to keep."""
 
     cdef pst_io c
@@ -59,6 +59,7 @@ cdef int io_write(void *ctx, const void *data, size_t size) noexcept with gil:
             if written is None:
                 break
             done += written
+        view.release()  # an error where the object keeps a view of it
         return 0
     except BaseException as error:
         io.error = error
@@ -94,6 +95,7 @@ cdef int io_read_at(void *ctx, uint64_t offset, void *data, size_t size) noexcep
                 io.state.offset = offset + size
                 return 1
             done += n
+        view.release()
         return 0
     except BaseException as error:
         io.error = error
@@ -149,12 +151,11 @@ cdef object info_tuple(const pst_file_info *info):
 
 # ---- sealed epochs -------------------------------------------------------------------------------
 
-cdef class Sealed:
+cdef class Sealed(_Guarded):
     """What an epoch changed; independent of its table."""
 
     cdef pst_sealed *s
     cdef unsigned long fork
-    cdef bint busy
     cdef readonly str where
 
     def __dealloc__(self):
@@ -186,18 +187,17 @@ cdef class Sealed:
         self.ready()
         return lineage_tuple(pst_sealed_lineage(self.s))
 
-    def write(self, out, str name):
+    def write(self, out, str name not None):
         """Write the delta file into a writable binary object; returns its info tuple."""
         cdef _Io io = _Io(out, -1, name)
         cdef pst_file_info info
         cdef pst_status status
-        self.ready()
-        self.busy = True
+        self.begin()
         try:
             with nogil:
                 status = pst_sealed_write(self.s, &io.c, &info)
         finally:
-            self.busy = False
+            self.end()
         if status == PST_CALLBACK:
             io.reraise()
         check(status, NULL, f"{self.where}, {name}", None)
@@ -211,9 +211,9 @@ cdef class Sealed:
             self.s = NULL
 
 
-cdef Sealed make_sealed(pst_sealed *sealed, str where):
+cdef Sealed make_sealed(str where):
+    """One that is to be filled."""
     cdef Sealed self = Sealed.__new__(Sealed)
-    self.s = sealed
     self.fork = fork_generation
     self.where = where
     return self
@@ -221,7 +221,7 @@ cdef Sealed make_sealed(pst_sealed *sealed, str where):
 
 # ---- files ---------------------------------------------------------------------------------------
 
-cdef class FileReader:
+cdef class FileReader(_Guarded):
     """An open state file.
 
     `fd` >= 0 is read by pread without the GIL, else `source` by seek and readinto. Both stay the
@@ -230,19 +230,21 @@ cdef class FileReader:
 
     cdef pst_sst_reader *r
     cdef _Io io
-    cdef bint busy
     cdef readonly str name
 
-    def __init__(self, str name, uint64_t size_bytes, int fd, source):
+    def __init__(self, str name not None, uint64_t size_bytes, int fd, source):
         cdef pst_detail detail
         cdef pst_status status
-        if self.r is not NULL:
-            raise errors.InvalidArgumentError("a reader is made once")
+        once(self.name is not None, "a reader")
         memset(&detail, 0xFF, sizeof(detail))
         self.name = name
         self.io = _Io(source, fd, name)
-        with nogil:
-            status = pst_sst_reader_open(&self.io.c, size_bytes, &self.r, &detail)
+        self.hold()
+        try:
+            with nogil:
+                status = pst_sst_reader_open(&self.io.c, size_bytes, &self.r, &detail)
+        finally:
+            self.end()
         if status == PST_CALLBACK:
             self.io.reraise()
         check(status, &detail, name, None)
@@ -265,7 +267,7 @@ cdef class FileReader:
 
     def close(self):
         """Close the reader. Does nothing the second time."""
-        if self.r is not NULL:
+        if self.busy or self.r is not NULL:
             self.ready()
             pst_sst_reader_close(self.r)
             self.r = NULL
@@ -291,8 +293,14 @@ cdef class FileReader:
 
     def seek(self, int32_t first_key_group, int32_t last_key_group):
         """Position before the first record of the range."""
-        self.ready()
-        self.check(pst_sst_reader_seek(self.r, first_key_group, last_key_group))
+        cdef pst_status status
+        self.begin()
+        try:
+            with nogil:
+                status = pst_sst_reader_seek(self.r, first_key_group, last_key_group)
+        finally:
+            self.end()
+        self.check(status)
 
     def count(self):
         """Read and check every remaining record of the range: (puts, deletes)."""
@@ -300,19 +308,20 @@ cdef class FileReader:
         cdef uint64_t puts = 0, deletes = 0
         cdef pst_status status
         try:
-            self.ready()
-            self.busy = True
-            with nogil:
-                while True:
-                    status = pst_sst_reader_next(self.r, record)
-                    if status != PST_OK:
-                        break
-                    if record.op == PST_DELETE:
-                        deletes += 1
-                    else:
-                        puts += 1
+            self.begin()
+            try:
+                with nogil:
+                    while True:
+                        status = pst_sst_reader_next(self.r, record)
+                        if status != PST_OK:
+                            break
+                        if record.op == PST_DELETE:
+                            deletes += 1
+                        else:
+                            puts += 1
+            finally:
+                self.end()
         finally:
-            self.busy = False
             free(record)
         if status != PST_NOT_FOUND:
             self.check(status)
@@ -331,22 +340,26 @@ cdef list column_tuples(const pst_column *columns, int32_t n):
     return result
 
 
-def file_checksum(str name, uint64_t size_bytes, int fd, source):
+def file_checksum(str name not None, uint64_t size_bytes, int fd, source):
     """Return XXH64 of the whole file, as its writer reported it."""
     cdef _Io io = _Io(source, fd, name)
     cdef uint64_t checksum = 0
     cdef pst_status status
-    with nogil:
-        status = pst_file_checksum(&io.c, size_bytes, &checksum)
+    io.begin()
+    try:
+        with nogil:
+            status = pst_file_checksum(&io.c, size_bytes, &checksum)
+    finally:
+        io.end()
     if status == PST_CALLBACK:
         io.reraise()
     check(status, NULL, name, None)
     return checksum
 
 
-def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes parent,
-          uint64_t epoch, uint64_t query, int32_t max_parallelism, int32_t first_key_group,
-          int32_t last_key_group, out, str name):
+def merge(list readers not None, list columns not None, Schema schema not None, str kind,
+          bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
+          int32_t first_key_group, int32_t last_key_group, out, str name not None):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
     `columns[f]` maps file f's states to the schema's.
@@ -354,7 +367,9 @@ def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes p
     cdef _Io io = _Io(out, -1, name)
     cdef pst_file_info info
     cdef pst_sst_writer *writer = NULL
-    cdef int32_t n = <int32_t> len(readers)
+    cdef list opened = list(readers)
+    cdef list mapped = list(columns)
+    cdef int32_t n = <int32_t> len(opened)
     cdef int32_t i
     cdef pst_status status
     cdef FileReader reader
@@ -364,6 +379,8 @@ def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes p
     memset(&info, 0, sizeof(info))
     busy = []
     try:
+        if len(mapped) != n:
+            raise errors.InvalidArgumentError(f"{n} files, and columns of {len(mapped)}")
         if files is NULL or mappings is NULL or mapping is NULL:
             raise MemoryError
         info.kind = PST_BASE if kind == "base" else PST_DELTA
@@ -372,13 +389,13 @@ def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes p
         info.first_key_group = first_key_group
         info.last_key_group = last_key_group
         for i in range(n):
-            reader = readers[i]
-            reader.ready()
+            reader = <FileReader?> opened[i]
+            reader.begin()
+            busy.append(reader)
             files[i] = reader.r
             mappings[i] = mapping + i * PST_MAX_STATES
-            fill_mapping(mapping + i * PST_MAX_STATES, columns[i], <int32_t> len(columns[i]))
-            reader.busy = True
-            busy.append(reader)
+            fill_mapping(mapping + i * PST_MAX_STATES, <list?> mapped[i],
+                         <int32_t> len(mapped[i]))
         with nogil:
             status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
             if status == PST_OK:
@@ -388,13 +405,15 @@ def merge(list readers, list columns, Schema schema, str kind, bytes id, bytes p
             pst_sst_writer_destroy(writer)
     finally:
         for reader in busy:
-            reader.busy = False
+            reader.end()
         free(files)
         free(mappings)
         free(mapping)
     if status == PST_CALLBACK and io.error is not None:
         io.reraise()
-    for reader in readers:
+    for reader in opened:
+        if reader.r is NULL:
+            continue
         if status == PST_CALLBACK and (reader.io.error is not None or reader.io.state.failed):
             reader.io.reraise()
         if status == PST_CORRUPT and pst_sst_reader_detail(reader.r).offset >= 0:

@@ -1,69 +1,72 @@
 # Batches of keys, and the scalar handle of one state.
 
 @cython.no_gc_clear  # the table outlives the batch
-cdef class Batch:
+cdef class Batch(_Dependent):
     """The rows of a list of keys, looked up once. Valid until the next seal or roll back."""
 
     cdef object __weakref__
     cdef pst_batch *b
     cdef list columns
     cdef unsigned long epoch
-    cdef readonly Table table
 
-    def __init__(self, Table table, list columns):
+    def __cinit__(self):
+        self.table = NO_TABLE
+
+    def __init__(self, Table table not None, list columns):
         """Look up the keys; with None for columns, `take_rows` has to follow."""
         cdef pst_array arrays[PST_MAX_KEYS_]
         cdef int32_t i
         cdef pst_status status
         cdef ArrayRef column
-        if self.b is not NULL:
-            raise errors.InvalidArgumentError("a batch is made once")
-        self.table = table
+        once(self.table is not NO_TABLE, "a key batch")
         table.ready()
+        self.table = table
         self.epoch = table.epochs
         if columns is None:
             return
+        columns = list(columns)
         if check_columns(columns) != len(table.schema.key_codecs):
             raise errors.InvalidArgumentError(
                 f"{table.where}: the key has {len(table.schema.key_codecs)} columns, "
                 f"got {len(columns)}")
         for i in range(len(columns)):
-            column = columns[i]
+            column = <ArrayRef?> columns[i]
             arrays[i] = column.c
         self.columns = columns
-        table.state = BUSY
+        table.begin()
         try:
             with nogil:
                 status = pst_batch_create(table.t, arrays, &self.b)
         finally:
-            table.state = USABLE
+            table.end()
         table.check(status)
-        table.dependents.add(self)
+        self.link()
 
     def take_rows(self, uint64_t cursor, int64_t most, bint changed):
         """Take the next rows, of all or of those touched in the open epoch; returns the next
         cursor, None at the end."""
         cdef pst_status status
         cdef Table table = self.table
-        table.ready()
-        if self.b is not NULL:
-            raise errors.InvalidArgumentError("a batch is made once")
-        table.state = BUSY
+        table.begin()
         try:
+            if self.b is not NULL:
+                raise errors.InvalidArgumentError("a batch is made once")
             with nogil:
                 if changed:
                     status = pst_batch_changed(table.t, &cursor, most, &self.b)
                 else:
                     status = pst_batch_all(table.t, &cursor, most, &self.b)
         finally:
-            table.state = USABLE
+            table.end()
         if status == PST_NOT_FOUND:
             return None
         table.check(status)
-        table.dependents.add(self)
+        self.epoch = table.epochs
+        self.link()
         return cursor
 
     def __dealloc__(self):
+        self.unlink()
         # In a forked child the memory is left alone: it goes with the process.
         if self.b is not NULL and self.table.fork == fork_generation:
             pst_batch_destroy(self.b)
@@ -80,8 +83,12 @@ cdef class Batch:
                 self.table.refuse()
             if self.table.current_batch is self:
                 self.table.forget_key()
-            pst_batch_destroy(self.b)
-            self.b = NULL
+            self.release()
+
+    cdef void release(self) noexcept:
+        self.unlink()
+        pst_batch_destroy(self.b)
+        self.b = NULL
 
     cdef int refuse(self) except -1:
         self.table.ready()
@@ -89,11 +96,26 @@ cdef class Batch:
             raise make_error(PST_STALE, NULL, self.table.where, None)
         raise errors.ClosedError(f"{self.table.where}: the key batch was closed")
 
-    cdef inline int ready(self) except -1:
+    cdef int ready(self) except -1:
         self.table.ready()
         if self.b is NULL or self.epoch != self.table.epochs:
             self.refuse()
         return 0
+
+    cdef int begin(self) except -1:
+        self.ready()
+        self.table.hold()
+        return 0
+
+    cdef void end(self) noexcept:
+        self.table.end()
+
+    cdef int begin_of(self, Table table) except -1:
+        """Begin an operation of one of a table's handles."""
+        if self.table is not table:
+            raise errors.InvalidArgumentError(
+                f"{table.where}: the key batch belongs to another table")
+        return self.begin()
 
     def check(self):
         """Raise what an operation on a stale or closed batch would."""
@@ -121,76 +143,94 @@ cdef class Batch:
     def get(self, int32_t column, size_t values, size_t valid):
         """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
         cdef pst_status status
-        self.ready()
-        self.table.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
         finally:
-            self.table.state = USABLE
+            self.end()
         self.table.check(status)
 
-    def get_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
-        """Copy a column of variable width: offsets and validity first, with `data` 0."""
+    def get_bytes(self, int32_t column, size_t offsets, size_t valid):
+        """Copy a column of variable width: fills offsets and validity, returns the bytes."""
         cdef pst_status status
-        self.ready()
-        self.table.state = BUSY
+        cdef pst_bytes_out out = sized(offsets, valid)
+        cdef Memory data = Memory.__new__(Memory)
+        self.begin()
         try:
             with nogil:
-                status = pst_batch_get_bytes(self.b, column, <int32_t *> offsets,
-                                             <uint8_t *> valid, <uint8_t *> data)
+                status = pst_batch_get_bytes(self.b, column, &out)
+                if status == PST_OK:
+                    status = data.take_for(&out, pst_batch_length(self.b))
+                if status == PST_OK and out.capacity:
+                    status = pst_batch_get_bytes(self.b, column, &out)
         finally:
-            self.table.state = USABLE
+            self.end()
         self.table.check(status)
+        return data
 
     def get_key(self, int32_t column, size_t values, size_t valid):
-        """Copy a key column of a batch of changed rows, as `get` does."""
-        self.ready()
-        cdef pst_status status = pst_batch_get_key(self.b, column, <void *> values,
-                                                   <uint8_t *> valid)
+        """Copy a key column of a batch of rows, as `get` does."""
+        cdef pst_status status
+        self.begin()
+        try:
+            with nogil:
+                status = pst_batch_get_key(self.b, column, <void *> values, <uint8_t *> valid)
+        finally:
+            self.end()
         self.table.check(status)
 
-    def get_key_bytes(self, int32_t column, size_t offsets, size_t valid, size_t data):
+    def get_key_bytes(self, int32_t column, size_t offsets, size_t valid):
         """Copy a key column of variable width, as `get_bytes` does."""
-        self.ready()
-        cdef pst_status status = pst_batch_get_key_bytes(
-            self.b, column, <int32_t *> offsets, <uint8_t *> valid, <uint8_t *> data)
+        cdef pst_status status
+        cdef pst_bytes_out out = sized(offsets, valid)
+        cdef Memory data = Memory.__new__(Memory)
+        self.begin()
+        try:
+            with nogil:
+                status = pst_batch_get_key_bytes(self.b, column, &out)
+                if status == PST_OK:
+                    status = data.take_for(&out, pst_batch_length(self.b))
+                if status == PST_OK and out.capacity:
+                    status = pst_batch_get_key_bytes(self.b, column, &out)
+        finally:
+            self.end()
         self.table.check(status)
+        return data
 
-    def put(self, int32_t column, ArrayRef values):
+    def put(self, int32_t column, ArrayRef values not None):
         """Store a value per key."""
         cdef pst_status status
         self.check_length(values)
-        self.table.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_batch_put(self.b, column, &values.c)
         finally:
-            self.table.state = USABLE
+            self.end()
         self.table.check(status)
 
-    def apply(self, int32_t column, int op, ArrayRef values):
+    def apply(self, int32_t column, int op, ArrayRef values not None):
         """Add (1), or take the minimum (2) or maximum (3), per key."""
         cdef pst_status status
         self.check_length(values)
-        self.table.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_batch_apply(self.b, column, <pst_op> op, &values.c)
         finally:
-            self.table.state = USABLE
+            self.end()
         self.table.check(status)
 
     def clear(self, int32_t column):
         """Clear a column of every key, or with -1 delete the keys."""
         cdef pst_status status
-        self.ready()
-        self.table.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_batch_clear(self.b, column)
         finally:
-            self.table.state = USABLE
+            self.end()
         self.table.check(status)
 
     cdef int check_length(self, ArrayRef values) except -1:
@@ -199,6 +239,9 @@ cdef class Batch:
             raise errors.InvalidArgumentError(
                 f"{values.c.length} values for {pst_batch_length(self.b)} keys")
         return 0
+
+
+cdef Batch NO_BATCH = Batch.__new__(Batch)
 
 
 cdef class ScalarHandle:
@@ -210,7 +253,12 @@ cdef class ScalarHandle:
     cdef readonly Codec codec
     cdef bint is_long
 
-    def __init__(self, Table table, int column, Codec codec, default):
+    def __cinit__(self):
+        self.table = NO_TABLE
+        self.codec = NO_CODEC
+
+    def __init__(self, Table table not None, int column, Codec codec not None, default):
+        once(self.table is not NO_TABLE, "a handle")
         self.table = table
         self.column = column
         self.codec = codec
@@ -247,6 +295,7 @@ cdef class ScalarHandle:
         cdef Table table = self.table
         cdef int overflow = 0
         cdef long long number
+        cdef unsigned long turn
         table.ready()
         if not table.has_key:
             table.need_key(self.codec)
@@ -260,7 +309,9 @@ cdef class ScalarHandle:
         elif value is None:
             self.clear()
         else:
+            turn = table.turn
             owner = self.codec.encode(value, &cell)
+            table.ready_for(turn, self.codec)
             table.check(pst_value_put(table.t, self.column, &cell))
 
     @cython.binding(False)

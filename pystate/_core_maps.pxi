@@ -8,10 +8,12 @@ cdef class MapElements(CollectionHandle):
         """Return the value under `key`, or the default."""
         cdef pst_cell at, cell
         cdef pst_status status
+        cdef unsigned long turn = self.table.turn
         self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)
+        self.table.ready_for(turn, self.codec)
         status = pst_map_get(self.table.t, self.column, &at, &cell)
         if status == PST_OK:
             return self.codec.decode(&cell)
@@ -29,6 +31,7 @@ cdef class MapElements(CollectionHandle):
             The key or the value is None, or of another type; nothing was written.
         """
         cdef pst_cell at, cell
+        cdef unsigned long turn = self.table.turn
         self.ready()
         if key is None:
             raise self.none("map key")
@@ -38,6 +41,7 @@ cdef class MapElements(CollectionHandle):
                 "it away")
         owner = self.map_codec.encode(key, &at)
         other = self.codec.encode(value, &cell)
+        self.table.ready_for(turn, self.codec)
         self.table.check(pst_map_put(self.table.t, self.column, &at, &cell))
 
     @cython.binding(False)
@@ -45,10 +49,12 @@ cdef class MapElements(CollectionHandle):
         """Remove the entry under `key`, if there is one."""
         cdef pst_cell at
         cdef pst_status status
+        cdef unsigned long turn = self.table.turn
         self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)
+        self.table.ready_for(turn, self.codec)
         status = pst_map_remove(self.table.t, self.column, &at)
         if status != PST_NOT_FOUND:
             self.table.check(status)
@@ -58,10 +64,12 @@ cdef class MapElements(CollectionHandle):
         """Whether there is an entry under `key`."""
         cdef pst_cell at, cell
         cdef pst_status status
+        cdef unsigned long turn = self.table.turn
         self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)
+        self.table.ready_for(turn, self.codec)
         status = pst_map_get(self.table.t, self.column, &at, &cell)
         if status != PST_NOT_FOUND:
             self.table.check(status)
@@ -77,63 +85,71 @@ cdef class MapElements(CollectionHandle):
         cdef pst_status status
         cdef list result = []
         self.start()
-        while True:
-            status = pst_elements_next(self.walk, &key, &cell)
-            if status != PST_OK:
-                break
-            result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
+        self.table.hold()
+        try:
+            while True:
+                status = pst_elements_next(self.walk, &key, &cell)
+                if status != PST_OK:
+                    break
+                result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
+        finally:
+            self.table.end()
         if status != PST_NOT_FOUND:
             self.table.check(status)
         return result
 
-    def put_all_entries(self, Batch keys, ArrayRef map_keys, ArrayRef values):
+    def put_all_entries(self, Batch keys not None, ArrayRef map_keys not None,
+                        ArrayRef values not None):
         """Put an entry into the map of each key."""
         cdef pst_status status
         keys.check_length(values)
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "a map key or value")
 
-    def remove_all(self, Batch keys, ArrayRef map_keys):
+    def remove_all(self, Batch keys not None, ArrayRef map_keys not None):
         """Remove an entry of the map of each key."""
         cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_map_remove(keys.b, self.column, &map_keys.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "a map key")
 
-    def get_all(self, Batch keys, ArrayRef map_keys, size_t values, size_t valid):
+    def get_all(self, Batch keys not None, ArrayRef map_keys not None, size_t values,
+                size_t valid):
         """Copy a fixed-width value per key, as `Batch.get`."""
         cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
                                            <uint8_t *> valid)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "a map key")
 
-    def get_all_bytes(self, Batch keys, ArrayRef map_keys, size_t offsets, size_t valid,
-                      size_t data):
+    def get_all_bytes(self, Batch keys not None, ArrayRef map_keys not None, size_t offsets,
+                      size_t valid):
         """Copy a value of variable width per key, as `Batch.get_bytes`."""
         cdef pst_status status
-        keys.ready()
-        self.table.state = BUSY
+        cdef pst_bytes_out out = sized(offsets, valid)
+        cdef Memory data = Memory.__new__(Memory)
+        keys.begin_of(self.table)
         try:
             with nogil:
-                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c,
-                                                 <int32_t *> offsets, <uint8_t *> valid,
-                                                 <uint8_t *> data)
+                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c, &out)
+                if status == PST_OK:
+                    status = data.take_for(&out, pst_batch_length(keys.b))
+                if status == PST_OK and out.capacity:
+                    status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c, &out)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check_elements(status, "a map key")
+        return data

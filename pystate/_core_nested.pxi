@@ -19,9 +19,18 @@ cdef class NestedNode:
     cdef readonly str ddl
     cdef Codec leaf
 
-    def __init__(self, str name, int code, int precision, int scale, str ddl, tuple names,
-                 tuple children, uint32_t width, bint is_key, int bit, int at):
+    def __cinit__(self):
+        self.names = self.children = ()
+        self.shape.span = 1
+        self.leaf = NO_CODEC
+
+    def __init__(self, str name, int code, int precision, int scale, str ddl not None,
+                 tuple names not None, tuple children not None, uint32_t width, bint is_key,
+                 int bit, int at):
         cdef NestedNode child
+        once(self.ddl is not None, "a type")
+        if not all(isinstance(item, NestedNode) for item in children):
+            raise errors.InvalidArgumentError(f"{ddl}: its children are types")
         memset(&self.shape, 0, sizeof(self.shape))
         self.names = names
         self.children = children
@@ -62,7 +71,10 @@ cdef class NestedCodec(Codec):
     cdef nested_shape *shapes  # of the root and all below it, in preorder
     cdef uint8_t *padding      # inline: bits that no field has
 
-    def __cinit__(self, str name, int code, str ddl, NestedNode root, uint32_t inline_bytes):
+    def __cinit__(self, str name, int code, str ddl, NestedNode root not None,
+                  uint32_t inline_bytes):
+        if inline_bytes > PST_MAX_FIXED:
+            raise errors.InvalidArgumentError(f"a struct of {inline_bytes} bytes in the row")
         self.root = root
         self.inline_bytes = inline_bytes
         self.shapes = <nested_shape *> calloc(<size_t> root.shape.span, sizeof(nested_shape))
@@ -81,8 +93,12 @@ cdef class NestedCodec(Codec):
         free(self.shapes)
         free(self.padding)
 
-    cdef int spread(self, NestedNode node, int i, int parent):
+    cdef int spread(self, NestedNode node, int i, int parent) except -1:
         cdef NestedNode child
+        if self.inline_bytes and node is not self.root and (
+                node.shape.bit >= 8 * <int> self.inline_bytes or node.shape.bit < 0
+                or node.shape.at + node.shape.width > self.inline_bytes):
+            raise errors.InvalidArgumentError(f"{node.ddl}: outside of the struct it is in")
         self.shapes[i] = node.shape
         self.shapes[i].parent = parent
         parent = i
@@ -160,7 +176,11 @@ cdef class NestedCodec(Codec):
         plain = plain_value(value)
         if type(plain) is type(value):
             raise node.wrong(value)
-        return self.fields(node, plain)
+        Py_EnterRecursiveCall(" while a struct was encoded")
+        try:
+            return self.fields(node, plain)
+        finally:
+            Py_LeaveRecursiveCall()
 
     cdef int put_struct(self, NestedNode node, dict value, nested_buffer *out) except -1:
         cdef uint32_t i = 0
@@ -253,7 +273,11 @@ cdef class NestedCodec(Codec):
         plain = plain_value(value)
         if type(plain) is type(value):
             raise node.wrong(value)
-        return self.items(node, plain)
+        Py_EnterRecursiveCall(" while an array was encoded")
+        try:
+            return self.items(node, plain)
+        finally:
+            Py_LeaveRecursiveCall()
 
     cdef int put_map(self, NestedNode node, object value, nested_buffer *out) except -1:
         cdef dict pairs = self.pairs(node, value)
@@ -304,12 +328,23 @@ cdef class NestedCodec(Codec):
         plain = plain_value(value)
         if type(plain) is type(value):
             raise node.wrong(value)
-        return self.pairs(node, plain)
+        Py_EnterRecursiveCall(" while a map was encoded")
+        try:
+            return self.pairs(node, plain)
+        finally:
+            Py_LeaveRecursiveCall()
 
     # ---- bytes -> Python
 
     cdef object decode(self, const pst_cell *cell):
-        return self.unpack_from(cell.bytes.data, cell.bytes.size)
+        # Of a copy: what is made may run anyone's finalizers, which may write where the bytes lie.
+        cdef uint8_t room[512]
+        cdef bytes own
+        if cell.bytes.size <= sizeof(room):
+            memcpy(room, cell.bytes.data, cell.bytes.size)
+            return self.unpack_from(room, cell.bytes.size)
+        own = PyBytes_FromStringAndSize(<const char *> cell.bytes.data, cell.bytes.size)
+        return self.unpack_from(<const uint8_t *> PyBytes_AS_STRING(own), cell.bytes.size)
 
     def unpack(self, data):
         """Return the value of some bytes."""

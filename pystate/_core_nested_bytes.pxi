@@ -44,6 +44,17 @@ cdef struct nested_span:  # one entry of a map in a buffer
     const uint8_t *key
 
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* Loads an offset once, however often it is used: its owner may write to it meanwhile. */
+    static inline int64_t pst_load_offset(const int32_t *at) {
+        return __atomic_load_n(at, __ATOMIC_RELAXED);
+    }
+    """
+    int64_t pst_load_offset(const int32_t *at) noexcept nogil
+
+
 # ---- writing
 
 cdef inline void nested_begin(nested_buffer *b, uint8_t *room, size_t capacity) noexcept nogil:

@@ -1,8 +1,6 @@
 # Nested values: Arrow columns -> a column of bytes, row by row over the columns' buffers, without a
 # Python object per value.
 
-from cpython.buffer cimport PyBuffer_FillInfo
-
 cdef struct nested_column:  # an Arrow array of one type of the tree
     nested_shape s
     const uint8_t *validity   # NULL: no nulls
@@ -10,34 +8,31 @@ cdef struct nested_column:  # an Arrow array of one type of the tree
     const uint8_t *values
     const int32_t *offsets
     int64_t base              # an array's or map's offsets count from here in its children
+    int64_t rows
+    int64_t values_bytes      # of bytes
 
 cdef enum:
     NESTED_NO_MEMORY = -1
     NESTED_REFUSED = -2
 
 
-cdef class NestedBytes:
-    """Memory that the core filled, as a buffer."""
-
-    cdef uint8_t *data
-    cdef Py_ssize_t size
-
-    def __dealloc__(self):
-        free(self.data)
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags)
-
-
 cdef object nested_taken(nested_buffer *b):
     """What a buffer on the heap holds, which is empty afterwards."""
-    cdef NestedBytes taken = NestedBytes.__new__(NestedBytes)
+    cdef Memory taken = Memory.__new__(Memory)
     if b.heap is NULL and nested_grow(b, 0) is NULL:
         raise MemoryError
     taken.data = b.heap
     taken.size = <Py_ssize_t> b.size
     b.heap = NULL
     return memoryview(taken)
+
+
+cdef inline int64_t nested_rows_below(const nested_column *c) noexcept nogil:
+    """How many elements there are below an array or a map."""
+    cdef const nested_column *key = c + 1
+    if c.s.kind == NESTED_ARRAY:
+        return key.rows
+    return min(key.rows, (key + key.s.span).rows)
 
 
 cdef inline bint nested_valid(const nested_column *c, int64_t row) noexcept nogil:
@@ -75,14 +70,20 @@ cdef int nested_put_row(const nested_column *c, int64_t row, nested_buffer *out,
             return NESTED_NO_MEMORY
         nested_store(to, word, c.s.width)
         return 0
-    first = c.offsets[c.offset + row]
-    last = c.offsets[c.offset + row + 1]
+    first = pst_load_offset(c.offsets + c.offset + row)
+    last = pst_load_offset(c.offsets + c.offset + row + 1)
     if c.s.kind == NESTED_BYTES:
+        if first < 0 or last < first or last > c.values_bytes:
+            refused.fault = "offsets that lead outside of its bytes"
+            return NESTED_REFUSED
         if c.s.code == PST_STRING and not nested_is_utf8(c.values + first,
                                                          <size_t> (last - first)):
             refused.fault = "a string that is not valid UTF-8"
             return NESTED_REFUSED
         return nested_put_bytes(out, c.values + first, <size_t> (last - first))
+    if first < c.base or last < first or last - c.base > nested_rows_below(c):
+        refused.fault = "offsets that lead outside of its elements"
+        return NESTED_REFUSED
     if c.s.kind == NESTED_ARRAY:
         return nested_put_elements(c + 1, first - c.base, last - first, out, refused)
     return nested_put_entries(c + 1, first - c.base, last - first, out, refused)
@@ -187,14 +188,14 @@ cdef int nested_put_slots(const nested_column *root, const nested_column *c, int
     return 0
 
 
-cdef class NestedColumns:
+cdef class NestedColumns(_Guarded):
     """The buffers of an Arrow array of nested values, by address, a `set` per type of the tree."""
 
     cdef nested_column *columns
     cdef NestedCodec codec
     cdef list owners
 
-    def __cinit__(self, NestedCodec codec):
+    def __cinit__(self, NestedCodec codec not None):
         cdef int i
         self.codec = codec
         self.owners = []
@@ -208,8 +209,10 @@ cdef class NestedColumns:
         free(self.columns)
 
     def set(self, int i, int64_t offset, size_t validity, size_t values, size_t offsets,
-            int64_t base, object owner):
-        """Tell where the column of type `i` in preorder lies; its owner stays alive."""
+            int64_t base, int64_t rows, int64_t values_bytes, object owner):
+        """Tell where the column of type `i` in preorder lies, which was validated; its owner stays
+        alive."""
+        self.ready()
         if not 0 <= i < self.codec.shapes.span:
             raise errors.InvalidArgumentError(f"there is no type {i}")
         self.owners.append(owner)
@@ -218,6 +221,8 @@ cdef class NestedColumns:
         self.columns[i].values = <const uint8_t *> values
         self.columns[i].offsets = <const int32_t *> offsets
         self.columns[i].base = base
+        self.columns[i].rows = rows
+        self.columns[i].values_bytes = values_bytes
 
     def encode(self, int64_t rows):
         """Return (offsets, None for an inline struct; data) of the rows; nulls are empty or zero."""
@@ -228,7 +233,9 @@ cdef class NestedColumns:
         nested_begin(&offsets, NULL, 0)
         nested_begin(&data, NULL, 0)
         nested_open(&refused, NULL, 0)
+        self.begin()
         try:
+            self.check_rows(rows)
             with nogil:
                 status = (self.fill(rows, &row, &data, &refused) if self.codec.inline_bytes else
                           self.append(rows, &row, &offsets, &data, &refused))
@@ -241,8 +248,27 @@ cdef class NestedColumns:
             return (None if self.codec.inline_bytes else nested_taken(&offsets),
                     nested_taken(&data))
         finally:
+            self.end()
             nested_end(&offsets)
             nested_end(&data)
+
+    cdef int check_rows(self, int64_t rows) except -1:
+        """Refuse more rows than the struct of all, or a field in it, has."""
+        cdef int i = 0
+        while i < self.codec.shapes.span:
+            if not 0 <= rows <= self.columns[i].rows and self.is_by_row(i):
+                raise errors.InvalidArgumentError(
+                    f"{rows} rows of a column of {self.columns[i].rows}")
+            i += 1
+        return 0
+
+    cdef bint is_by_row(self, int i) noexcept:
+        """Whether type `i` lies in structs alone, so that its rows are the column's."""
+        while i > 0:
+            i = self.columns[i].s.parent
+            if self.columns[i].s.kind != NESTED_STRUCT:
+                return False
+        return True
 
     cdef int fill(self, int64_t rows, int64_t *row, nested_buffer *data,
                   nested_reader *refused) noexcept nogil:

@@ -157,13 +157,13 @@ cdef int nested_take_slots(nested_target *t, const uint8_t *validity, int64_t of
     return 0
 
 
-cdef class NestedTargets:
+cdef class NestedTargets(_Guarded):
     """Columns that grow by the rows of a column of bytes."""
 
     cdef nested_target *targets
     cdef NestedCodec codec
 
-    def __cinit__(self, NestedCodec codec):
+    def __cinit__(self, NestedCodec codec not None):
         cdef int i
         self.codec = codec
         self.targets = <nested_target *> calloc(<size_t> codec.shapes.span, sizeof(nested_target))
@@ -181,19 +181,28 @@ cdef class NestedTargets:
                 nested_end(&self.targets[i].offsets)
             free(self.targets)
 
-    def decode(self, int64_t rows, int64_t offset, size_t validity, size_t offsets, size_t values):
+    def decode(self, int64_t rows, int64_t offset, size_t validity, size_t offsets, size_t values,
+               int64_t values_bytes):
         """Append the rows of an Arrow array: binary, or of fixed size for an inline struct."""
         cdef nested_reader r
         cdef int64_t row = 0
         cdef int status
         nested_open(&r, NULL, 0)
-        with nogil:
-            if self.codec.inline_bytes:
-                status = self.slots(rows, offset, <const uint8_t *> validity,
-                                    <const uint8_t *> values, &row, &r)
-            else:
-                status = self.bytes_(rows, offset, <const uint8_t *> validity,
-                                     <const int32_t *> offsets, <const uint8_t *> values, &row, &r)
+        if self.codec.inline_bytes and (
+                offset < 0 or (offset + rows) * self.codec.inline_bytes > values_bytes):
+            raise errors.InvalidArgumentError(f"{values_bytes} bytes are not {rows} structs")
+        self.begin()
+        try:
+            with nogil:
+                if self.codec.inline_bytes:
+                    status = self.slots(rows, offset, <const uint8_t *> validity,
+                                        <const uint8_t *> values, &row, &r)
+                else:
+                    status = self.bytes_(rows, offset, <const uint8_t *> validity,
+                                         <const int32_t *> offsets, <const uint8_t *> values,
+                                         values_bytes, &row, &r)
+        finally:
+            self.end()
         if status == NESTED_NO_MEMORY:
             raise MemoryError
         if status == NESTED_REFUSED:
@@ -221,9 +230,10 @@ cdef class NestedTargets:
         return 0
 
     cdef int bytes_(self, int64_t rows, int64_t offset, const uint8_t *validity,
-                    const int32_t *offsets, const uint8_t *values, int64_t *row,
-                    nested_reader *r) noexcept nogil:
+                    const int32_t *offsets, const uint8_t *values, int64_t values_bytes,
+                    int64_t *row, nested_reader *r) noexcept nogil:
         cdef int i, status
+        cdef int64_t first, last
         for i in range(self.codec.shapes.span):
             if self.targets[i].s.kind in (NESTED_BYTES, NESTED_ARRAY, NESTED_MAP):
                 if nested_add_end(&self.targets[i], 0, r) < 0:
@@ -234,8 +244,12 @@ cdef class NestedTargets:
             if validity is not NULL and not nested_bit(validity, offset + row[0]):
                 status = nested_add_null(self.targets, r)
             else:
-                nested_open(r, values + offsets[row[0]],
-                            <size_t> (offsets[row[0] + 1] - offsets[row[0]]))
+                first = pst_load_offset(offsets + row[0])
+                last = pst_load_offset(offsets + row[0] + 1)
+                if first < 0 or last < first or last > values_bytes:
+                    r.fault = "outside of the column's buffer"
+                    return NESTED_REFUSED
+                nested_open(r, values + first, <size_t> (last - first))
                 status = nested_take_row(self.targets, r)
                 if status == 0 and r.at != r.end:
                     r.fault = "longer than their value"
@@ -248,6 +262,7 @@ cdef class NestedTargets:
     def take(self):
         """Return (length, nulls, validity, values, offsets) of each type in preorder, once."""
         cdef int i
+        self.ready()
         return [(self.targets[i].length, self.targets[i].nulls,
                  nested_taken(&self.targets[i].valid), nested_taken(&self.targets[i].values),
                  nested_taken(&self.targets[i].offsets))

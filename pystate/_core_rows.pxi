@@ -26,7 +26,7 @@ cdef class _Rows:
     cdef Py_ssize_t n
     cdef size_t bytes
 
-    def __cinit__(self, Schema schema):
+    def __cinit__(self, Schema schema not None):
         cdef int i = 0
         cdef Codec codec
         self.n_keys = <int> len(schema.key_codecs)
@@ -150,44 +150,50 @@ cdef pst_status append_cell(Cells *c, Py_ssize_t row, const pst_cell *cell,
 # ---- readers of the last sealed epoch ------------------------------------------------------------
 
 @cython.no_gc_clear  # the table outlives the reader
-cdef class Reader:
+cdef class Reader(_Dependent):
     """The last sealed epoch of a table of this process, or of a shared table's file."""
 
     cdef object __weakref__
     cdef pst_reader *r
     cdef pst_record *record
     cdef unsigned long fork
-    cdef bint busy
-    cdef readonly Table table
     cdef readonly Schema schema
     cdef readonly str where
 
-    def __init__(self, Table table, Schema schema, path, str where):
+    def __init__(self, Table table, Schema schema not None, path, str where not None):
         cdef pst_detail detail
         cdef pst_status status
         cdef bytes encoded = b"" if path is None else os.fsencode(path)
         cdef const char *file = NULL if path is None else <const char *> encoded
         cdef pst_table *t = NULL
-        if self.r is not NULL:
-            raise errors.InvalidArgumentError("a reader is made once")
+        once(self.where is not None, "a reader")
         memset(&detail, 0xFF, sizeof(detail))
         self.fork = fork_generation
         self.schema = schema
         self.where = where
         self.record = new_record()
-        if table is not None:
-            table.ready()
-            t = table.t
-            self.table = table
-        with nogil:
-            status = pst_reader_open(t, &schema.c, file, &self.r, &detail)
+        self.hold()
+        try:
+            if table is not None:
+                table.begin()
+                t = table.t
+                self.table = table
+            try:
+                with nogil:
+                    status = pst_reader_open(t, &schema.c, file, &self.r, &detail)
+            finally:
+                if table is not None:
+                    table.end()
+        finally:
+            self.end()
         if status == PST_NOT_FOUND:
             raise FileNotFoundError(2, "no shared table", path)
         self.check(status, &detail)
         if table is not None:
-            table.dependents.add(self)
+            self.link()
 
     def __dealloc__(self):
+        self.unlink()
         # A forked child must not release its parent's pin.
         if self.r is not NULL and self.fork == fork_generation:
             pst_reader_close(self.r)
@@ -212,12 +218,18 @@ cdef class Reader:
         """Release the epoch. Does nothing the second time."""
         if self.r is not NULL and self.fork == fork_generation:
             self.ready()
-            pst_reader_close(self.r)
-            self.r = NULL
+            self.release()
+
+    cdef void release(self) noexcept:
+        self.unlink()
+        pst_reader_close(self.r)
+        self.r = NULL
 
     @property
     def key_columns(self):
         """How many columns of `scan` are the key's and its namespace's."""
+        if self.schema is None:
+            self.ready()
         return len(self.schema.key_codecs)
 
     def lineage(self):
@@ -231,31 +243,33 @@ cdef class Reader:
         cdef uint32_t nulls = 0
         cdef Codec codec
         cdef int i
+        cdef pst_status status
         self.ready()
         owner = self.schema.encode_key(key, cells, &nulls)
-        cdef pst_status status
-        # Held by a roll back it waits, which another thread of this process may be at.
-        self.busy = True
-        with nogil:
-            status = pst_reader_get(self.r, cells, nulls, self.record)
-        self.busy = False
-        del owner
-        if status == PST_NOT_FOUND:
-            return None
-        self.check(status, NULL)
-        result = []
-        for i in range(len(self.schema.state_codecs)):
-            codec = self.schema.state_codecs[i]
-            result.append(codec.decode(&self.record.cells[i])
-                          if self.record.present >> i & 1 else None)
-        return result
+        self.begin()
+        try:
+            # Held by a roll back it waits, which another thread of this process may be at.
+            with nogil:
+                status = pst_reader_get(self.r, cells, nulls, self.record)
+            if status == PST_NOT_FOUND:
+                return None
+            self.check(status, NULL)
+            result = []
+            for i in range(len(self.schema.state_codecs)):
+                codec = self.schema.state_codecs[i]
+                result.append(codec.decode(&self.record.cells[i])
+                              if self.record.present >> i & 1 else None)
+            return result
+        finally:
+            self.end()
 
     def scan(self, uint64_t cursor, Py_ssize_t limit):
         """Copy up to `limit` rows: (cursor or None at the end, rows, columns)."""
-        cdef _Rows rows = _Rows(self.schema)
+        cdef _Rows rows
         cdef pst_status status = PST_OK
         self.ready()
-        self.busy = True
+        rows = _Rows(self.schema)
+        self.begin()
         try:
             with nogil:
                 while rows.n < limit and rows.bytes < ROWS_BYTES:
@@ -265,7 +279,7 @@ cdef class Reader:
                     if status != PST_OK:
                         break
         finally:
-            self.busy = False
+            self.end()
         if status != PST_NOT_FOUND:
             self.check(status, NULL)
         return None if status == PST_NOT_FOUND else cursor, rows.n, rows.take()

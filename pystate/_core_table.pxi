@@ -1,11 +1,12 @@
 # The table.
 
 cdef enum:
-    UNOPENED = 0
-    USABLE = 1
-    BUSY = 2
-    DETACHED = 3
-    CLOSED = 4
+    UNMADE = 0
+    UNOPENED = 1
+    USABLE = 2
+    BUSY = 3
+    DETACHED = 4
+    CLOSED = 5
 
 cdef object UNKNOWN = object()
 
@@ -15,6 +16,7 @@ cdef class Table:
 
     cdef pst_table *t
     cdef int state
+    cdef int idle              # the state that `end` brings back
     cdef unsigned long fork
     cdef bint has_key
     cdef bint int_key
@@ -26,16 +28,17 @@ cdef class Table:
     cdef object owner          # of the bytes that C may refer to
     cdef Batch current_batch
     cdef int64_t current_row
-    cdef unsigned long epochs  # seals, roll backs and detaches: what ends a batch
+    cdef readonly unsigned long epochs  # seals, roll backs and detaches: what ends a batch
+    cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
-    cdef object dependents
+    cdef void *dependents      # a list of `_Dependent`
     cdef readonly str where
     cdef readonly Schema schema
 
-    def __init__(self, str where, on_first_use):
+    def __init__(self, str where not None, on_first_use):
+        once(self.state != UNMADE or self is NO_TABLE, "a table")
         self.where = where
         self.on_first_use = on_first_use
-        self.dependents = weakref.WeakSet()
         self.fork = fork_generation
         self.state = UNOPENED
 
@@ -57,9 +60,9 @@ cdef class Table:
 
     cdef int refuse(self) except -1:
         """Open the table if that is all that is missing, else say what is wrong."""
-        if self.fork != fork_generation:
-            raise errors.ClosedError(f"{self.where}: a table does not survive a fork; open or "
-                                     "attach it in the child")
+        if self.state == UNMADE:
+            raise errors.ClosedError("the handle was made by __new__ alone: nothing is behind it")
+        self.check_fork()
         if self.state == UNOPENED:
             self.on_first_use()
             if self.state == USABLE:
@@ -70,6 +73,51 @@ cdef class Table:
         if self.state == DETACHED:
             raise errors.ClosedError(f"{self.where}: the table is detached; attach it first")
         raise errors.ClosedError(f"{self.where}: the table is closed")
+
+    cdef int check_fork(self) except -1:
+        if self.fork != fork_generation:
+            raise errors.ClosedError(f"{self.where}: a table does not survive a fork; open or "
+                                     "attach it in the child")
+        return 0
+
+    cdef int begin(self) except -1:
+        self.ready()
+        self.hold()
+        return 0
+
+    cdef void hold(self) noexcept:
+        """Mark the table busy, whatever it is."""
+        self.idle = self.state
+        self.state = BUSY
+
+    cdef void end(self) noexcept:
+        self.state = self.idle
+
+    cdef inline int ready_for(self, unsigned long turn, Codec codec) except -1:
+        """As `ready`, after the caller's code ran: what was current in `turn` still is."""
+        self.ready()
+        if not self.has_key:
+            self.need_key(codec)
+        if self.turn != turn:
+            self.moved(f"state {codec.name!r}")
+        return 0
+
+    cdef int moved(self, str what) except -1:
+        raise errors.NoCurrentKeyError(
+            f"{self.where}, {what}: code that was called to make the value (a reduce or aggregate "
+            "function, an iterator, __index__) made another key current; nothing was written")
+
+    def check_turn(self, unsigned long turn, str name):
+        """Raise unless the key that was current in `turn` still is.
+
+        Raises
+        ------
+        NoCurrentKeyError
+            Another one is, or none: the epoch was ended, or the table closed.
+        """
+        if self.turn != turn:
+            self.ready()
+            self.moved(f"state {name!r}")
 
     cdef int need_key(self, Codec codec) except -1:
         if self.has_key:
@@ -90,7 +138,7 @@ cdef class Table:
         """Whether `open` has succeeded and `close` was not called."""
         return self.t is not NULL and self.fork == fork_generation
 
-    def open(self, Schema schema, int32_t max_parallelism, int32_t first_key_group,
+    def open(self, Schema schema not None, int32_t max_parallelism, int32_t first_key_group,
              int32_t last_key_group, uint64_t limit_bytes, path, identity, int32_t lock_timeout_ms,
              bint create):
         """Create or attach the table; returns whether it is new."""
@@ -101,8 +149,6 @@ cdef class Table:
         cdef pst_status status
         cdef Codec codec = schema.key_codecs[0]
         cdef bytes encoded
-        if self.state != UNOPENED:
-            raise errors.ClosedError(f"{self.where}: the table was opened before")
         memset(&options, 0, sizeof(options))
         memset(&detail, 0xFF, sizeof(detail))
         options.max_parallelism = max_parallelism
@@ -117,12 +163,17 @@ cdef class Table:
         if identity is not None:
             fill_identity(&who, identity)
             options.identity = &who
-        self.state = BUSY
+        if self.state == UNMADE:
+            self.refuse()
+        self.check_fork()
+        if self.state != UNOPENED:
+            raise errors.ClosedError(f"{self.where}: the table was opened before")
+        self.hold()
         try:
             with nogil:
                 status = pst_table_open(&schema.c, &options, &self.t, &created, &detail)
         finally:
-            self.state = UNOPENED
+            self.end()
         if status == PST_NOT_FOUND:
             raise FileNotFoundError(2, "no shared table", path)
         if status == PST_INVALID and detail.column >= 0:
@@ -139,24 +190,33 @@ cdef class Table:
 
     def close(self):
         """Release the table and everything that depends on it. Does nothing the second time."""
-        if self.fork != fork_generation:
+        if self.fork != fork_generation or self.state == UNMADE:
             return
         if self.state == BUSY:
             self.refuse()
-        for dependent in list(self.dependents):
-            dependent.close()
-        self.forget_key()
+        self.release_dependents()
         self.state = CLOSED
+        self.forget_key()
         if self.t is not NULL:
             pst_table_close(self.t)
             self.t = NULL
 
+    cdef int release_dependents(self) except -1:
+        """Close all batches and readers, or none where a reader is at work."""
+        cdef void *at = self.dependents
+        while at is not NULL:
+            if (<_Dependent> at).busy:
+                (<_Dependent> at).ready()
+            at = (<_Dependent> at).after
+        while self.dependents is not NULL:
+            (<_Dependent> self.dependents).release()
+        return 0
+
     def detach(self):
         """Release the lock and keep the mapping."""
-        self.ready()
         self.forget_key()
-        for dependent in list(self.dependents):
-            dependent.close()
+        self.ready()
+        self.release_dependents()
         self.check(pst_table_detach(self.t))
         self.end_epoch()
         self.state = DETACHED
@@ -167,12 +227,12 @@ cdef class Table:
         if self.state != DETACHED or self.fork != fork_generation:
             self.ready()
             return
-        self.state = BUSY
+        self.hold()
         try:
             with nogil:
                 status = pst_table_attach(self.t, lock_timeout_ms)
         finally:
-            self.state = DETACHED
+            self.end()
         self.check(status)
         self.state = USABLE
 
@@ -181,30 +241,28 @@ cdef class Table:
     def seal(self, bytes id, bytes parent, uint64_t epoch, uint64_t query, bint wanted):
         """Seal the open epoch; returns its `Sealed`, or None where it is not wanted."""
         cdef pst_lineage lineage
-        cdef pst_sealed *sealed = NULL
+        cdef Sealed sealed = make_sealed(self.where)
         cdef pst_status status
-        self.ready()
         fill_lineage(&lineage, id, parent, epoch, query)
-        self.state = BUSY
+        self.begin()
         try:
             with nogil:
-                status = pst_table_seal(self.t, &lineage, &sealed if wanted else NULL)
+                status = pst_table_seal(self.t, &lineage, &sealed.s if wanted else NULL)
         finally:
-            self.state = USABLE
+            self.end()
         self.check(status)
         self.end_epoch()
-        return make_sealed(sealed, self.where) if wanted else None
+        return sealed if wanted else None
 
     def rollback(self, int32_t back):
         """Undo the open epoch and `back` sealed ones."""
         cdef pst_status status
-        self.ready()
-        self.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_table_rollback(self.t, back)
         finally:
-            self.state = USABLE
+            self.end()
         self.check(status)
         self.end_epoch()
 
@@ -235,6 +293,9 @@ cdef class Table:
     # -- the current key
 
     cdef void forget_key(self):
+        # What goes may run anyone's code: not before it is out of the table.
+        gone = self.current, self.owner, self.current_batch
+        self.turn += 1
         self.has_key = False
         self.current = None
         self.owner = None
@@ -255,6 +316,8 @@ cdef class Table:
             word = PyLong_AsLongLongAndOverflow(key, &overflow)
             if not overflow and self.least <= word <= self.most:
                 status = pst_key_set_word(self.t, <uint64_t> word)
+                gone = self.current  # may run anyone's code, once it is out of the table
+                self.turn += 1
                 self.current = key
                 self.has_key = status == PST_OK
                 if status != PST_OK:
@@ -264,6 +327,8 @@ cdef class Table:
 
     cdef int select(self, Batch batch, Py_ssize_t row, pst_status status) except -1:
         """Say that the core has made the key and namespace of a row current."""
+        gone = self.current, self.owner, self.current_batch
+        self.turn += 1
         self.current = UNKNOWN
         self.owner = None
         self.current_batch = batch
@@ -277,9 +342,12 @@ cdef class Table:
     cdef int set_any_key(self, object key) except -1:
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
-        self.forget_key()
         whole = self.with_space(key, self.space) if self.spaced else key
+        self.forget_key()
         owner = self.schema.encode_key(whole, cells, &nulls)
+        self.ready()
+        # The caller's code may have set a key of its own.
+        self.forget_key()
         self.check(pst_key_set(self.t, cells, nulls))
         self.current = key
         self.owner = owner
@@ -351,11 +419,16 @@ cdef class Table:
 
     def current_key(self):
         """Return the current key in normal form: equal keys are equal and hash alike."""
-        if not self.has_key:
-            raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
-        if self.current is UNKNOWN:
-            self.current = self.current_batch.key_at(self.current_row)
-        return self.normal_key(self.current)
+        cdef unsigned long turn
+        while True:
+            if not self.has_key:
+                raise errors.NoCurrentKeyError(f"{self.where}: no key is current")
+            if self.current is not UNKNOWN:
+                return self.normal_key(self.current)
+            turn = self.turn
+            key = self.current_batch.key_at(self.current_row)
+            if turn == self.turn:
+                self.current = key
 
     def normal_key(self, key):
         """Return a key in normal form."""
@@ -363,6 +436,8 @@ cdef class Table:
             return key
         if key is None:
             return None
+        if self.schema is None:
+            self.ready()
         if len(self.schema.key_codecs) - self.spaced == 1:
             return self.schema.key_codecs[0].normalize(key)
         return tuple([None if value is None else codec.normalize(value)
@@ -386,49 +461,47 @@ cdef class Table:
     def set_clock(self, processing_ms, watermark_ms, event_ms):
         """Tell the table what time it is; None: unknown."""
         cdef pst_clock clock
-        self.ready()
         clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
         clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
         clock.event_ms = PST_NO_TIME if event_ms is None else event_ms
+        self.ready()
         pst_table_set_clock(self.t, &clock)
 
     def expire(self, uint64_t budget):
         """Remove what has expired from up to `budget` rows; returns how many values went."""
         cdef uint64_t removed = 0
         cdef pst_status status
-        self.ready()
-        self.state = BUSY
+        self.begin()
         try:
             with nogil:
                 status = pst_table_expire(self.t, budget, &removed)
         finally:
-            self.state = USABLE
+            self.end()
         self.check(status)
         return removed
 
     # -- rows
 
-    def load(self, FileReader reader, int32_t first_key_group, int32_t last_key_group,
-             list columns):
+    def load(self, FileReader reader not None, int32_t first_key_group, int32_t last_key_group,
+             list columns not None):
         """Apply a range of a file to the open epoch; returns the number of records."""
         cdef int32_t mapping[PST_MAX_STATES_]
         cdef int32_t n = <int32_t> len(columns)
         cdef uint64_t rows = 0
         cdef pst_status status
-        self.ready()
-        reader.ready()
         fill_mapping(mapping, columns, n)
-        self.forget_key()
-        self.state = BUSY
-        reader.busy = True
+        self.ready()
+        reader.begin()
+        self.hold()
         try:
+            self.forget_key()
             with nogil:
                 status = pst_sst_reader_seek(reader.r, first_key_group, last_key_group)
                 if status == PST_OK:
                     status = pst_table_load(self.t, reader.r, mapping, n, &rows)
         finally:
-            self.state = USABLE
-            reader.busy = False
+            self.end()
+            reader.end()
         if status == PST_OK:
             return rows
         if status in (PST_CALLBACK, PST_CORRUPT, PST_NEWER_FORMAT, PST_SCHEMA, PST_IO):
@@ -454,48 +527,4 @@ cdef class Table:
         self.check(pst_value_clear(self.t, -1))
 
 
-cdef pst_record *new_record() except NULL:
-    cdef pst_record *record = <pst_record *> malloc(sizeof(pst_record))
-    if record is NULL:
-        raise MemoryError
-    return record
-
-
-cdef int fill_mapping(int32_t *mapping, list columns, int32_t n) except -1:
-    cdef int32_t i
-    if n > PST_MAX_STATES:
-        raise errors.InvalidArgumentError(f"{n} columns")
-    for i in range(n):
-        mapping[i] = columns[i]
-    return 0
-
-
-cdef int fill_lineage(pst_lineage *lineage, bytes id, bytes parent, uint64_t epoch,
-                      uint64_t query) except -1:
-    if len(id) != 16 or len(parent) != 16:
-        raise errors.InvalidArgumentError("a lineage's ids have 16 bytes")
-    memcpy(lineage.id, PyBytes_AS_STRING(id), 16)
-    memcpy(lineage.parent, PyBytes_AS_STRING(parent), 16)
-    lineage.epoch = epoch
-    lineage.query = query
-    return 0
-
-
-cdef object lineage_tuple(const pst_lineage *lineage):
-    return (PyBytes_FromStringAndSize(<const char *> lineage.id, 16),
-            PyBytes_FromStringAndSize(<const char *> lineage.parent, 16),
-            lineage.epoch, lineage.query)
-
-
-cdef int fill_identity(pst_identity *who, object identity) except -1:
-    cdef bytes boot_id = bytes(identity.boot_id)
-    cdef bytes application = bytes(identity.application)
-    if len(boot_id) != 16 or len(application) != 32:
-        raise errors.InvalidArgumentError(
-            "an identity has a boot_id of 16 bytes and an application of 32")
-    memcpy(who.boot_id, PyBytes_AS_STRING(boot_id), 16)
-    memcpy(who.application, PyBytes_AS_STRING(application), 32)
-    who.pid_namespace = identity.pid_namespace
-    who.owner_pid = identity.owner_pid
-    who.owner_start = identity.owner_start
-    return 0
+cdef Table NO_TABLE = Table.__new__(Table)

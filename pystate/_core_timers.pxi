@@ -1,5 +1,9 @@
 # Timers: registered and deleted by key, handed out in order when they are due.
 
+cdef enum:
+    MOST_TIMERS = 1 << 28
+
+
 cdef int domain_of(object name) except -1:
     if name == "event":
         return PST_EVENT
@@ -39,16 +43,24 @@ cdef class DueTimers:
 
     cdef readonly Batch keys
     cdef object times
-    cdef const int64_t *at
+    cdef Memory own         # the times as the core gave them: the caller may write to the others
     cdef pst_domain domain
     cdef uint64_t missed
 
-    def __init__(self, Batch keys, object times, size_t address, domain):
-        self.keys = keys
+    def __cinit__(self):
+        self.keys = NO_BATCH
+
+    def __init__(self, Batch keys not None, Memory own not None, object times, domain):
+        cdef pst_domain number = <pst_domain> domain_of(domain)
+        once(self.keys is not NO_BATCH, "a batch of timers")
+        keys.ready()
+        if own.size < 8 * pst_batch_length(keys.b):
+            raise errors.InvalidArgumentError("there is not a time for each key")
         self.times = times
-        self.at = <const int64_t *> address
-        self.domain = <pst_domain> domain_of(domain)
+        self.own = own
+        self.domain = number
         self.missed = pst_timers_missed(keys.table.t)
+        self.keys = keys
 
     @property
     def timestamps(self):
@@ -72,7 +84,7 @@ cdef class DueTimers:
         keys.ready()
         if not 0 <= i < pst_batch_length(keys.b):
             raise errors.InvalidArgumentError(f"there is no timer {i}")
-        status = pst_timer_fire(keys.b, i, self.domain, self.at[i])
+        status = pst_timer_fire(keys.b, i, self.domain, (<const int64_t *> self.own.data)[i])
         if status == PST_NOT_FOUND:
             return False
         table.select(keys, i, status)
@@ -80,11 +92,16 @@ cdef class DueTimers:
 
     def fire_all(self):
         """Take all of them away."""
+        cdef Batch keys = self.keys
         cdef pst_status status
-        self.keys.ready()
-        with nogil:
-            status = pst_timers_fire_all(self.keys.b, self.domain, self.at)
-        self.keys.table.check(status)
+        keys.begin()
+        try:
+            with nogil:
+                status = pst_timers_fire_all(keys.b, self.domain,
+                                             <const int64_t *> self.own.data)
+        finally:
+            keys.end()
+        keys.table.check(status)
 
 
 cdef class TimerService:
@@ -92,14 +109,20 @@ cdef class TimerService:
 
     cdef readonly Table table
 
-    def __init__(self, Table table):
+    def __cinit__(self):
+        self.table = NO_TABLE
+
+    def __init__(self, Table table not None):
+        once(self.table is not NO_TABLE, "a timer service")
         self.table = table
 
-    cdef int ready(self) except -1:
+    cdef int ready_for(self, unsigned long turn) except -1:
         self.table.ready()
         if not self.table.has_key:
             raise errors.NoCurrentKeyError(
                 f"{self.table.where}: no key is current; a timer belongs to one")
+        if self.table.turn != turn:
+            self.table.moved("a timer")
         return 0
 
     cdef int check(self, pst_status status) except -1:
@@ -111,43 +134,45 @@ cdef class TimerService:
     @cython.binding(False)
     def register(self, domain, timestamp):
         """Register a timer of the current key."""
+        cdef unsigned long turn = self.table.turn
         cdef int64_t time_ms = time_of(timestamp)
         cdef int number = domain_of(domain)
-        self.ready()
+        self.ready_for(turn)
         self.check(pst_timer_register(self.table.t, <pst_domain> number, time_ms))
 
     @cython.binding(False)
     def delete(self, domain, timestamp):
         """Delete a timer of the current key."""
+        cdef unsigned long turn = self.table.turn
         cdef int64_t time_ms = time_of(timestamp)
         cdef int number = domain_of(domain)
-        self.ready()
+        self.ready_for(turn)
         self.check(pst_timer_delete(self.table.t, <pst_domain> number, time_ms))
 
-    def register_all(self, Batch keys, domain, ArrayRef times):
+    def register_all(self, Batch keys not None, domain, ArrayRef times not None):
         """Register a timer per key; nulls are skipped."""
         cdef pst_status status
         cdef int number = domain_of(domain)
         keys.check_length(times)
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_timer_register(keys.b, <pst_domain> number, &times.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check(status)
 
-    def delete_all(self, Batch keys, domain, ArrayRef times):
+    def delete_all(self, Batch keys not None, domain, ArrayRef times not None):
         """Delete a timer per key; nulls are skipped."""
         cdef pst_status status
         cdef int number = domain_of(domain)
         keys.check_length(times)
-        self.table.state = BUSY
+        keys.begin_of(self.table)
         try:
             with nogil:
                 status = pst_batch_timer_delete(keys.b, <pst_domain> number, &times.c)
         finally:
-            self.table.state = USABLE
+            keys.end()
         self.check(status)
 
     def next(self, domain):
@@ -161,23 +186,33 @@ cdef class TimerService:
         self.check(status)
         return time_ms
 
-    def take_due(self, Batch keys, domain, until, int64_t most, size_t times):
-        """Fill an unmade batch with the keys of due timers, and their times; whether any is."""
+    def take_due(self, Batch keys not None, domain, until, int64_t most):
+        """Fill an unmade batch with the keys of due timers; returns their times (int64, one for
+        each key), None where none is due."""
         cdef pst_status status
         cdef int number = domain_of(domain)
         cdef int64_t until_ms = time_of(until)
-        self.table.ready()
-        if keys.b is not NULL:
-            raise errors.InvalidArgumentError("a batch is made once")
-        self.table.state = BUSY
+        cdef Memory times = Memory.__new__(Memory)
+        if most < 1 or most > MOST_TIMERS:
+            raise errors.InvalidArgumentError(f"{most} timers at once: 1 to {MOST_TIMERS}")
+        if keys.table is not self.table:
+            raise errors.InvalidArgumentError(
+                f"{self.table.where}: the key batch belongs to another table")
+        self.table.begin()
         try:
+            if keys.b is not NULL:
+                raise errors.InvalidArgumentError("a batch is made once")
             with nogil:
-                status = pst_timers_due(self.table.t, <pst_domain> number, until_ms, most,
-                                        <int64_t *> times, &keys.b)
+                status = times.take(<uint64_t> most * 8)
+                if status == PST_OK:
+                    status = pst_timers_due(self.table.t, <pst_domain> number, until_ms, most,
+                                            <int64_t *> times.data, &keys.b)
         finally:
-            self.table.state = USABLE
+            self.table.end()
         if status == PST_NOT_FOUND:
-            return False
+            return None
         self.check(status)
-        self.table.dependents.add(keys)
-        return True
+        keys.epoch = self.table.epochs
+        keys.link()
+        times.size = 8 * pst_batch_length(keys.b)
+        return times

@@ -28,6 +28,7 @@ cdef extern from "pystate.h" nogil:
         PST_TOO_LARGE
         PST_CALLBACK
         PST_SCHEMA
+        PST_CHANGED
 
     ctypedef struct pst_detail:
         int64_t offset
@@ -59,6 +60,7 @@ cdef extern from "pystate.h" nogil:
         PST_MAX_KEYS
         PST_MAX_STATES
         PST_MAX_BYTES
+        PST_MAX_FIXED
 
     ctypedef struct pst_column:
         const char *name
@@ -97,6 +99,13 @@ cdef extern from "pystate.h" nogil:
         const void *values
         const int32_t *offsets
         uint32_t width
+        int64_t values_bytes
+
+    ctypedef struct pst_bytes_out:
+        int32_t *offsets
+        uint8_t *valid
+        uint8_t *data
+        uint64_t capacity
 
     pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
                         uint64_t *hash)
@@ -171,8 +180,7 @@ cdef extern from "pystate.h" nogil:
     void pst_batch_destroy(pst_batch *b)
     int64_t pst_batch_length(const pst_batch *b)
     pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
-    pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, int32_t *offsets, uint8_t *valid,
-                                   uint8_t *data)
+    pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out)
     pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values)
 
     ctypedef enum pst_op:
@@ -185,8 +193,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid)
-    pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, int32_t *offsets,
-                                       uint8_t *valid, uint8_t *data)
+    pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_bytes_out *out)
 
     pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i)
     pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls)
@@ -240,14 +247,14 @@ cdef extern from "pystate.h" nogil:
                                           const pst_array *items)
     pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets)
     pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets,
-                                   void *values)
+                                   void *values, uint64_t capacity)
     pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
                                  const pst_array *values)
     pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys)
     pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys,
                                  void *values, uint8_t *valid)
     pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
-                                       int32_t *offsets, uint8_t *valid, uint8_t *data)
+                                       const pst_bytes_out *out)
 
     ctypedef struct pst_agg_shape:
         uint8_t kind

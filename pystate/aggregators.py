@@ -87,7 +87,9 @@ class AggregateFunction(ABC, Generic[V, A, R]):
     """An aggregate in Python, for what the core has no aggregator for.
 
     The accumulator is any object that can be pickled. It may be changed in place or replaced: what
-    `add` and `merge` return is what is kept. No accumulator is shared between keys.
+    `add` and `merge` return is what is kept. No accumulator is shared between keys. The methods may
+    read other states of the current key. One that makes another key current, or ends the epoch, is
+    refused: `NoCurrentKeyError`, and nothing is written.
 
     See Also
     --------

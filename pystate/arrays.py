@@ -33,6 +33,7 @@ __all__ = [
     "is_many",
     "key_groups",
     "reference",
+    "sound",
 ]
 
 
@@ -77,6 +78,8 @@ def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
     ------
     WrongTypeError
         The values are of another type, and a cast would lose something.
+    InvalidArgumentError
+        An Arrow array whose buffers are too small for it, or whose offsets lead outside of them.
 
     Notes
     -----
@@ -149,11 +152,28 @@ def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
     return floats
 
 
+def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
+    """The array, if its buffers are as large as it says; in `full`, if all its values lie in them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are not.
+    """
+    try:
+        array.validate(full=full)
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(f"{what}: not a valid Arrow array: {error}") from error
+    return array
+
+
 def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
     wanted = type.arrow
     if array.type.equals(wanted):
-        return array
+        return sound(array, what)
     source = array.type
+    # Arrow's casts believe every offset and index.
+    sound(array, what, full=True)
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     elif pa.types.is_run_end_encoded(source):
@@ -219,14 +239,21 @@ def _hint(source: pa.DataType, type: StateType) -> str:
 
 
 def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
-    """The addresses of an array of exactly the declared type; the array stays alive with them."""
+    """The addresses of an array of exactly the declared type; the array stays alive with them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Its offsets descend, or lead outside of its bytes.
+    """
     buffers = array.buffers()
     validity = buffers[0].address if array.null_count and buffers[0] is not None else 0
-    offsets = values = 0
+    offsets = values = values_bytes = 0
     if len(array):
         if type.is_bytes:
             offsets = buffers[1].address if buffers[1] is not None else 0
             values = buffers[2].address if buffers[2] is not None else offsets
+            values_bytes = buffers[2].size if buffers[2] is not None else 0
         else:
             values = buffers[1].address if buffers[1] is not None else 0
     return _core.ArrayRef(
@@ -239,6 +266,7 @@ def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
         offsets,
         array,
         type.inline_bytes,
+        values_bytes,
     )
 
 

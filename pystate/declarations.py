@@ -390,6 +390,11 @@ class ReducingState(State):
     ttl : StateTtl, optional
         When the value expires.
 
+    Notes
+    -----
+    A function of yours may read other states of the current key. One that makes another key
+    current, or ends the epoch, is refused: `NoCurrentKeyError`, and nothing is written.
+
     Examples
     --------
     >>> import pystate as ps

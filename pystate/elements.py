@@ -114,8 +114,11 @@ class ListHandle(_Elements, _core.ListElements):
 
     def add_all(self, values: Iterable[Any], /) -> None:
         """Append items; all or, if one of them is refused, none."""
+        turn = self.table.turn
+        items = self._items("add_all", values)
+        self.table.check_turn(turn, self.name)
         add = super().add
-        for item in self._items("add_all", values):
+        for item in items:
             add(item)
 
     def _items(self, method: str, values: Iterable[Any]) -> list[Any]:
@@ -126,15 +129,15 @@ class ListHandle(_Elements, _core.ListElements):
         for i, item in enumerate(items):
             if item is None:
                 raise WrongTypeError(f"state {self.name!r}: None is no item")
-            if self._pickles:
-                items[i] = self._packed(item)
-            else:
-                self.codec.normalize(item)
+            # In normal form: storing them then runs none of the caller's code.
+            items[i] = self._packed(item) if self._pickles else self.codec.normalize(item)
         return items
 
     def update(self, values: Iterable[Any] | None, /) -> None:
         """Put items in place of those there are; None or no items clear."""
+        turn = self.table.turn
         items = [] if values is None else self._items("update", values)
+        self.table.check_turn(turn, self.name)
         self.clear()
         add = super().add
         for item in items:
@@ -146,8 +149,9 @@ class ListHandle(_Elements, _core.ListElements):
         The sources vanish. The current namespace stays. Items keep the times at which they were
         added.
         """
-        table, current = self.table, self.table.current_namespace()
+        table, current, turn = self.table, self.table.current_namespace(), self.table.turn
         target, sources = table.merged_namespaces(target, sources)
+        table.check_turn(turn, self.name)
         table.set_namespace(target)
         try:
             for source in sources:
@@ -213,10 +217,8 @@ class ListHandle(_Elements, _core.ListElements):
         if self.type.is_bytes or self.type.name == "boolean":
             return self._collected(keys, raw)
         offsets = np.empty(len(keys) + 1, np.int64)
-        self.offsets(keys, offsets.ctypes.data)
         width = self.type.inline_bytes or self.type.arrow.bit_width // 8
-        values = np.empty(int(offsets[-1]) * width, np.uint8)
-        self.copy_items(keys, offsets.ctypes.data, values.ctypes.data)
+        values = self.copy_items(keys, offsets.ctypes.data, width)
         rows = int(offsets[-1])
         items = from_parts(self.type, rows, None, values)
         return _list_array(offsets, decoded(items, self.type, self.codec))
@@ -227,8 +229,7 @@ class ListHandle(_Elements, _core.ListElements):
 
     def _collected(self, keys: KeyBatch, raw: bool) -> Any:
         offsets = np.empty(len(keys) + 1, np.int64)
-        self.offsets(keys, offsets.ctypes.data)
-        rows, _, parts = self.collect(keys)
+        rows, _, parts = self.collect(keys, offsets.ctypes.data)
         items = from_parts(self.type, rows, *parts)
         if self._pickles and not raw:
             flat = self._unpacked(items.to_pylist())
@@ -241,7 +242,10 @@ class ObjectListHandle(ListHandle):
 
     def add(self, value: Any, /) -> None:
         """Append an item."""
-        super().add(value if value is None else self._packed(value))
+        turn = self.table.turn
+        packed = value if value is None else self._packed(value)
+        self.table.check_turn(turn, self.name)
+        super().add(packed)
 
 
 class MapHandle(_Elements, _core.MapElements):
@@ -279,8 +283,11 @@ class MapHandle(_Elements, _core.MapElements):
 
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
         """Store several entries."""
+        turn = self.table.turn
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        for key, value in list(pairs):
+        listed = [(key, value) for key, value in pairs]
+        self.table.check_turn(turn, self.name)
+        for key, value in listed:
             self.put(key, value)
 
     def is_empty(self) -> bool:
@@ -343,7 +350,7 @@ class MapHandle(_Elements, _core.MapElements):
             self.type,
             len(keys),
             lambda values, valid: self.get_all(keys, at, values, valid),
-            lambda offsets, valid, data: self.get_all_bytes(keys, at, offsets, valid, data),
+            lambda offsets, valid: self.get_all_bytes(keys, at, offsets, valid),
         )
         if self._pickles:
             found = array.to_pylist()
@@ -371,8 +378,7 @@ class MapHandle(_Elements, _core.MapElements):
         """
         self._checked(keys)
         offsets = np.empty(len(keys) + 1, np.int64)
-        self.offsets(keys, offsets.ctypes.data)
-        rows, key_parts, parts = self.collect(keys)
+        rows, key_parts, parts = self.collect(keys, offsets.ctypes.data)
         assert key_parts is not None
         names = from_parts(self.key_type, rows, *key_parts)
         items = from_parts(self.type, rows, *parts)
@@ -402,7 +408,10 @@ class ObjectMapHandle(MapHandle):
 
     def put(self, key: Any, value: Any, /) -> None:
         """Store a value under `key`."""
-        super().put(key, value if value is None else self._packed(value))
+        turn = self.table.turn
+        packed = value if value is None else self._packed(value)
+        self.table.check_turn(turn, self.name)
+        super().put(key, packed)
 
 
 def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Any]:

@@ -57,7 +57,7 @@ class WrongTypeError(PystateError, TypeError):
 
 
 class NoCurrentKeyError(PystateError, RuntimeError):
-    """Keyed state was used while no key was current."""
+    """Keyed state was used without a current key, or another became it while a value was made."""
 
 
 class ClosedError(PystateError, ValueError):
@@ -65,7 +65,7 @@ class ClosedError(PystateError, ValueError):
 
 
 class InUseError(PystateError, RuntimeError):
-    """A handle was used, or closed, while another thread was at work with it."""
+    """A handle was used, or closed, while it was at work: in another thread, or further out."""
 
 
 class SystemCallError(PystateError, OSError):

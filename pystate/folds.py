@@ -75,8 +75,9 @@ class _Fold:
 
         The sources vanish. The current namespace stays.
         """
-        current = self.table.current_namespace()
+        current, turn = self.table.current_namespace(), self.table.turn
         target, sources = self.table.merged_namespaces(target, sources)
+        self.table.check_turn(turn, self.name)
         try:
             for source in sources:
                 self.table.set_namespace(source)
@@ -172,15 +173,18 @@ class ReducingHandle(_Fold):
         ------
         WrongTypeError
             The value is None or of another type; nothing was written.
+        NoCurrentKeyError
+            The function made another key current, or ended the epoch; nothing was written.
         """
         if value is None:
             self._refuse_none(value)
-        kept = self._kept
+        kept, turn = self._kept, self.table.turn
         old = kept.value()
         if old is not None:
             if self._normalize is not None:
                 value = self._normalize(value)
             value = self._reduced(old, value)
+            self.table.check_turn(turn, self.name)
         kept.update(value)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
@@ -311,9 +315,10 @@ class _ColumnAggregate(AggregatingHandle):
         """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
+        kept, turn = self._kept, self.table.turn
         if self._codec is not None:
             value = self._codec.normalize(value)
-        kept = self._kept
+            self.table.check_turn(turn, self.name)
         old = kept.value()
         if self._counts:
             kept.update(1 if old is None else old + 1)
@@ -462,7 +467,7 @@ class _CoreAggregate(AggregatingHandle):
             StateType("binary"),
             len(keys),
             lambda values, valid: None,
-            lambda offsets, valid, data: keys.get_bytes(self.column, offsets, valid, data),
+            lambda offsets, valid: keys.get_bytes(self.column, offsets, valid),
         )
         return self._bound.results(array)
 
@@ -504,7 +509,10 @@ class _PythonAggregate(AggregatingHandle):
         """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
-        self._kept.update(self._plus(self._kept.value(), value))
+        turn = self.table.turn
+        made = self._plus(self._kept.value(), value)
+        self.table.check_turn(turn, self.name)
+        self._kept.update(made)
 
     def get(self) -> Any:
         """The current key's result."""
@@ -532,7 +540,9 @@ class _PythonAggregate(AggregatingHandle):
         self._kept.clear_all(keys)
 
     def _merge(self, kept: Any) -> None:
+        turn = self.table.turn
         mine = self._kept.value()
         if mine is not None:
             kept = self._made("merge", self._aggregate.merge(mine, kept))
+            self.table.check_turn(turn, self.name)
         self._kept.update(kept)

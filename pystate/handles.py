@@ -16,9 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arrays import as_array, check_rows, decoded, encoded, from_parts, is_many, reference
+from pystate.arrays import (
+    as_array,
+    check_rows,
+    decoded,
+    encoded,
+    from_parts,
+    is_many,
+    reference,
+)
 from pystate.declarations import ValueState
-from pystate.errors import InvalidArgumentError, PystateError, SchemaError, WrongTypeError
+from pystate.errors import (
+    InUseError,
+    InvalidArgumentError,
+    PystateError,
+    SchemaError,
+    WrongTypeError,
+)
 from pystate.types import StateType
 
 __all__ = [
@@ -58,11 +72,13 @@ class KeyBatch(_core.Batch):
         arrays: Sequence[pa.Array[Any]] | None,
         types: Sequence[StateType],
     ) -> None:
+        self._arrays: list[pa.Array[Any]] | None = None
         if arrays is None:
             super().__init__(table, None)
         else:
-            super().__init__(table, [reference(a, t) for a, t in zip(arrays, types, strict=True)])
-        self._arrays = None if arrays is None else list(arrays)
+            mine = list(arrays)
+            super().__init__(table, [reference(a, t) for a, t in zip(mine, types, strict=True)])
+            self._arrays = mine
         self._types = types
         self._spaces = int(table.has_namespaces)
         self._normal: list[Any] | None = None
@@ -180,6 +196,8 @@ def pickled(name: str, value: Any, key: str = "") -> bytes:
     """The bytes of an object that state `name` keeps."""
     try:
         return pickle.dumps(value, protocol=5)
+    except PystateError:
+        raise
     except Exception as error:
         raise WrongTypeError(
             f"state {name!r}{key}: {type(value).__name__} cannot be pickled: {error}; "
@@ -202,7 +220,7 @@ def copied(
     type_: StateType,
     rows: int,
     get: Callable[[int, int], None],
-    get_bytes: Callable[[int, int, int], None],
+    get_bytes: Callable[[int, int], _core.Memory],
 ) -> pa.Array[Any]:
     """An array of what the core copies, in its form, null where it says so."""
     valid = np.empty(rows, np.uint8)
@@ -211,10 +229,7 @@ def copied(
         get(values.ctypes.data, valid.ctypes.data)
         return from_parts(type_, rows, valid, values)
     offsets = np.zeros(rows + 1, np.int32)
-    get_bytes(offsets.ctypes.data, valid.ctypes.data, 0)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    if len(data):
-        get_bytes(offsets.ctypes.data, valid.ctypes.data, data.ctypes.data)
+    data = get_bytes(offsets.ctypes.data, valid.ctypes.data)
     return from_parts(type_, rows, valid, data, offsets)
 
 
@@ -350,7 +365,8 @@ class ObjectHandle(ValueHandle):
 
     A value is unpickled at its first use in an epoch, and pickled by its end if it was updated. A
     change in place needs an `update` after it: without one it is gone with the epoch, or earlier.
-    The batch methods take and return lists.
+    The batch methods take and return lists. What an object's class does while it is pickled
+    (``__reduce__``, ``__getstate__``) must not update the state, nor end the epoch: `InUseError`.
     """
 
     #: The clock by which its values expire, if they do.
@@ -360,6 +376,8 @@ class ObjectHandle(ValueHandle):
         super().__init__(table, column, name, declaration)
         self._cache: dict[Any, Any] = {}
         self._dirty: dict[Any, None] = {}
+        self._drops = 0  # how often what was kept was dropped
+        self._flushing = False
 
     @property
     def dirty(self) -> bool:
@@ -375,7 +393,11 @@ class ObjectHandle(ValueHandle):
             data = self.table.get_bytes(self.column)
             if data is None:
                 return self._declaration.default
-            value = self._cache[key] = unpickled(self.name, data)
+            drops = self._drops
+            value = unpickled(self.name, data)
+            # The object's class may have ended the epoch meanwhile.
+            if drops == self._drops:
+                self._cache[key] = value
         return self._declaration.default if value is _ABSENT else value
 
     def update(self, value: Any, /) -> None:
@@ -390,12 +412,16 @@ class ObjectHandle(ValueHandle):
         """The keys' values, the default for an absent one."""
         names = self._checked(keys)._normal_keys()
         keys.check()
-        cache = self._cache
+        cache, drops = self._cache, self._drops
         if any(name not in cache for name in names):
             stored = self._stored(keys)
             for i, name in enumerate(names):
                 if name not in cache and stored[i].is_valid:
-                    cache[name] = unpickled(self.name, stored[i].as_py())
+                    value = unpickled(self.name, stored[i].as_py())
+                    if drops != self._drops:
+                        keys.check()
+                        raise self._disturbed("unpickled")
+                    cache[name] = value
         found = (cache.get(name, _ABSENT) for name in names)
         return [self._declaration.default if v is _ABSENT else v for v in found]
 
@@ -425,23 +451,47 @@ class ObjectHandle(ValueHandle):
 
     def discard(self) -> None:
         """Drop everything that is kept; what was not flushed is lost."""
-        self._cache.clear()
-        self._dirty.clear()
+        self._drops += 1
+        # What goes may run anyone's finalizers: not before it is out of here.
+        gone = self._cache, self._dirty
+        self._cache, self._dirty = {}, {}
+        del gone
 
     def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
-        """Pickle what was updated and write it to the core."""
-        for names, data in self._pickled():
-            with closing(make_batch(names)) as keys:
-                values = pa.array(data, pa.binary())
-                keys.put(self.column, reference(values, self.type))
-        self._dirty.clear()
+        """Pickle what was updated and write it to the core.
+
+        Raises
+        ------
+        InUseError
+            An object's class updated the state, or ended the epoch, while it was pickled.
+        """
+        if not self._dirty:
+            return
+        if self._flushing:
+            raise self._disturbed("pickled")
+        drops, self._flushing = self._drops, True
+        try:
+            for names, data in self._pickled():
+                if drops != self._drops:
+                    raise self._disturbed("pickled")
+                with closing(make_batch(names)) as keys:
+                    values = pa.array(data, pa.binary())
+                    keys.put(self.column, reference(values, self.type))
+            self._dirty.clear()
+        finally:
+            self._flushing = False
+
+    def _disturbed(self, how: str) -> InUseError:
+        return InUseError(
+            f"state {self.name!r}: while an object was {how}, its class updated the state or ended "
+            "the epoch"
+        )
 
     def _pickled(self) -> Iterator[tuple[list[Any], list[bytes | None]]]:
         names: list[Any] = []
         data: list[bytes | None] = []
         size = 0
-        for name in self._dirty:
-            value = self._cache[name]
+        for name, value in [(name, self._cache[name]) for name in self._dirty]:
             packed = None
             if value is not _ABSENT:
                 packed = pickled(self.name, value, f", key {name!r:.60}")
@@ -455,5 +505,7 @@ class ObjectHandle(ValueHandle):
             yield names, data
 
     def _set(self, key: Any, value: Any) -> None:
+        if self._flushing:
+            raise self._disturbed("pickled")
         self._cache[key] = _ABSENT if value is None else value
         self._dirty[key] = None

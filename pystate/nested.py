@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate import _core
-from pystate.arrays import as_array, bits, is_column
+from pystate.arrays import as_array, bits, is_column, sound
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, TypeLike, inline_layout, parse_type
 
@@ -142,6 +142,7 @@ class NestedCodec(_core.NestedCodec):
             )
         if not isinstance(values, pa.Array):
             return self._encode_python(values, what)
+        sound(values, what)
         columns = _core.NestedColumns(self)
         _bind(columns, 0, _of_kind(values, self.type, what), self.type, what)
         offsets, data = columns.encode(len(values))
@@ -173,12 +174,18 @@ class NestedCodec(_core.NestedCodec):
         WrongTypeError
             The array does not hold bytes.
         """
-        array = self._stored(array)
-        addresses = [_address(buffer) for buffer in array.buffers()[1:]]
-        if self.inline_bytes:
-            addresses.insert(0, 0)
+        array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
+        buffers = array.buffers()
+        offsets = 0 if self.inline_bytes else _address(buffers[1])
         targets = _core.NestedTargets(self)
-        targets.decode(len(array), array.offset, _validity(array), *addresses)
+        targets.decode(
+            len(array),
+            array.offset,
+            _validity(array),
+            offsets,
+            _address(buffers[-1]),
+            _size(buffers[-1]),
+        )
         return _built(self.type, iter(targets.take()))
 
     def _stored(self, array: pa.Array[Any]) -> pa.Array[Any]:
@@ -224,13 +231,14 @@ def _bind(columns: _core.NestedColumns, i: int, array: Any, type: StateType, wha
     """Tell where type `i` of the preorder and all below it lie; returns the next one's number."""
     if not type.is_nested:
         array = as_array(array, type, what)
-        addresses = [_address(buffer) for buffer in array.buffers()[1:]]
-        values, offsets = (addresses[0], 0) if len(addresses) == 1 else (addresses[1], addresses[0])
-        columns.set(i, array.offset, _validity(array), values, offsets, 0, array)
+        buffers = array.buffers()
+        offsets = _address(buffers[1]) if len(buffers) > 2 else 0
+        values, size = _address(buffers[-1]), _size(buffers[-1])
+        columns.set(i, array.offset, _validity(array), values, offsets, 0, len(array), size, array)
         return i + 1
     array = _of_kind(array, type, what)
     if type.name == "struct":
-        columns.set(i, array.offset, _validity(array), 0, 0, 0, array)
+        columns.set(i, array.offset, _validity(array), 0, 0, 0, len(array), 0, array)
         i += 1
         for (name, child), field in zip(type.children, _fields(array, type, what), strict=True):
             i = _bind(columns, i, field, child, _path(what, f".{name}"))
@@ -239,7 +247,7 @@ def _bind(columns: _core.NestedColumns, i: int, array: Any, type: StateType, wha
     if len(array):
         first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
     offsets = _address(array.buffers()[1])
-    columns.set(i, array.offset, _validity(array), 0, offsets, first, array)
+    columns.set(i, array.offset, _validity(array), 0, offsets, first, len(array), 0, array)
     i += 1
     below = [array.values] if type.name == "array" else [array.keys, array.items]
     steps = ["[]"] if type.name == "array" else [".key", ".value"]
@@ -258,6 +266,10 @@ def _validity(array: pa.Array[Any]) -> int:
 
 def _address(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else buffer.address
+
+
+def _size(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else buffer.size
 
 
 def _of_kind(array: pa.Array[Any], type: StateType, what: str) -> Any:

@@ -78,9 +78,8 @@ class Timers:
         self, domain: TimeDomain, until_ms: int, most: int, types: list[StateType]
     ) -> DueTimers | None:
         """Up to `most` timers that are due; see `KeyedStateBackend.due_timers`."""
-        times = np.empty(most, np.int64)
         batch = KeyBatch(self._table, None, types)
-        if not self._core.take_due(batch, domain, until_ms, most, times.ctypes.data):
+        times: Any = self._core.take_due(batch, domain, until_ms, most)
+        if times is None:
             return None
-        times = times[: len(batch)].copy()
-        return DueTimers(batch, times, times.ctypes.data, domain)
+        return DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)

@@ -466,7 +466,7 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
     }
     pst_array k[2] = {{PST_INT64, n, 0, NULL, spaces, NULL}, {PST_INT64, n, 0, NULL, spaces, NULL}};
     if (m->schema.n_keys > 1)
-        k[0] = (pst_array){PST_STRING, n, 0, NULL, text, offsets};
+        k[0] = (pst_array){PST_STRING, n, 0, NULL, text, offsets, .values_bytes = offsets[n]};
     pst_array map_keys = {PST_INT64, n, 0, NULL, keys, NULL};
     int32_t narrow[MOST];
     for (int64_t i = 0; i < n; i++)
@@ -507,7 +507,8 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
     CHECK_EQ(pst_batch_element_offsets(b, m->column[EM_LONGS], starts), PST_OK);
     int64_t *all = malloc((size_t)(starts[n] + 1) * sizeof *all);
     REQUIRE(all);
-    CHECK_EQ(pst_batch_list_copy(b, m->column[EM_LONGS], starts, all), PST_OK);
+    CHECK_EQ(pst_batch_list_copy(b, m->column[EM_LONGS], starts, all, (uint64_t)starts[n] * 8),
+             PST_OK);
     for (int64_t i = 0; i < n; i++) {
         const em_key *w = &m->now.keys[spaces[i]];
         int64_t at = starts[i];

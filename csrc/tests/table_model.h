@@ -214,7 +214,8 @@ static inline void model_many(pst_table *t, model *m, uint64_t *random, int n, i
     pst_array keys[2], operand = {PST_INT64, n, 0, validity, values, NULL};
     for (int32_t x = 0; x < m->schema->n_keys; x++)
         if (m->schema->keys[x].type == PST_STRING)
-            keys[x] = (pst_array){PST_STRING, n, 0, NULL, text, offsets};
+            keys[x] =
+                (pst_array){PST_STRING, n, 0, NULL, text, offsets, .values_bytes = offsets[n]};
         else
             keys[x] = (pst_array){PST_INT64, n, 0, NULL, words, NULL};
     pst_batch *b = NULL;

@@ -144,7 +144,8 @@ static pst_array random_array(pst_type type, uint64_t *rng, int nulls) {
         free(validity);
         validity = NULL;
     }
-    return (pst_array){type, ROWS, OFFSET, validity, words, offsets};
+    return (pst_array){
+        type, ROWS, OFFSET, validity, words, offsets, .values_bytes = (int64_t)n * 16};
 }
 
 static void free_array(pst_array *a) {

@@ -108,7 +108,7 @@ static void test_items_that_went(void) {
             set_clock(t, 5000);
         else
             REQUIRE(pst_value_clear(t, -1) == PST_OK);
-        CHECK_EQ(pst_batch_list_copy(b, 0, offsets, items), PST_STALE);
+        CHECK_EQ(pst_batch_list_copy(b, 0, offsets, items, sizeof items), PST_CHANGED);
         pst_batch_destroy(b);
         pst_table_close(t);
     }

@@ -328,6 +328,71 @@ static void test_names_that_clash(void) {
     pst_table_close(t);
 }
 
+/* What was sized and has changed since is not copied, and nothing is written behind the room. */
+static void test_sized_before_it_changed(void) {
+    enum { KEYS = 3, ROOM = 40, GUARD = 64 };
+    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_table *t = make_table(&s, 0);
+    uint8_t letters[100], room[ROOM + GUARD], valid[KEYS];
+    int32_t offsets[KEYS + 1];
+    uint64_t keys[KEYS] = {1, 2, 3};
+    pst_array array = {.type = PST_INT64, .length = KEYS, .values = keys};
+    pst_cell text = {{0, 0}, {letters, 20}};
+    memset(letters, 'x', sizeof letters);
+    for (uint64_t k = 1; k < KEYS; k++) {
+        CHECK_EQ(pst_key_set_word(t, k), PST_OK);
+        CHECK_EQ(pst_value_put(t, 1, &text), PST_OK);
+    }
+    pst_batch *b;
+    REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
+    pst_bytes_out out = {offsets, valid, NULL, 0};
+    CHECK_EQ(pst_batch_get_bytes(b, 1, &out), PST_OK);
+    CHECK_EQ(offsets[KEYS], ROOM);
+    memset(room, 0xEE, sizeof room);
+    out.data = room;
+    out.capacity = ROOM;
+    CHECK_EQ(pst_batch_get_bytes(b, 1, &out), PST_OK);
+    CHECK(!memcmp(room, letters, ROOM));
+    /* Less room than was sized; a longer value, a shorter one, and one where there was none. */
+    out.capacity = ROOM - 1;
+    CHECK_EQ(pst_batch_get_bytes(b, 1, &out), PST_CHANGED);
+    out.capacity = ROOM;
+    for (uint64_t k = 1; k <= KEYS; k++)
+        for (uint32_t size = 0; size <= sizeof letters; size += 50) {
+            text.bytes.size = size;
+            CHECK_EQ(pst_key_set_word(t, k), PST_OK);
+            CHECK_EQ(pst_value_put(t, 1, &text), PST_OK);
+            CHECK_EQ(pst_batch_get_bytes(b, 1, &out), PST_CHANGED);
+        }
+    for (int i = 0; i < GUARD; i++)
+        CHECK_EQ(room[ROOM + i], 0xEE);
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
+/* Offsets that lead outside of the bytes, as of a buffer that somebody writes to. */
+static void test_wild_offsets(void) {
+    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_table *t = make_table(&s, 0);
+    uint64_t keys[3] = {1, 2, 3};
+    pst_array array = {.type = PST_INT64, .length = 3, .values = keys};
+    int32_t wild[][4] = {{0, 4, 1 << 30, 8}, {-1000000, 4, 8, 12}, {0, 8, 4, 12}, {12, 13, 14, 15}};
+    pst_batch *b;
+    REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
+    for (int i = 0; i < 4; i++) {
+        uint64_t hash[3];
+        pst_array text = {.type = STATES[1].type,
+                          .length = 3,
+                          .values = "abcdefghijkl",
+                          .offsets = wild[i],
+                          .values_bytes = 12};
+        CHECK_EQ(pst_batch_put(b, 1, &text), PST_OK);
+        CHECK_EQ(pst_hash(&text, NULL, 1, hash), PST_OK);
+    }
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 1500;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -352,5 +417,7 @@ int main(int argc, char **argv) {
     test_touched_is_not_changed();
     test_undone_null_key();
     test_names_that_clash();
+    test_sized_before_it_changed();
+    test_wild_offsets();
     return check_report();
 }
