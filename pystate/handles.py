@@ -23,6 +23,7 @@ from pystate.arrays import (
     encoded,
     from_parts,
     is_many,
+    owned,
     reference,
 )
 from pystate.declarations import ValueState
@@ -59,7 +60,8 @@ class KeyBatch(_core.Batch):
 
     Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
     the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
-    the default and is made by its first write.
+    the default and is made by its first write. The keys are copied: what they were made of may be
+    changed.
 
     ``select(i)`` makes key `i` current for the scalar form of the handles. Where keys are known
     before, going through them in order so is several times as fast as one `set_current_key` after
@@ -76,7 +78,7 @@ class KeyBatch(_core.Batch):
         if arrays is None:
             super().__init__(table, None)
         else:
-            mine = list(arrays)
+            mine = [owned(a, t) for a, t in zip(arrays, types, strict=True)]
             super().__init__(table, [reference(a, t) for a, t in zip(mine, types, strict=True)])
             self._arrays = mine
         self._types = types

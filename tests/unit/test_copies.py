@@ -136,6 +136,57 @@ def test_a_write_between_any_two_lines(read: str) -> None:
 # -- what goes in ----------------------------------------------------------------------------------
 
 
+def buffers_of(kind: str) -> tuple[Any, Any, Any, Any]:
+    """A column of the keys 0 to 99 over memory of numpy, that memory, others, and their type."""
+    numbers, others = np.arange(100, dtype=np.int64), np.arange(1000, 1100, dtype=np.int64)
+    if kind == "numpy":
+        return numbers, numbers, others, "long"
+    if kind == "Arrow over numpy":
+        return pa.array(numbers), numbers, others, "long"
+    if kind == "buffers":
+        array = pa.Array.from_buffers(pa.int64(), 100, [None, pa.py_buffer(numbers)])
+        return array, numbers, others, "long"
+    if kind == "a slice":
+        return pa.array(np.concatenate([others, numbers]))[100:], None, None, "long"
+    if kind == "times":
+        return pa.array(numbers).cast(pa.timestamp("us", "UTC")), numbers, others, "timestamp"
+    if kind == "doubles":
+        doubles = numbers.astype(np.float64)
+        return doubles, doubles, others.astype(np.float64), "double"
+    offsets = np.arange(0, 404, 4, dtype=np.int32)
+    data = np.frombuffer("".join(f"{i:4}" for i in range(100)).encode(), np.uint8).copy()
+    array = pa.Array.from_buffers(
+        pa.string(), 100, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return array, data, np.frombuffer(b"zzzz" * 100, np.uint8), "string"
+
+
+KINDS = ["numpy", "Arrow over numpy", "buffers", "a slice", "times", "doubles", "strings"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_of_keys_is_filled_anew(kind: str) -> None:
+    """Keys are those that `keys` was given: they are found again, and the epoch is sealed."""
+    column, memory, others, type_ = buffers_of(kind)
+    with ps.KeyedStateBackend(
+        type_, states={"n": ps.ValueState("long"), "o": ps.ValueState(object)}
+    ) as made:
+        batch = made.keys(column)
+        wanted = batch.to_pylist()
+        if memory is not None:
+            memory[:] = others
+        made["n"].add(batch, 1)
+        made["o"].update_all(batch, [[i] for i in range(100)])
+        assert batch.to_pylist() == wanted
+        batch.select(7)
+        assert made.current_key == wanted[7]
+        made.seal().close()
+        assert len(made) == 100
+        again = made.keys(wanted)
+        assert made["n"].values(again).to_pylist() == [1] * 100
+        assert made["o"].values(again) == [[i] for i in range(100)]
+
+
 BAD = {
     "behind the data": [0, 4, 4000, 4000],
     "descending": [0, 12, 4, 12],
