@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-spark lint clean build java test-c sanitize
+.PHONY: help demo test bench bench-spark lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -80,3 +80,8 @@ sanitize: build
 	@cc=$$(.ci/preflight compiler $(PY)) && \
 	    $(MAKE) -s -C csrc/tests CC=$$cc SANITIZE=address,undefined && \
 	    $(MAKE) -s -C csrc/tests run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread
+
+# The Python tests over an instrumented extension, built beside the ordinary one.
+SANITIZE := address,undefined
+sanitize-python: build
+	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc tests/sanitize/run $(SANITIZE) $(PYTEST)

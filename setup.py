@@ -31,6 +31,7 @@ def sanitize_flags() -> list[str]:
         f"-fsanitize={','.join(names)}",
         "-fno-sanitize-recover=all",
         "-DPST_GROW_BY_PAGES",
+        "-UNDEBUG",
         "-g",
         "-O1",
         "-fno-omit-frame-pointer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -735,6 +736,9 @@ def test_it_needs_neither_spark_nor_java(tmp_path: Path) -> None:
         "    print(harness.process([{'k': 1}, {'k': 1}]))\n"
     )
     environment = {"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+    # An instrumented extension does not load without them.
+    kept = {k: v for k, v in os.environ.items() if k == "LD_PRELOAD" or k.endswith("SAN_OPTIONS")}
+    environment |= kept
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
