@@ -42,6 +42,30 @@ uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
     return round_up(capacity * sizeof(uint32_t), SMALL_STEP);
 }
 
+/* Gives a file its pages; 0 or an errno. A signal makes the file system give up what it had taken for
+ * this call, so that a large piece may never be finished where signals come often: smaller ones are. */
+static int allocate(int fd, uint64_t offset, uint64_t size) {
+    uint64_t piece = size;
+    while (size) {
+        if (piece > size)
+            piece = size;
+        int err = posix_fallocate(fd, (off_t)offset, (off_t)piece);
+        if (err == EINTR) {
+            piece = round_up(piece / 2, 4096);
+            continue;
+        }
+        if (err)
+            return err;
+        offset += piece;
+        size -= piece;
+    }
+    return 0;
+}
+
+pst_status pst_space_status(int err) {
+    return err == ENOSPC || err == EFBIG || err == EDQUOT || err == ENOMEM ? PST_NO_SPACE : PST_IO;
+}
+
 /* Heap pages are there from the start without access, so that growing keeps one mapping, which the
  * kernel can back with huge pages: random rows in 4 KB pages cost a TLB miss each. */
 static pst_status map_piece(pst_arena *a, uint64_t offset, uint64_t size) {
@@ -98,11 +122,11 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
     if (s)
         return s;
     if (create && fd >= 0) {
-        int err = posix_fallocate(fd, 0, (off_t)head_bytes);
+        int err = allocate(fd, 0, head_bytes);
         if (err) {
             pst_arena_unmap(a);
             a->last_errno = err;
-            return err == ENOSPC || err == EFBIG ? PST_NO_SPACE : PST_IO;
+            return pst_space_status(err);
         }
     }
     s = map_piece(a, 0, head_bytes);
@@ -154,10 +178,10 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
         uint64_t size = want - at < PIECE ? want - at : PIECE;
         uint64_t offset = a->start[space] + at;
         if (a->fd >= 0) {
-            int err = posix_fallocate(a->fd, (off_t)offset, (off_t)size);
+            int err = allocate(a->fd, offset, size);
             if (err) {
                 a->last_errno = err;
-                return err == ENOSPC || err == EFBIG || err == ENOMEM ? PST_NO_SPACE : PST_IO;
+                return pst_space_status(err);
             }
         }
         pst_status s = map_piece(a, offset, size);

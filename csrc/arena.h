@@ -11,7 +11,7 @@
  *  A1. [base, base + total) is reserved once, without access; what is committed is mapped at its
  *      fixed offset and never unmapped before pst_arena_unmap.
  *  A2. A shared page is mapped only after posix_fallocate gave it: a full file system is
- *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB.
+ *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB. A signal interrupts nothing.
  *  A3. header->committed[space] is stored after the pages are there.
  *  A4. The sum of committed bytes stays at or below `limit`.
  */
@@ -43,6 +43,9 @@ void pst_arena_unmap(pst_arena *a);
 /* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a time.
  * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
+
+/* What an errno of asking a file system for room means: PST_NO_SPACE or PST_IO. */
+pst_status pst_space_status(int err);
 
 /* Maps what another process has committed meanwhile. */
 pst_status pst_arena_refresh(pst_arena *a);

@@ -237,7 +237,7 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t
         int fd = open(o->path, O_RDWR | O_CLOEXEC | (o->create ? O_CREAT : 0), 0600);
         if (fd < 0) {
             t->arena.last_errno = errno;
-            return errno == ENOENT ? PST_NOT_FOUND : errno == ENOSPC ? PST_NO_SPACE : PST_IO;
+            return errno == ENOENT ? PST_NOT_FOUND : pst_space_status(errno);
         }
         t->lock_slot = pst_lock_register(fd);
         if (t->lock_slot < 0) {
