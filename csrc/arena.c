@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -213,25 +212,4 @@ pst_status pst_arena_refresh(pst_arena *a) {
     }
     a->committed_total = total;
     return PST_OK;
-}
-
-static uint64_t read_number(const char *path) {
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return UINT64_MAX;
-    unsigned long long n = 0;
-    int got = fscanf(f, "%llu", &n);
-    fclose(f);
-    return got == 1 ? (uint64_t)n : UINT64_MAX;
-}
-
-uint64_t pst_default_limit(void) {
-    uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t v2 = read_number("/sys/fs/cgroup/memory.max");
-    uint64_t v1 = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    if (v2 < bytes)
-        bytes = v2;
-    if (v1 < bytes)
-        bytes = v1;
-    return bytes / 4 * 3;
 }

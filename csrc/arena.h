@@ -50,9 +50,6 @@ pst_status pst_space_status(int err);
 /* Maps what another process has committed meanwhile. */
 pst_status pst_arena_refresh(pst_arena *a);
 
-/* A default for table limits: three quarters of the memory that the machine or its cgroup has. */
-uint64_t pst_default_limit(void);
-
 static inline pst_header *pst_arena_header(const pst_arena *a) {
     return (pst_header *)a->base;
 }

@@ -214,10 +214,10 @@ typedef struct pst_identity {
 
 typedef struct pst_table_options {
     int32_t max_parallelism;
-    int32_t first_key_group; /* inclusive */
-    int32_t last_key_group;  /* inclusive */
-    uint64_t limit_bytes; /* of committed memory; 0: three quarters of the machine's (cgroup's) */
-    const char *path;     /* shared: the table's file; NULL: heap                        */
+    int32_t first_key_group;      /* inclusive */
+    int32_t last_key_group;       /* inclusive */
+    uint64_t limit_bytes;         /* of committed memory; 0: three quarters of pst_memory_bytes */
+    const char *path;             /* shared: the table's file; NULL: heap                        */
     const pst_identity *identity; /* shared only */
     int32_t lock_timeout_ms;      /* shared only: how long to wait for the lock               */
     int32_t create;               /* shared only: make the file if it is not there           */
@@ -265,6 +265,10 @@ typedef struct pst_table_stats {
     uint32_t row_size;
 } pst_table_stats;
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats);
+
+/* The memory that this process may use: the machine's, or that of its control group or a group above
+ * it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as usual. */
+uint64_t pst_memory_bytes(const char *proc, const char *cgroups);
 
 /* ---- time to live ---------------------------------------------------------------------------- */
 

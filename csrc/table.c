@@ -11,6 +11,7 @@
 
 #include "collections.h"
 #include "epoch.h"
+#include "host.h"
 #include "key.h"
 #include "list.h"
 #include "lock.h"

@@ -230,3 +230,8 @@ cdef int check_ranges(int32_t max_parallelism, int32_t parallelism) except -1:
             f"parallelism {parallelism} and max_parallelism {max_parallelism}: "
             "1 <= parallelism <= max_parallelism <= 32768")
     return 0
+
+
+def memory_bytes(bytes proc, bytes cgroups):
+    """Return the memory that this process may use, its control groups' limits considered."""
+    return pst_memory_bytes(proc, cgroups)

@@ -170,6 +170,7 @@ cdef extern from "pystate.h" nogil:
         uint32_t row_size
 
     void pst_table_get_stats(const pst_table *t, pst_table_stats *stats)
+    uint64_t pst_memory_bytes(const char *proc, const char *cgroups)
 
     pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)

@@ -1,4 +1,4 @@
-"""The host as shared tables see it: who owns them, where they live, how much memory there is.
+"""The host as shared tables see it: who owns them and where they live.
 
 Thread safety: functions without state.
 
@@ -30,7 +30,6 @@ __all__ = [
     "TableIdentity",
     "ancestor_named",
     "choose_home",
-    "memory_limit_bytes",
     "process_start",
     "sweep",
     "table_identity",
@@ -200,54 +199,6 @@ def sweep(base: str) -> int:
             shutil.rmtree(os.path.join(base, name), ignore_errors=True)
             count += 1
     return count
-
-
-def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
-    """Return the memory that this process may use: the machine's, or its control group's if less.
-
-    Both versions of control groups are read, with all ancestors of the group.
-    """
-    limits = [_physical_bytes(proc)]
-    try:
-        with open(f"{proc}/self/cgroup", encoding="utf-8") as groups:
-            lines = groups.read().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            for root in (cgroups, f"{cgroups}/unified"):
-                limits += _group_limits(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _group_limits(f"{cgroups}/memory", path, "memory.limit_in_bytes")
-    return min(limit for limit in limits if limit > 0)
-
-
-def _group_limits(root: str, path: str, name: str) -> list[int]:
-    """Read the limits of a group and of all its ancestors up to the root."""
-    found = []
-    current = path.strip("/")
-    while True:
-        # "max" in version 2 is no limit.
-        with (
-            suppress(OSError, ValueError),
-            open(os.path.join(root, current, name), encoding="ascii") as limit,
-        ):
-            found.append(int(limit.read()))
-        if not current:
-            return found
-        current = os.path.dirname(current)
-
-
-def _physical_bytes(proc: str) -> int:
-    with (
-        suppress(OSError, ValueError, IndexError),
-        open(f"{proc}/meminfo", encoding="ascii") as meminfo,
-    ):
-        for line in meminfo:
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _has_room(folder: str, least_bytes: int) -> bool:

@@ -5,8 +5,10 @@ Pure values and functions, safe from any thread.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, Protocol
 
+from pystate import _core
 from pystate.errors import InvalidArgumentError
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "TableStats",
     "checked_parallelism",
     "checked_range",
+    "memory_limit_bytes",
 ]
 
 MAX_PARALLELISM = 32768
@@ -81,3 +84,17 @@ def checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple
             f"{max_parallelism - 1}"
         )
     return first, last
+
+
+def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """Return the memory that this process may use: the machine's, or its control group's if less.
+
+    Both versions of control groups are read, with all ancestors of the group. Tables without a
+    limit of their own take theirs from the same number.
+
+    Parameters
+    ----------
+    proc, cgroups : str
+        Where the kernel's files are.
+    """
+    return _core.memory_bytes(os.fsencode(proc), os.fsencode(cgroups))

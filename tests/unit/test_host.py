@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from pystate.host import (
     TableHome,
     ancestor_named,
     choose_home,
-    memory_limit_bytes,
     process_start,
     sweep,
     table_identity,
 )
+from pystate.tables import memory_limit_bytes
 
 APPLICATION = bytes(range(32))
 
@@ -184,7 +185,103 @@ def test_memory_limit(tmp_path: Path, groups: str, files: dict[str, str], limit:
     assert memory_limit_bytes(proc=str(proc), cgroups=str(cgroups)) == limit
 
 
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "limit"),
+    [
+        ("0::/a\n", "/ {at}/v2 x:1 - cgroup2 c rw", {"v2/a/memory.max": "91\n"}, 91),
+        # Of a container that sees the host's paths only its own part is mounted.
+        ("0::/pod/a\n", "/pod {at}/v2 - cgroup2 c rw", {"v2/a/memory.max": "92\n"}, 92),
+        ("0::/pod/a\n", "/pod/a {at}/v2 - cgroup2 c rw", {"v2/memory.max": "93\n"}, 93),
+        ("0::/pod/a\n", "/other {at}/v2 - cgroup2 c rw", {"v2/memory.max": "94\n"}, 94),
+        (
+            "7:cpu,memory:/b\n0::/b\n",
+            "/ {at}/a\\040b - cgroup c rw,cpu,memory",
+            {"a b/b/memory.limit_in_bytes": "95\n", "a b/b/memory.max": "1\n"},
+            95,
+        ),
+        (
+            "7:memory:/b\n",
+            "/ {at}/cpu - cgroup c rw,cpu,memoryless",
+            {"cpu/b/memory.limit_in_bytes": "1\n", "memory/b/memory.limit_in_bytes": "96\n"},
+            96,
+        ),
+    ],
+)
+def test_memory_limit_of_mounts(
+    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], limit: int
+) -> None:
+    at = tmp_path / "cgroup"
+    own = tmp_path / "proc" / "self"
+    own.mkdir(parents=True)
+    (own / "cgroup").write_text(groups)
+    (own / "mountinfo").write_text(
+        f"1 0 0:1 / / rw - tmpfs t rw\n36 35 0:30 {mounts.format(at=at)}\n"
+    )
+    for name, text in files.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_text(text)
+    assert memory_limit_bytes(proc=str(own.parent), cgroups=str(at)) == limit
+
+
 def test_memory_limit_of_this_host() -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < memory_limit_bytes() <= physical * 1.01
     assert memory_limit_bytes(proc="/nowhere") == physical
+
+
+_GROWING = """
+import os, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+import pyarrow as pa
+import pystate as ps
+from pystate.errors import MemoryLimitError
+
+backend = ps.KeyedStateBackend("long", states={"n": ps.ValueState("bigint")})
+first = 0
+try:
+    while first < 1 << 26:
+        keys = pa.array(range(first, first + (1 << 16)))
+        backend["n"].add(backend.keys(keys), 1)
+        first += 1 << 16
+except MemoryLimitError:
+    backend.rollback(0)
+    print("limit", len(backend))
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of 400 MB inside this process's own."""
+    parent = None
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            parent = Path("/sys/fs/cgroup/memory" + path)
+            limit = "memory.limit_in_bytes"
+            break
+        if not controllers and Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            parent = Path("/sys/fs/cgroup" + path)
+            limit = "memory.max"
+    if parent is None:
+        pytest.skip("no memory controller in /proc/self/cgroup")
+    group = parent / f"pystate-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        try:
+            (group / limit).write_text(str(400 << 20))
+        except OSError as error:
+            pytest.skip(f"no limit can be set here: {error}")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_table_in_a_nested_group_meets_its_limit(group: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _GROWING, str(group)], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "limit 0\n"), run.stderr

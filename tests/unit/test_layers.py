@@ -91,6 +91,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "coding",
             "element",
             "hash",
+            "host",
             "layout",
             "lock",
             "mem",
