@@ -183,16 +183,41 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
                 return pst_space_status(err);
             }
         }
-        pst_status s = map_piece(a, offset, size);
+        /* What was given back is mapped still. */
+        pst_status s = at + size > a->mapped[space] ? map_piece(a, offset, size) : PST_OK;
         if (s)
             return s;
         at += size;
-        a->mapped[space] = at;
+        if (at > a->mapped[space])
+            a->mapped[space] = at;
         a->committed_total += size;
         pst_release64(&h->committed[space], at);
     }
     collapse(a, space, have);
     return PST_OK;
+}
+
+/* 0, or an errno. */
+static int drop_pages(const pst_arena *a, uint64_t offset, uint64_t size) {
+    if (a->fd < 0)
+        return madvise(a->base + offset, size, MADV_DONTNEED) ? errno : 0;
+    while (fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size))
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+void pst_arena_give_back(pst_arena *a, int space, uint64_t keep) {
+    pst_header *h = pst_arena_header(a);
+    uint64_t have = h->committed[space];
+    keep = round_up(keep, 4096);
+    if (keep >= have)
+        return;
+    pst_release64(&h->committed[space], keep);
+    if (drop_pages(a, a->start[space] + keep, have - keep))
+        pst_release64(&h->committed[space], have);
+    else
+        a->committed_total -= have - keep;
 }
 
 pst_status pst_arena_refresh(pst_arena *a) {

@@ -14,6 +14,8 @@
  *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB. A signal interrupts nothing.
  *  A3. header->committed[space] is stored after the pages are there.
  *  A4. The sum of committed bytes stays at or below `limit`.
+ *  A5. What is given back leaves header->committed first and the system's books after it. It is
+ *      given again before it is written to (A2). Its addresses stay mapped.
  */
 #ifndef PST_ARENA_H
 #define PST_ARENA_H
@@ -43,6 +45,10 @@ void pst_arena_unmap(pst_arena *a);
 /* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a time.
  * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
+
+/* Gives all but the first `keep` bytes of a space back to the system; nothing may refer to the rest.
+ * Where the system cannot do that, nothing changes. */
+void pst_arena_give_back(pst_arena *a, int space, uint64_t keep);
 
 /* What an errno of asking a file system for room means: PST_NO_SPACE or PST_IO. */
 pst_status pst_space_status(int err);

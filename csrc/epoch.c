@@ -37,13 +37,33 @@ static void copy_meta(const pst_table *t, pst_meta *to, const pst_meta *from) {
                   (t->h->meta_size - roots) / 8);
 }
 
+/* Trims the empty log of epoch e. */
+static void trim_log(pst_table *t, uint64_t e) {
+    pst_header *h = t->h;
+    int space = PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS);
+    uint64_t have = h->committed[space], need = 0;
+    if (have <= PST_SPARE_LOG)
+        return;
+    for (int i = 0; i < PST_RECENT; i++)
+        if (h->undo_recent[i] > need)
+            need = h->undo_recent[i];
+    need += need / 8;
+    if (have - PST_SPARE_LOG <= need || pst_reader_lags(h))
+        return;
+    uint64_t keep = have > PST_GIVE_BACK ? have - PST_GIVE_BACK : 0;
+    pst_arena_give_back(&t->arena, space, keep > need ? keep : need);
+}
+
 void pst_epoch_begin(pst_table *t) {
     pst_header *h = t->h;
     uint64_t e = h->sealed + 1;
+    pst_put64(&h->undo_recent[h->sealed % PST_RECENT],
+              h->undo_count[h->sealed % PST_UNDO_LOGS] * t->lay.record_size);
     if (e > 3 && h->floor < e - 3)
         pst_release64(&h->floor, e - 3);
     PST_FENCE(__ATOMIC_SEQ_CST);
     pst_put64(&h->undo_count[e % PST_UNDO_LOGS], 0);
+    trim_log(t, e);
     pst_meta *m = pst_meta_of(t, e);
     const pst_meta *before = pst_meta_of(t, e - 1);
     copy_meta(t, m, before);

@@ -15,6 +15,8 @@
  *  E4. `rollbacks` is odd while rows move backwards; a reader that saw it change reads again.
  *  E5. Beginning an epoch clears a few stale stamps (the rows from `sweep` on), so that every row
  *      is looked at long before its stamp could come round to mean a later epoch.
+ *  E6. Beginning an epoch gives back what its log has beyond what recent ones needed, some at a time,
+ *      unless a reader of an epoch that is gone is still there: it may be looking at that.
  */
 #ifndef PST_EPOCH_H
 #define PST_EPOCH_H
@@ -22,6 +24,14 @@
 #include "table.h"
 
 enum { PST_SWEEP_SHIFT = 20, PST_SWEEP_LEAST = 64 };
+
+/* Bytes that an epoch gives back at most, and the excess of a log that is left to it. */
+#define PST_GIVE_BACK ((uint64_t)8 << 20)
+#ifdef PST_GROW_BY_PAGES
+#define PST_SPARE_LOG ((uint64_t)4096)
+#else
+#define PST_SPARE_LOG ((uint64_t)1 << 20)
+#endif
 
 /* Opens the epoch after the sealed one. Cannot fail. */
 void pst_epoch_begin(pst_table *t);

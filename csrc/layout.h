@@ -10,7 +10,8 @@
  *
  * Invariants
  *  L1. The range is cut into spaces at offsets that follow from `reserve` and the row size alone.
- *      Each space is committed from its start in whole pages; committed[] never shrinks.
+ *      Each space is committed from its start in whole pages; committed[] falls where pages are
+ *      given back (A5), never below what an epoch of the window holds.
  *  L2. A row is `row_size` bytes at slot * row_size in the rows space: word 0 is the header
  *      (undo index << 32 | stamp << 8 | flags), then the key, then the states' image.
  *  L3. stamp 0 means: not touched in any epoch of the undo window, nor in one that could be
@@ -36,6 +37,7 @@
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
     PST_METAS = 4,     /* the open epoch and the three sealed ones that one can return to     */
+    PST_RECENT = 16,   /* epochs whose undo logs say how long the next ones may become */
     PST_PINS = 64,
     PST_SALT_WORDS = 5, /* three for tags, two for hashes of tied keys */
     PST_GRANULE = 16,
@@ -141,6 +143,7 @@ typedef struct pst_header {
     uint64_t rollbacks; /* counts roll backs; odd while one runs                               */
     uint64_t undone;    /* counts roll backs of sealed epochs                                  */
     uint64_t undo_count[PST_UNDO_LOGS]; /* records of epoch e: at e % 3 */
+    uint64_t undo_recent[PST_RECENT];   /* bytes of epoch e's log: at e % PST_RECENT; a hint */
     uint64_t committed[PST_SPACES];
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
     uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */

@@ -71,15 +71,42 @@ static int take_pin(pst_header *h, uint64_t epoch) {
                                          __ATOMIC_RELAXED))
             continue;
         pst_release64(&h->pins[i].epoch, epoch);
+        /* The writer's floor is looked at only after this can be seen, as the pins are by him. */
+        PST_FENCE(__ATOMIC_SEQ_CST);
         return i;
     }
     return -1;
+}
+
+int pst_reader_lags(const pst_header *h) {
+    PST_FENCE(__ATOMIC_SEQ_CST);
+    for (int i = 0; i < PST_PINS; i++) {
+        uint64_t owner = pst_acquire64(&h->pins[i].owner);
+        if (owner && pst_acquire64(&h->pins[i].epoch) < h->floor &&
+            pin_owner((pid_t)(owner >> 32)) == owner)
+            return 1;
+    }
+    return 0;
+}
+
+static void let_go(pst_reader *r) {
+    if (r->pin >= 0)
+        pst_release64(&r->view->h->pins[r->pin].owner, 0);
+    r->pin = -1;
 }
 
 /* ---- what a reader may believe ------------------------------------------------------------- */
 
 static uint64_t enter(const pst_reader *r) {
     return pst_acquire64(&r->view->h->rollbacks);
+}
+
+/* Whether the epoch is gone, once and for all: what it held may have been given back. */
+static int is_gone(pst_reader *r) {
+    if (pst_acquire64(&r->view->h->floor) <= r->epoch)
+        return 0;
+    let_go(r);
+    return 1;
 }
 
 /* PST_OK: what was read since enter() returned `before` holds. PST_STALE: read again. */
@@ -141,7 +168,9 @@ static int reachable(pst_reader *r, int space, uint64_t at, uint64_t size) {
     pst_arena *a = &r->view->arena;
     if (r->owns_view && at + size > a->mapped[space])
         (void)pst_arena_refresh(a);
-    uint64_t have = r->owns_view ? a->mapped[space] : pst_acquire64(&r->view->h->committed[space]);
+    uint64_t have = pst_acquire64(&r->view->h->committed[space]);
+    if (r->owns_view && have > a->mapped[space])
+        have = a->mapped[space];
     return at + size <= have;
 }
 
@@ -340,6 +369,8 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *cells, uint32_t nulls,
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     attempts a = {0, 0};
     do {
+        if (is_gone(r))
+            return PST_SNAPSHOT_TOO_OLD;
         uint64_t before = enter(r);
         s = conclude(r, before, get_once(r, &key, record), &a);
     } while (s == PST_STALE);
@@ -350,6 +381,8 @@ static pst_status read_slot(pst_reader *r, uint32_t slot, pst_record *record) {
     attempts a = {0, 0};
     pst_status s;
     do {
+        if (is_gone(r))
+            return PST_SNAPSHOT_TOO_OLD;
         uint64_t before = enter(r);
         s = copy_row(r, slot);
         if (!s)
@@ -423,8 +456,7 @@ pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const cha
 void pst_reader_close(pst_reader *r) {
     if (!r)
         return;
-    if (r->pin >= 0)
-        pst_release64(&r->view->h->pins[r->pin].owner, 0);
+    let_go(r);
     if (r->owns_view)
         pst_table_abandon(r->view);
     pst_free(r->m);

@@ -220,6 +220,10 @@ static inline void pst_no_detail(pst_detail *d) {
 pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
                               pst_detail *detail);
 
+/* Whether a process that lives holds a reader of an epoch that is gone. It finds out before it looks at
+ * the table again, but may be in the middle of a look. */
+int pst_reader_lags(const pst_header *h);
+
 /* The row of the current key, or PST_NONE; with `make` it is made, and room for a touch is there.
  * PST_INVALID without a current key. */
 pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);

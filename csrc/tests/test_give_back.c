@@ -1,0 +1,187 @@
+/* Memory that a table no longer needs goes back to the system, and what the table says that it has is
+ * what the system gave: of shared tables the file's blocks, of heap tables at least what is resident.
+ *
+ *   test_give_back [rounds]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "table.h"
+
+static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
+static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                    {.name = "s", .type = PST_STRING}};
+static const pst_schema NUMBERS = {1, 1, KEY, STATES};
+
+static char path[] = "/dev/shm/pst-give-back-XXXXXX";
+
+static struct {
+    pst_table *t;
+    uint64_t epoch;
+} run;
+
+static void open_run(const pst_schema *schema, int shared) {
+    static const pst_identity identity = {.owner_pid = 1};
+    pst_table_options o = {.max_parallelism = 16,
+                           .last_key_group = 15,
+                           .limit_bytes = (uint64_t)1 << 30,
+                           .path = shared ? path : NULL,
+                           .identity = &identity,
+                           .create = 1};
+    REQUIRE(pst_table_open(schema, &o, &run.t, NULL, NULL) == PST_OK);
+    run.epoch = 0;
+}
+
+static uint64_t resident(const pst_table *t) {
+    char line[512];
+    uint64_t sum = 0, from = (uintptr_t)t->arena.base, to = from + t->arena.total;
+    int inside = 0;
+    FILE *f = fopen("/proc/self/smaps", "re");
+    REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long a, b, kib;
+        if (sscanf(line, "%lx-%lx", &a, &b) == 2)
+            inside = a >= from && b <= to;
+        else if (inside && sscanf(line, "Rss: %lu", &kib) == 1)
+            sum += (uint64_t)kib * 1024;
+    }
+    fclose(f);
+    return sum;
+}
+
+static pst_table_stats check_books(void) {
+    pst_table_stats stats;
+    struct stat file;
+    pst_table_get_stats(run.t, &stats);
+    CHECK_EQ(stats.committed_bytes, run.t->arena.committed_total);
+    if (run.t->arena.fd >= 0) {
+        REQUIRE(fstat(run.t->arena.fd, &file) == 0);
+        CHECK_EQ((uint64_t)file.st_blocks * 512, stats.committed_bytes);
+    } else {
+        CHECK(resident(run.t) <= stats.committed_bytes);
+    }
+    return stats;
+}
+
+static void close_run(void) {
+    check_books();
+    pst_table_close(run.t);
+    unlink(path);
+}
+
+static void seal(void) {
+    pst_lineage l = {.id = {1}, .epoch = ++run.epoch};
+    REQUIRE(pst_table_seal(run.t, &l, NULL) == PST_OK);
+}
+
+static void touch(uint64_t keys, uint64_t value) {
+    for (uint64_t k = 0; k < keys; k++) {
+        pst_cell cell = {{value, 0}, {NULL, 0}};
+        CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
+        CHECK_EQ(pst_value_put(run.t, 0, &cell), PST_OK);
+    }
+}
+
+static int holds(uint64_t keys, uint64_t value) {
+    for (uint64_t k = 0; k < keys; k++) {
+        pst_cell cell;
+        if (pst_key_set_word(run.t, k) || pst_value_get(run.t, 0, &cell) || cell.word[0] != value)
+            return 0;
+    }
+    return 1;
+}
+
+/* Logs of epochs that touched every key, after many that touched few. */
+static void test_undo(int shared) {
+    enum { KEYS = 50000 };
+    open_run(&NUMBERS, shared);
+    touch(KEYS, 1);
+    seal();
+    uint64_t before = check_books().committed_bytes;
+    for (uint64_t e = 2; e < 6; e++) {
+        touch(KEYS, e);
+        seal();
+    }
+    CHECK(check_books().undo_bytes > 3 * KEYS * 20);
+    for (int e = 0; e < 60; e++) {
+        touch(10, 100);
+        seal();
+        check_books();
+    }
+    CHECK(check_books().committed_bytes <= before + before / 16);
+    /* What was given back is there again when it is needed, and undoes what it must. */
+    touch(KEYS, 7);
+    seal();
+    touch(KEYS, 8);
+    check_books();
+    CHECK_EQ(pst_table_rollback(run.t, 0), PST_OK);
+    CHECK(holds(KEYS, 7));
+    CHECK_EQ(pst_table_rollback(run.t, 1), PST_OK);
+    CHECK(holds(10, 100));
+    close_run();
+}
+
+/* Large epochs that come again and again keep their logs: none of them takes memory anew. */
+static void test_taking_turns(int shared) {
+    enum { KEYS = 20000 };
+    open_run(&NUMBERS, shared);
+    for (uint64_t e = 0; e < 30; e++) {
+        touch(KEYS, e);
+        seal();
+    }
+    uint64_t settled = check_books().committed_bytes;
+    for (uint64_t e = 0; e < 120; e++) {
+        touch(e % 7 ? 10 : KEYS, e);
+        seal();
+        CHECK_EQ(check_books().committed_bytes, settled);
+    }
+    close_run();
+}
+
+/* A reader of an epoch that is gone may be in the middle of a look: nothing is taken from under it
+ * before it has noticed. */
+static void test_reader(int shared) {
+    enum { KEYS = 20000 };
+    pst_reader *reader = NULL;
+    static pst_record record;
+    pst_cell key = {{3, 0}, {NULL, 0}};
+    open_run(&NUMBERS, shared);
+    for (uint64_t e = 0; e < 5; e++) {
+        touch(KEYS, e);
+        seal();
+    }
+    REQUIRE(pst_reader_open(shared ? NULL : run.t, &NUMBERS, shared ? path : NULL, &reader, NULL) ==
+            PST_OK);
+    CHECK_EQ(pst_reader_get(reader, &key, 0, &record), PST_OK);
+    uint64_t settled = check_books().undo_bytes;
+    for (int e = 0; e < 40; e++) {
+        touch(10, 100);
+        seal();
+    }
+    CHECK_EQ(check_books().undo_bytes, settled);
+    CHECK_EQ(pst_reader_get(reader, &key, 0, &record), PST_SNAPSHOT_TOO_OLD);
+    for (int e = 0; e < 40; e++) {
+        touch(10, 100);
+        seal();
+    }
+    CHECK(check_books().undo_bytes < settled / 4);
+    CHECK_EQ(pst_reader_get(reader, &key, 0, &record), PST_SNAPSHOT_TOO_OLD);
+    pst_reader_close(reader);
+    close_run();
+}
+
+int main(void) {
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    unlink(path);
+    for (int shared = 0; shared < 2; shared++) {
+        test_undo(shared);
+        test_taking_turns(shared);
+        test_reader(shared);
+    }
+    return check_report();
+}
