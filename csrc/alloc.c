@@ -1,5 +1,6 @@
 #include "alloc.h"
 
+#include "span.h"
 #include "store.h"
 #include "table.h"
 
@@ -82,26 +83,37 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
         pst_put32(&m->hot[c], *(uint32_t *)pst_block(t, *granule));
         return PST_OK;
     }
-    if (pst_ring_pop(t, c, granule) == PST_OK) {
+    while (pst_ring_pop(t, c, granule) == PST_OK) {
         bring_block(t, c);
-        return PST_OK;
+        pst_span *span = pst_span_of(t, *granule);
+        if (span->state & PST_SPAN_USED) {
+            pst_put16(&span->listed, (uint16_t)(span->listed - 1));
+            return PST_OK;
+        }
+        pst_put32(&m->stale[c], m->stale[c] - 1);
     }
-    uint64_t size = pst_class_size(c) / PST_GRANULE, at = m->heap_top;
-    if (size >= 4)
-        at = (at + 3) & ~(uint64_t)3; /* whole cache lines for index pages */
-    if (at + size > UINT32_MAX)
-        return PST_TOO_LARGE;
-    pst_status s = pst_arena_commit(&t->arena, PST_SPACE_HEAP, (at + size) * PST_GRANULE);
-    if (s)
-        return s;
-    pst_put64(&m->heap_top, at + size);
-    *granule = (uint32_t)at;
+    if (!m->bump_left[c]) {
+        pst_status s = pst_span_take(t, c);
+        if (s)
+            return s;
+    }
+    *granule = m->bump[c];
+    pst_put32(&m->bump[c], *granule + (uint32_t)(pst_class_size(c) / PST_GRANULE));
+    pst_put32(&m->bump_left[c], m->bump_left[c] - 1);
     return PST_OK;
+}
+
+/* Names a block in its class's ring. */
+static pst_status list_block(pst_table *t, uint32_t c, uint32_t granule) {
+    pst_status s = pst_ring_push(t, c, granule);
+    if (!s)
+        pst_span_list(t, granule, 1);
+    return s;
 }
 
 pst_status pst_block_free(pst_table *t, uint32_t c, uint32_t granule, int born) {
     if (!born)
-        return pst_ring_push(t, c, granule);
+        return list_block(t, c, granule);
     pst_put32(pst_block(t, granule), t->m->hot[c]);
     pst_put32(&t->m->hot[c], granule);
     t->hot = 1;
@@ -114,7 +126,7 @@ pst_status pst_block_settle(pst_table *t) {
     for (uint32_t c = 0; c < PST_CLASSES; c++)
         while (t->m->hot[c]) {
             uint32_t g = t->m->hot[c], next = *(uint32_t *)pst_block(t, g);
-            pst_status s = pst_ring_push(t, c, g);
+            pst_status s = list_block(t, c, g);
             if (s)
                 return s;
             pst_put32(&t->m->hot[c], next);

@@ -26,10 +26,13 @@ static uint64_t round_up(uint64_t n, uint64_t to) {
 uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
     if (space == PST_SPACE_HEAD)
         return round_up(head_bytes, LARGE_STEP);
-    if (space < PST_SPACE_RING) {
-        uint64_t most = (uint64_t)UINT32_MAX * PST_GRANULE;
-        return space == PST_SPACE_HEAP && reserve > most ? round_up(most, LARGE_STEP) : reserve;
+    uint64_t most = round_up((uint64_t)UINT32_MAX * PST_GRANULE, LARGE_STEP);
+    if (space == PST_SPACE_SPANS) {
+        uint64_t spans = (reserve < most ? reserve : most) / PST_SPAN_GRANULES / PST_GRANULE;
+        return round_up(spans * sizeof(pst_span), LARGE_STEP);
     }
+    if (space < PST_SPACE_RING)
+        return space == PST_SPACE_HEAP && reserve > most ? most : reserve;
     /* A ring can never hold more names than its space has blocks, and keeps a window's worth of
      * consumed ones; capacities are powers of two. */
     uint64_t unit = space == PST_SPACE_RING + PST_RING_SLOTS
@@ -160,7 +163,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     uint64_t step = 0, grain = 4096;
 #else
     uint64_t step = have / 32, grain = have >= (LARGE_STEP << 2) ? LARGE_STEP : SMALL_STEP;
-    if (space >= PST_SPACE_RING)
+    if (space >= PST_SPACE_RING || space == PST_SPACE_SPANS)
         grain = 4096;
 #endif
     if (step > PIECE)
@@ -220,6 +223,31 @@ void pst_arena_give_back(pst_arena *a, int space, uint64_t keep) {
         a->committed_total -= have - keep;
 }
 
+int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size) {
+    pst_header *h = pst_arena_header(a);
+    pst_put64(&h->absent_bytes, h->absent_bytes + size);
+    int err = drop_pages(a, a->start[space] + at, size);
+    if (err)
+        pst_put64(&h->absent_bytes, h->absent_bytes - size);
+    else
+        a->committed_total -= size;
+    return err;
+}
+
+pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size) {
+    pst_header *h = pst_arena_header(a);
+    if (a->committed_total + size > a->limit)
+        return PST_LIMIT;
+    int err = a->fd < 0 ? 0 : allocate(a->fd, a->start[space] + at, size);
+    if (err) {
+        a->last_errno = err;
+        return pst_space_status(err);
+    }
+    pst_put64(&h->absent_bytes, h->absent_bytes - size);
+    a->committed_total += size;
+    return PST_OK;
+}
+
 pst_status pst_arena_refresh(pst_arena *a) {
     const pst_header *h = pst_arena_header(a);
     uint64_t total = 0;
@@ -235,6 +263,6 @@ pst_status pst_arena_refresh(pst_arena *a) {
             return st;
         a->mapped[s] = want;
     }
-    a->committed_total = total;
+    a->committed_total = total - h->absent_bytes;
     return PST_OK;
 }

@@ -22,6 +22,9 @@
 
 #include "layout.h"
 
+/* Bytes of a kind of memory that an epoch gives back at most, so that no seal takes long for it. */
+#define PST_GIVE_BACK ((uint64_t)8 << 20)
+
 typedef struct pst_arena {
     uint8_t *base;
     uint64_t total;
@@ -49,6 +52,11 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
 /* Gives all but the first `keep` bytes of a space back to the system; nothing may refer to the rest.
  * Where the system cannot do that, nothing changes. */
 void pst_arena_give_back(pst_arena *a, int space, uint64_t keep);
+
+/* The same for a piece inside a space, which only counts as committed: 0, or an errno. pst_arena_fill asks
+ * for it again. */
+int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size);
+pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size);
 
 /* What an errno of asking a file system for room means: PST_NO_SPACE or PST_IO. */
 pst_status pst_space_status(int err);

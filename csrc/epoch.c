@@ -5,6 +5,7 @@
 
 #include "alloc.h"
 #include "sealed.h"
+#include "span.h"
 #include "undo.h"
 #include "value.h"
 
@@ -88,6 +89,8 @@ void pst_epoch_begin(pst_table *t) {
     t->stamp = pst_stamp(e) << 8;
     t->poisoned = PST_OK;
     t->hot = t->deaths = 0;
+    t->span_cursor = 1;
+    t->span_none = UINT32_MAX;
     t->generation++;
     t->current.generation = 0;
     sweep_stamps(t, e);
@@ -98,10 +101,14 @@ void pst_epoch_recover(pst_table *t) {
     struct timespec from, to;
     clock_gettime(CLOCK_MONOTONIC, &from);
     t->recovered_records = 0;
+    int counted = h->counted != 0;
+    pst_put64(&h->counted, 0);
     if (h->active != h->sealed || (h->rollbacks & 1)) {
         pst_release64(&h->rollbacks, h->rollbacks | 1);
         PST_FENCE(__ATOMIC_SEQ_CST);
         t->recovered_records = pst_undo_to_sealed(t);
+        if (!counted)
+            pst_span_recover(t);
         pst_release64(&h->active, h->sealed);
         pst_release64(&h->rollbacks, h->rollbacks + 1);
     }
@@ -173,10 +180,12 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
         for (int c = 0; c < PST_CLASSES; c++)
             pst_put32(&t->m->hot[c], hot[c]);
         t->hot = 1;
+        pst_span_count_listed(t, t->m);
         t->detail.sys_errno = t->arena.last_errno;
         pst_sealed_destroy(out);
         return s;
     }
+    pst_span_tidy(t);
     pst_put_words((uint64_t *)&t->m->lineage, (const uint64_t *)(const void *)lineage,
                   sizeof *lineage / 8);
     pst_release64(&t->h->sealed, t->h->active);

@@ -25,8 +25,7 @@
 
 enum { PST_SWEEP_SHIFT = 20, PST_SWEEP_LEAST = 64 };
 
-/* Bytes that an epoch gives back at most, and the excess of a log that is left to it. */
-#define PST_GIVE_BACK ((uint64_t)8 << 20)
+/* The excess of a log that is left to it. */
 #ifdef PST_GROW_BY_PAGES
 #define PST_SPARE_LOG ((uint64_t)4096)
 #else

@@ -47,10 +47,12 @@ enum {
     PST_SPACE_HEAD = 0,
     PST_SPACE_ROWS = 1,
     PST_SPACE_HEAP = 2,
-    PST_SPACE_UNDO = 3, /* and the two after it */
+    PST_SPACE_SPANS = 3, /* what becomes of the heap's spans, see span.h */
+    PST_SPACE_UNDO = 4,  /* and the two after it */
     PST_SPACE_RING = PST_SPACE_UNDO + PST_UNDO_LOGS,
     PST_SPACES = PST_SPACE_RING + PST_RINGS,
-    PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
+    PST_SPAN_GRANULES = 2048, /* 32 KB */
+    PST_PAGE_ENTRIES = 512    /* index entries in a full page of 4 KB */
 };
 
 #ifndef PST_SHARD_MOST           /* tests make them small, to split often */
@@ -70,6 +72,30 @@ typedef struct pst_ring {
     uint32_t sealed_tail[3]; /* tail when the epoch 1, 2, 3 before this one was sealed */
     uint32_t sealed_head[3];
 } pst_ring;
+
+enum {
+    PST_SPAN_USED = 1,
+    PST_SPAN_REST = 2,  /* of a run, but its first */
+    PST_SPAN_ABSENT = 4 /* given back to the system */
+};
+
+/* A span of the heap: granules from its number times PST_SPAN_GRANULES on. */
+typedef struct pst_span {
+    uint32_t begun;    /* low half of the epoch in which it was taken */
+    uint32_t freed;    /* and freed, where it is not in use */
+    uint32_t position; /* freed: its ring's tail then; in use: the first span of its run */
+    uint16_t listed;   /* blocks that the ring names; of a run kept by its first span */
+    uint8_t size_class;
+    uint8_t state;
+} pst_span;
+
+/* What tidying the heap remembers from seal to seal. Hints, not under undo. */
+typedef struct pst_span_hints {
+    uint32_t least[PST_CLASSES];   /* of the names that no epoch took lately */
+    uint32_t surplus[PST_CLASSES]; /* names that may go with their spans */
+    uint32_t place;                /* the span to look at next, from the start and from the end */
+    uint32_t last;
+} pst_span_hints;
 
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */
 typedef struct pst_shard {
@@ -95,14 +121,19 @@ typedef struct pst_meta {
     pst_lineage lineage; /* of this epoch, once sealed */
     uint64_t live;       /* keys */
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
-    uint64_t heap_top;   /* granules ever taken */
+    uint64_t heap_top;   /* granules of all spans ever taken */
     uint64_t index_granules;
-    uint32_t slots;            /* slots ever taken */
-    uint32_t ties;             /* 1: rows may lie under hashes of their own, see index.h */
-    uint32_t hot[PST_CLASSES]; /* blocks taken and freed in this epoch: heads of chains */
+    uint32_t slots;             /* slots ever taken */
+    uint32_t ties;              /* 1: rows may lie under hashes of their own, see index.h */
+    uint32_t hot[PST_CLASSES];  /* blocks taken and freed in this epoch: heads of chains */
+    uint32_t bump[PST_CLASSES]; /* the next block that was never taken */
+    uint32_t bump_left[PST_CLASSES]; /* how many there are of them in its span */
+    uint32_t stale[PST_CLASSES];     /* names in the ring that are to be dropped */
+    uint32_t turn_to[PST_CLASSES];   /* such names lie before this position of it */
     pst_ring rings[PST_RINGS];
+    uint32_t free_spans;
     uint32_t directory_bits;
-    uint32_t pad[3];    /* a shard lies in one cache line, a root in one word */
+    uint32_t pad[2];    /* a shard lies in one cache line, a root in one word */
     pst_shard shards[]; /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 
@@ -145,6 +176,9 @@ typedef struct pst_header {
     uint64_t undo_count[PST_UNDO_LOGS]; /* records of epoch e: at e % 3 */
     uint64_t undo_recent[PST_RECENT];   /* bytes of epoch e's log: at e % PST_RECENT; a hint */
     uint64_t committed[PST_SPACES];
+    uint64_t absent_bytes; /* of spans that were given back, within committed[] */
+    pst_span_hints spans;
+    uint64_t counted; /* 1: the last owner left with pst_span.listed as the rings have it */
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
     uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */
     uint64_t huge_heap;                /* likewise of blocks                                     */

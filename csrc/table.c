@@ -18,6 +18,7 @@
 #include "mem.h"
 #include "schema.h"
 #include "sealed.h"
+#include "span.h"
 #include "timers.h"
 #include "xxh64.h"
 
@@ -185,7 +186,7 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, u
     h->meta_size = meta_size(t, shards);
     h->sweep.slot = PST_NONE;
     pst_meta *m = pst_meta_of(t, 0);
-    m->heap_top = 4; /* granule 0 means none */
+    m->heap_top = PST_SPAN_GRANULES; /* granule 0 means none */
     m->directory_bits = first_directory_bits(pst_group_count(t));
     for (uint32_t i = 0; i < pst_directory_size(t, m); i++)
         m->shards[i].shape = m->directory_bits << 24;
@@ -399,6 +400,7 @@ pst_status pst_table_detach(pst_table *t) {
         return PST_INVALID;
     if (pst_table_dirty(t) || t->poisoned)
         (void)pst_table_rollback(t, 0);
+    pst_span_leave(t);
     t->attached = 0;
     t->generation++;
     t->current.generation = 0;
@@ -466,7 +468,7 @@ void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
         .slots = t->m->slots,
         .row_bytes = h->committed[PST_SPACE_ROWS],
         .index_bytes = t->m->index_granules * PST_GRANULE,
-        .block_bytes = t->m->heap_top * PST_GRANULE,
+        .block_bytes = pst_span_taken_bytes(t),
         .meta_bytes = h->committed[PST_SPACE_HEAD],
         .changed_rows = t->undo_count + (t->m->slots - before->slots) +
                         (t->m->rings[PST_RING_SLOTS].head - before->rings[PST_RING_SLOTS].head),
@@ -474,6 +476,7 @@ void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
         .recovery_ns = t->recovery_ns,
         .row_size = t->lay.row_size,
     };
+    stats->committed_bytes = UINT64_C(0) - h->absent_bytes;
     for (int s = 0; s < PST_SPACES; s++) {
         stats->committed_bytes += h->committed[s];
         if (s >= PST_SPACE_RING)

@@ -101,6 +101,8 @@ struct pst_table {
     pst_current_key current;
     pst_key_buffer current_bytes;
     pst_detail detail;
+    uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
+    uint32_t span_none;   /* no run of so many is to be had in it */
     uint64_t recovered_records;
     uint64_t recovery_ns;
     struct pst_pool *pool;

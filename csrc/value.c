@@ -201,5 +201,5 @@ pst_status pst_row_free_key(pst_table *t, const uint64_t *row) {
     if (!pst_ref_is_block(ref))
         return PST_OK;
     /* A row's key is as old as the row; one born in this epoch waits like the others. */
-    return pst_ring_push(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref));
+    return pst_block_free(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref), 0);
 }

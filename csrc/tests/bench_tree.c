@@ -7,6 +7,7 @@
 
 #include "alloc.h"
 #include "check.h"
+#include "span.h"
 #include "table.h"
 #include "tree.h"
 #include "tree_node.h"
@@ -85,7 +86,7 @@ static void bench_large(const char *name, const pst_tree_shape *s, uint64_t entr
     pst_tree_entry e = {0};
     uint64_t value[2] = {1, 1}, random = 1, sealed = 0, text[4] = {0};
     e.value = value;
-    uint64_t before = t->m->heap_top;
+    uint64_t before = pst_span_taken_bytes(t);
     double start = now();
     for (uint64_t i = 0; i < entries; i++) {
         uint64_t x = i;
@@ -95,7 +96,7 @@ static void bench_large(const char *name, const pst_tree_shape *s, uint64_t entr
         REQUIRE(pst_tree_put(t, s, &root, &e) == PST_OK);
     }
     double fill = (now() - start) / (double)entries;
-    double bytes = (double)((t->m->heap_top - before) * PST_GRANULE) / (double)entries;
+    double bytes = (double)(pst_span_taken_bytes(t) - before) / (double)entries;
     double times[3];
     for (int what = 0; what < 3; what++) {
         uint64_t heap = t->h->committed[PST_SPACE_HEAP];

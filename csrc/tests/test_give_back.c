@@ -1,14 +1,15 @@
 /* Memory that a table no longer needs goes back to the system, and what the table says that it has is
  * what the system gave: of shared tables the file's blocks, of heap tables at least what is resident.
- *
- *   test_give_back [rounds]
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "alloc.h"
 #include "check.h"
+#include "span.h"
 #include "table.h"
 
 static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
@@ -173,6 +174,97 @@ static void test_reader(int shared) {
     close_run();
 }
 
+/* ---- values that come, go, grow and shrink ---------------------------------------------------- */
+
+static const pst_schema TEXTS = {1, 2, KEY, STATES};
+
+enum { CHURN_KEYS = 8000, LARGEST = 4096 };
+
+static uint16_t sizes[CHURN_KEYS];
+static uint64_t live; /* bytes that values and rows take without any waste but their class's */
+static uint8_t text[LARGEST];
+
+static void put_text(uint32_t k, uint32_t size) {
+    pst_cell cell = {{0, 0}, {text, size}};
+    memcpy(text, &k, sizeof k);
+    CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
+    if (size)
+        CHECK_EQ(pst_value_put(run.t, 1, &cell), PST_OK);
+    else
+        CHECK_EQ(pst_value_clear(run.t, -1), PST_OK);
+    live += (size ? pst_class_size(pst_class_of(size)) : 0) -
+            (sizes[k] ? pst_class_size(pst_class_of(sizes[k])) : 0);
+    sizes[k] = (uint16_t)size;
+}
+
+static void check_texts(void) {
+    for (uint32_t k = 0; k < CHURN_KEYS; k++) {
+        pst_cell cell;
+        CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
+        pst_status s = pst_value_get(run.t, 1, &cell);
+        CHECK_EQ(s, sizes[k] ? PST_OK : PST_NOT_FOUND);
+        if (!s)
+            CHECK(cell.bytes.size == sizes[k] && !memcmp(cell.bytes.data, &k, sizeof k));
+    }
+}
+
+/* Epochs of no great work, in which what was made room for settles. */
+static void settle(int epochs) {
+    for (int e = 0; e < epochs; e++) {
+        for (uint32_t k = 0; k < 10; k++)
+            put_text(k, sizes[k]);
+        seal();
+    }
+}
+
+/* What the table took is at most half more than what is in it, and a constant. */
+static void check_bound(const char *when) {
+    uint64_t committed = check_books().committed_bytes, most = (live + live / 2) + (3 << 20);
+    if (!CHECK(committed <= most)) {
+        pst_table_stats s;
+        pst_table_get_stats(run.t, &s);
+        fprintf(
+            stderr,
+            "    %s: %llu committed of %llu live (rows %llu, blocks %llu, undo %llu, rings %llu, "
+            "free %u)\n",
+            when, (unsigned long long)committed, (unsigned long long)live,
+            (unsigned long long)s.row_bytes, (unsigned long long)s.block_bytes,
+            (unsigned long long)s.undo_bytes, (unsigned long long)s.ring_bytes,
+            run.t->m->free_spans);
+    }
+}
+
+static void open_churn(int shared) {
+    open_run(&TEXTS, shared);
+    memset(sizes, 0, sizeof sizes);
+    live = 0;
+}
+
+static void test_growing(int shared) {
+    open_churn(shared);
+    for (uint32_t size = 100; size <= 3800; size += size / 8)
+        for (uint32_t part = 0; part < 8; part++) {
+            for (uint32_t k = part; k < CHURN_KEYS; k += 8)
+                put_text(k, size);
+            seal();
+        }
+    settle(120);
+    check_bound("grown");
+    check_texts();
+    for (uint32_t k = 0; k < CHURN_KEYS; k++)
+        if (k != 4321)
+            put_text(k, 0);
+    seal();
+    settle(120);
+    check_bound("all but one gone");
+    check_texts();
+    for (uint32_t k = 0; k < CHURN_KEYS; k++)
+        put_text(k, 30 + k % 100);
+    seal();
+    check_texts();
+    close_run();
+}
+
 int main(void) {
     int fd = mkstemp(path);
     REQUIRE(fd >= 0);
@@ -182,6 +274,7 @@ int main(void) {
         test_undo(shared);
         test_taking_turns(shared);
         test_reader(shared);
+        test_growing(shared);
     }
     return check_report();
 }

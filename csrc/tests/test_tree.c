@@ -140,14 +140,14 @@ static void test_queue(const pst_tree_shape *shape) {
         if (i % PER_EPOCH == 0)
             tree_seal(m);
         if (i == N / 4)
-            early = m->t->m->heap_top;
+            early = pst_span_taken_bytes(m->t);
         if (i > LENGTH && i % 1000 == 0) {
             stats = tree_inspect(m, m->now.root);
             CHECK(stats.bytes < LENGTH * (entry + entry / 2));
             CHECK(stats.levels <= 3);
         }
     }
-    CHECK(m->t->m->heap_top <= early + early / 4);
+    CHECK(pst_span_taken_bytes(m->t) <= early + early / 4);
     for (uint32_t i = N - LENGTH; i < N; i++)
         REQUIRE(tree_remove(m, m->order[i]) == PST_OK);
     CHECK_EQ(m->now.root.node, 0);
@@ -172,7 +172,7 @@ static void test_nothing_leaks(const pst_tree_shape *shape) {
                 REQUIRE(tree_clear(m) == PST_OK);
             tree_seal(m);
         }
-        tops[cycle] = m->t->m->heap_top;
+        tops[cycle] = pst_span_taken_bytes(m->t);
     }
     CHECK_EQ(tops[23], tops[8]);
     tree_model_close(m);
@@ -200,7 +200,7 @@ static void test_sharing(void) {
         pst_tree_root again = root;
         REQUIRE(pst_tree_put(m->t, &s, &root, &e) == PST_OK);
         CHECK(!memcmp(&again, &root, sizeof root));
-        uint64_t top = m->t->m->heap_top;
+        uint64_t top = pst_span_taken_bytes(m->t);
         pst_tree_diff d;
         pst_tree_entry found;
         pst_record_op op;
@@ -208,7 +208,7 @@ static void test_sharing(void) {
         CHECK_EQ(pst_tree_diff_next(&d, &op, &found), PST_OK);
         CHECK(op == PST_PUT && found.key[0] == e.key[0] && found.value[0] == value);
         CHECK_EQ(pst_tree_diff_next(&d, &op, &found), PST_NOT_FOUND);
-        CHECK_EQ(m->t->m->heap_top, top);
+        CHECK_EQ(pst_span_taken_bytes(m->t), top);
         /* It looked at one leaf, or at two halves of one. */
         CHECK(before.count - d.before.left <= 63 && root.count - d.after.left <= 64);
         if (epoch % 20 == 0) {

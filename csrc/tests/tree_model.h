@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "span.h"
 #include "table_model.h"
 #include "tree_node.h"
 

@@ -128,6 +128,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "sealed_write",
             "single",
             "single_elements",
+            "span",
             "table",
             "timers",
             "tree",
