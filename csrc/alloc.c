@@ -43,6 +43,39 @@ static pst_status grow_ring(pst_table *t, uint32_t ring) {
     return PST_OK;
 }
 
+/* Names that shrinking copies at most, so that no seal takes long for it. */
+enum { MOVED_NAMES = 1 << 15 };
+
+void pst_ring_shrink(pst_table *t, uint32_t ring) {
+    uint32_t from = t->m->rings[ring].sealed_head[2], tail = t->m->rings[ring].tail;
+    uint32_t capacity = (uint32_t)t->h->ring_capacity[ring], half = capacity / 2;
+    /* Whatever epoch is returned to finds its names, and room as it counts it. */
+    for (uint64_t e = t->h->active; e > t->h->floor; e--) {
+        const pst_ring *r = &pst_meta_of(t, e - 1)->rings[ring];
+        if ((int32_t)(r->sealed_head[2] - from) < 0)
+            from = r->sealed_head[2];
+    }
+    uint64_t have = t->h->committed[PST_SPACE_RING + ring], needed = capacity * sizeof(uint32_t);
+    if (have > needed + PST_GIVE_BACK)
+        needed = have - PST_GIVE_BACK;
+    pst_arena_give_back(&t->arena, (int)(PST_SPACE_RING + ring), needed);
+    if (capacity <= PST_RING_FIRST || tail - from > capacity / 8 || tail - from > MOVED_NAMES)
+        return;
+    uint32_t first = from & (capacity - 1), last = first + (tail - from);
+    if (first < half && last > half) {
+        /* In both halves: they are turned over until they no longer are. */
+        if (ring < PST_CLASSES && t->m->turn_to[ring] == t->m->rings[ring].head)
+            pst_put32(&t->m->turn_to[ring], tail);
+        return;
+    }
+    if (last > capacity)
+        return;
+    uint32_t *c = cells(t, ring);
+    for (uint32_t p = from; first >= half && p != tail; p++)
+        pst_put32(c + (p & (half - 1)), c[p & (capacity - 1)]);
+    pst_release64(&t->h->ring_capacity[ring], half);
+}
+
 pst_status pst_ring_push(pst_table *t, uint32_t ring, uint32_t name) {
     pst_ring *r = &t->m->rings[ring];
     if (r->tail - r->sealed_head[2] == (uint32_t)t->h->ring_capacity[ring]) {
@@ -76,6 +109,9 @@ PST_PREFETCH void bring_block(const pst_table *t, uint32_t c) {
         __builtin_prefetch(block + at, 1, 2);
 }
 
+/* Blocks in spans that are to be left, passed over at most. */
+enum { SKIP = 16 };
+
 pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
     pst_meta *m = t->m;
     if (m->hot[c]) {
@@ -83,14 +119,17 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
         pst_put32(&m->hot[c], *(uint32_t *)pst_block(t, *granule));
         return PST_OK;
     }
-    while (pst_ring_pop(t, c, granule) == PST_OK) {
+    for (int skipped = 0; pst_ring_pop(t, c, granule) == PST_OK;) {
         bring_block(t, c);
         pst_span *span = pst_span_of(t, *granule);
-        if (span->state & PST_SPAN_USED) {
-            pst_put16(&span->listed, (uint16_t)(span->listed - 1));
-            return PST_OK;
+        if (!(span->state & PST_SPAN_USED)) {
+            pst_put32(&m->stale[c], m->stale[c] - 1);
+            continue;
         }
-        pst_put32(&m->stale[c], m->stale[c] - 1);
+        if (span->state & PST_SPAN_LEAVING && skipped++ < SKIP && !pst_ring_push(t, c, *granule))
+            continue;
+        pst_put16(&span->listed, (uint16_t)(span->listed - 1));
+        return PST_OK;
     }
     if (!m->bump_left[c]) {
         pst_status s = pst_span_take(t, c);

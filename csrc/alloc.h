@@ -10,7 +10,8 @@
  *      pop stops at the tail that was sealed three epochs before the open one.
  *  B2. A ring's cells from the head of three epochs ago to the tail are never overwritten, so a
  *      roll back that restores older positions finds the names that belonged to them. Growing
- *      copies cells to where the doubled capacity looks for them and then stores the capacity.
+ *      copies cells to where the doubled capacity looks for them and then stores the capacity;
+ *      so does shrinking, when all of them lie in one half.
  *  B3. A block that was taken in the open epoch (`born`) has never been seen by a sealed epoch. It
  *      goes to a chain of the open epoch and may be taken again at once.
  *  B4. All positions live in the open epoch's meta: undoing the epoch undoes taking and freeing.
@@ -39,6 +40,8 @@ pst_status pst_block_free(struct pst_table *t, uint32_t size_class, uint32_t gra
 pst_status pst_block_settle(struct pst_table *t);
 
 pst_status pst_ring_push(struct pst_table *t, uint32_t ring, uint32_t name);
+/* Gives half of a ring back that is nearly empty; more where it is called again. Part of sealing. */
+void pst_ring_shrink(struct pst_table *t, uint32_t ring);
 /* PST_NOT_FOUND: nothing may be reused yet. */
 pst_status pst_ring_pop(struct pst_table *t, uint32_t ring, uint32_t *name);
 /* The name at a position between sealed_head[2] and tail. */

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "alloc.h"
+#include "evacuate.h"
 #include "sealed.h"
 #include "span.h"
 #include "undo.h"
@@ -165,6 +166,7 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
     pst_status s = sealed ? pst_sealed_gather(t, lineage, &out) : PST_OK;
     if (s)
         return s;
+    pst_evacuate(t);
     uint32_t tails[PST_RINGS], hot[PST_CLASSES];
     for (int r = 0; r < PST_RINGS; r++)
         tails[r] = t->m->rings[r].tail;

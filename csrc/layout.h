@@ -51,8 +51,7 @@ enum {
     PST_SPACE_UNDO = 4,  /* and the two after it */
     PST_SPACE_RING = PST_SPACE_UNDO + PST_UNDO_LOGS,
     PST_SPACES = PST_SPACE_RING + PST_RINGS,
-    PST_SPAN_GRANULES = 2048, /* 32 KB */
-    PST_PAGE_ENTRIES = 512    /* index entries in a full page of 4 KB */
+    PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
 };
 
 #ifndef PST_SHARD_MOST           /* tests make them small, to split often */
@@ -73,10 +72,15 @@ typedef struct pst_ring {
     uint32_t sealed_head[3];
 } pst_ring;
 
+#ifndef PST_SPAN_GRANULES
+#define PST_SPAN_GRANULES 2048u /* 32 KB; tests make it small, to use up many */
+#endif
+
 enum {
     PST_SPAN_USED = 1,
-    PST_SPAN_REST = 2,  /* of a run, but its first */
-    PST_SPAN_ABSENT = 4 /* given back to the system */
+    PST_SPAN_REST = 2,   /* of a run, but its first */
+    PST_SPAN_ABSENT = 4, /* given back to the system */
+    PST_SPAN_LEAVING = 8 /* in use: what lives in it is being moved; a hint */
 };
 
 /* A span of the heap: granules from its number times PST_SPAN_GRANULES on. */
@@ -89,12 +93,19 @@ typedef struct pst_span {
     uint8_t state;
 } pst_span;
 
+/* Tidying marks spans to be left, moves out of them, and takes the marks away that had no effect. */
+enum { PST_SPANS_MARKING = 0, PST_SPANS_LEFT = 1, PST_SPANS_DONE = 2 };
+
 /* What tidying the heap remembers from seal to seal. Hints, not under undo. */
 typedef struct pst_span_hints {
     uint32_t least[PST_CLASSES];   /* of the names that no epoch took lately */
     uint32_t surplus[PST_CLASSES]; /* names that may go with their spans */
     uint32_t place;                /* the span to look at next, from the start and from the end */
     uint32_t last;
+    uint32_t phase;
+    uint32_t marked; /* spans in this phase's pass over them */
+    uint32_t slot;   /* the row that moving goes on with */
+    uint32_t pad;
 } pst_span_hints;
 
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */

@@ -1,6 +1,8 @@
 #include "list.h"
 
 #include "alloc.h"
+#include "evacuate.h"
+#include "span.h"
 #include "table.h"
 
 /* A chunk:
@@ -221,6 +223,55 @@ pst_status pst_list_trim_to(pst_table *t, pst_list *l, uint64_t seq) {
         st = drop_chunk(t, l, &c);
     }
     return st;
+}
+
+/* The words of a chunk that a list may show, to another block. */
+static void copy_chunk(const pst_table *t, uint32_t to, const chunk *from) {
+    pst_fill_words((uint64_t *)(void *)pst_block(t, to), (const uint64_t *)(const void *)from->at,
+                   from->bytes / 8);
+}
+
+/* Undoes what pst_list_move began. */
+static pst_status drop_copies(pst_table *t, uint32_t first, pst_status why) {
+    while (first) {
+        chunk c = own_chunk(t, first);
+        (void)pst_block_free(t, pst_class_of(c.bytes), first, 1); /* born: cannot fail */
+        first = c.next;
+    }
+    return why;
+}
+
+pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
+    enum { MOST = 1024 }; /* chunks */
+    pst_list fresh = *l;
+    int chunks = 0, leaves = 0;
+    for (uint32_t at = l->first; at && chunks <= MOST; chunks++) {
+        leaves |= pst_span_is_left(t, at);
+        at = at == l->last ? 0 : own_chunk(t, at).next;
+    }
+    *looked += (uint64_t)chunks;
+    if (!leaves || chunks > MOST)
+        return PST_OK;
+    fresh.first = fresh.last = 0;
+    for (uint32_t at = l->first; at;) {
+        chunk c = own_chunk(t, at);
+        uint32_t copy;
+        pst_status s = pst_block_alloc(t, pst_class_of(c.bytes), &copy);
+        if (s)
+            return drop_copies(t, fresh.first, s);
+        copy_chunk(t, copy, &c);
+        pst_put32(pst_block(t, copy), 0);
+        pst_put32(pst_block(t, copy) + 4, fresh.last);
+        if (fresh.last)
+            pst_put32(pst_block(t, fresh.last), copy);
+        else
+            fresh.first = copy;
+        fresh.last = copy;
+        at = at == l->last ? 0 : c.next;
+    }
+    pst_list old = *l;
+    *l = fresh;
+    return pst_list_clear(t, &old);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

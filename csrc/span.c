@@ -2,10 +2,16 @@
 
 #include "alloc.h"
 
+#ifndef PST_PATIENCE
+#define PST_PATIENCE 8 /* tests have less */
+#endif
+
 enum {
-    PATIENCE = 8, /* epochs for which a class keeps what it does not need, and the table a span */
-    LOOKS = 4096, /* spans looked at per seal */
-    TURNS = 16384 /* names turned over per seal */
+    PATIENCE =
+        PST_PATIENCE, /* epochs for which a class keeps what it does not need, and the table a span */
+    LOOKS = 4096,     /* spans looked at per seal */
+    TURNS = 16384,    /* names turned over per seal */
+    RINGS_LOOKED_AT = PST_PATIENCE < 8 ? PST_RINGS : 4
 };
 
 #define SPAN_BYTES ((uint64_t)PST_SPAN_GRANULES * PST_GRANULE)
@@ -189,26 +195,52 @@ static void free_run(pst_table *t, uint32_t i, uint32_t c) {
         pst_span *s = pst_span_at(t, k);
         pst_put32(&s->freed, (uint32_t)t->h->active);
         pst_put32(&s->position, tail);
-        pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_USED);
+        pst_put8(&s->state, s->state & (uint8_t)~(PST_SPAN_USED | PST_SPAN_LEAVING));
     }
     pst_put32(&m->free_spans, m->free_spans + run);
 }
 
-static void free_spans(pst_table *t) {
+/* A span a quarter of which is free, of a class that needs none of what is free in it. */
+static void mark(pst_table *t, pst_span *s, uint32_t blocks) {
+    pst_span_hints *hints = &t->h->spans;
+    uint32_t c = s->size_class;
+    if (s->listed * 4u < blocks || hints->surplus[c] < blocks || s->state & PST_SPAN_LEAVING)
+        return;
+    pst_put32(&hints->surplus[c], hints->surplus[c] - blocks);
+    pst_put8(&s->state, s->state | PST_SPAN_LEAVING);
+    pst_put32(&hints->marked, hints->marked + 1);
+}
+
+/* Looks at some spans, in turn: frees those without a block that lives, and where others are worth
+ * leaving marks them; or takes such marks away. */
+static void look_at_spans(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
     uint32_t n = pst_span_count(t), looks = n < LOOKS ? n : LOOKS, i = hints->place;
     for (; looks > 1; looks--, i++) {
-        if (i == 0 || i >= n)
+        if (i == 0 || i >= n) {
             i = 1;
-        const pst_span *s = pst_span_at(t, i);
+            if (hints->phase == PST_SPANS_MARKING && hints->marked) {
+                pst_put32(&hints->slot, 0);
+                pst_put32(&hints->phase, PST_SPANS_LEFT);
+            } else if (hints->phase == PST_SPANS_DONE) {
+                /* One pass ends what sweeping left half seen, the next takes the marks away. */
+                pst_put32(&hints->phase, hints->marked ? PST_SPANS_DONE : PST_SPANS_MARKING);
+                pst_put32(&hints->marked, 0);
+            }
+        }
+        pst_span *s = pst_span_at(t, i);
         uint32_t c = s->size_class, blocks;
-        if ((s->state & (PST_SPAN_USED | PST_SPAN_REST)) != PST_SPAN_USED || !s->listed)
+        if ((s->state & (PST_SPAN_USED | PST_SPAN_REST)) != PST_SPAN_USED)
             continue;
+        if (hints->phase == PST_SPANS_DONE && !hints->marked && s->state & PST_SPAN_LEAVING)
+            pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_LEAVING);
         blocks = pst_span_blocks(c);
-        if (s->listed != blocks || hints->surplus[c] < blocks)
-            continue;
-        pst_put32(&hints->surplus[c], hints->surplus[c] - blocks);
-        free_run(t, i, c);
+        if (s->listed == blocks && hints->surplus[c] >= blocks) {
+            pst_put32(&hints->surplus[c], hints->surplus[c] - blocks);
+            free_run(t, i, c);
+        } else if (hints->phase == PST_SPANS_MARKING) {
+            mark(t, s, blocks);
+        }
     }
     pst_put32(&hints->place, i);
 }
@@ -265,8 +297,10 @@ static void give_back(pst_table *t) {
 }
 
 void pst_span_tidy(pst_table *t) {
+    for (uint32_t k = 0; k < RINGS_LOOKED_AT; k++)
+        pst_ring_shrink(t, (uint32_t)((t->h->active * RINGS_LOOKED_AT + k) % PST_RINGS));
     measure(t);
-    free_spans(t);
+    look_at_spans(t);
     turn_rings(t);
     give_back(t);
 }

@@ -40,6 +40,11 @@ static inline pst_span *pst_span_of(const pst_table *t, uint32_t granule) {
     return rest ? pst_span_at(t, s->position) : s;
 }
 
+/* Is the block in a span that is to be left? */
+static inline int pst_span_is_left(const pst_table *t, uint32_t granule) {
+    return (pst_span_of(t, granule)->state & PST_SPAN_LEAVING) != 0;
+}
+
 static inline void pst_span_list(const pst_table *t, uint32_t granule, int by) {
     pst_span *s = pst_span_of(t, granule);
     pst_put16(&s->listed, (uint16_t)(s->listed + by));

@@ -2,7 +2,9 @@
 
 #include "alloc.h"
 #include "collections.h"
+#include "evacuate.h"
 #include "hash.h"
+#include "span.h"
 #include "ttl.h"
 
 uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
@@ -115,6 +117,23 @@ static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes by
     pst_put64(field, ref[0]);
     pst_put64(field + 1, ref[1]);
     pst_row_mark(t, row, i);
+    return free_ref(t, row, i, old);
+}
+
+pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i) {
+    uint64_t *row = pst_row(t, slot), *field = pst_field_at(&t->lay, row, i);
+    uint64_t ref[2] = {field[0], field[1]}, old[2] = {field[0], field[1]};
+    uint32_t granule, size = pst_ref_size(ref);
+    if (!pst_ref_is_block(ref) || !pst_span_is_left(t, pst_ref_granule(ref)))
+        return PST_OK;
+    pst_status s = pst_block_alloc(t, pst_class_of(size), &granule);
+    if (s)
+        return s;
+    pst_put_bytes(pst_block(t, granule), pst_ref_data(t->heap, old), size);
+    ref[1] = (ref[1] & ~(uint64_t)UINT32_MAX) | granule;
+    pst_touch(t, slot, row);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(field + 1, ref[1]);
     return free_ref(t, row, i, old);
 }
 

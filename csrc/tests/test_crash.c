@@ -276,6 +276,53 @@ static void run_ring_growth(const pst_schema *s) {
     pst_table_close(sweep.copy);
 }
 
+/* Values whose sizes change together: spans are freed, given back, taken for other sizes, left by
+ * what is still in them; rings shrink. Every so many stores are looked at, and all seals whole. */
+static void run_spans(const pst_schema *s, uint64_t seed) {
+    static const uint32_t bands[] = {330, 20, 180, 389, 60, 100};
+    uint64_t every = sweep.every, absent = 0, reused = 0, left = 0;
+    model *m = calloc(1, sizeof *m);
+    sweep.scratch = malloc(sizeof *sweep.scratch);
+    REQUIRE(m && sweep.scratch);
+    m->schema = s;
+    m->keys = MODEL_KEYS;
+    sweep.m = m;
+    sweep.t = open_table(s);
+    sweep.copy = open_table(s);
+    sweep.random = seed;
+    for (uint64_t epoch = 0; epoch < 120; epoch++) {
+        uint32_t band = bands[epoch / 20 % 6], free_before = sweep.t->m->free_spans;
+        sweep.every = every * 211;
+        pst_crash_hook = after_store;
+        for (int32_t i = 0; i < (epoch % 20 < 6 ? m->keys / 2 : 3); i++) {
+            int32_t k = (int32_t)(check_random(&seed) % (uint64_t)m->keys);
+            uint64_t value = (band - check_random(&seed) % 10) * 5 + 390 * 5 * (epoch + 1);
+            pst_cell key[2], cell;
+            model_bytes room, bytes;
+            model_key(s, k, key, &room);
+            model_cell(PST_STRING, value, &cell, &bytes);
+            CHECK_EQ(pst_key_set(sweep.t, key, 0), PST_OK);
+            CHECK_EQ(pst_value_put(sweep.t, 1, &cell), PST_OK);
+            m->now.present[k][1] = 1;
+            m->now.value[k][1] = value;
+        }
+        sweep.every = every * 29;
+        reused += sweep.t->m->free_spans < free_before;
+        model_seal(sweep.t, m, NULL);
+        pst_crash_hook = NULL;
+        absent += sweep.t->h->absent_bytes != 0;
+        left += sweep.t->h->spans.phase == PST_SPANS_LEFT;
+        if (epoch % 10 == 9 && !CHECK(model_compare(sweep.t, &m->now, s, m->keys)))
+            break;
+    }
+    CHECK(absent > 0 && reused > 0 && left > 0);
+    pst_table_close(sweep.t);
+    pst_table_close(sweep.copy);
+    free(sweep.scratch);
+    free(m);
+    sweep.every = every;
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -288,6 +335,8 @@ int main(int argc, char **argv) {
     }
     run_reuse(&schemas[0], steps / 4, seed);
     run_ring_growth(&schemas[0]);
+    run_spans(&schemas[0], seed);
+    run_spans(&schemas[1], seed);
     fprintf(stderr, "%llu stores, %llu looked at; back 1: %llu, back 2: %llu, written on: %llu\n",
             (unsigned long long)sweep.points, (unsigned long long)sweep.looked,
             (unsigned long long)sweep.at[1], (unsigned long long)sweep.at[2],

@@ -1,5 +1,7 @@
 /* Memory that a table no longer needs goes back to the system, and what the table says that it has is
  * what the system gave: of shared tables the file's blocks, of heap tables at least what is resident.
+ *
+ *   test_give_back [rounds]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,7 +180,7 @@ static void test_reader(int shared) {
 
 static const pst_schema TEXTS = {1, 2, KEY, STATES};
 
-enum { CHURN_KEYS = 8000, LARGEST = 4096 };
+enum { CHURN_KEYS = 20000, LARGEST = 4096 };
 
 static uint16_t sizes[CHURN_KEYS];
 static uint64_t live; /* bytes that values and rows take without any waste but their class's */
@@ -252,7 +254,7 @@ static void test_growing(int shared) {
     check_bound("grown");
     check_texts();
     for (uint32_t k = 0; k < CHURN_KEYS; k++)
-        if (k != 4321)
+        if (k != 14321)
             put_text(k, 0);
     seal();
     settle(120);
@@ -265,7 +267,34 @@ static void test_growing(int shared) {
     close_run();
 }
 
-int main(void) {
+/* The middle of all sizes wanders. */
+static void test_drifting(int shared, int rounds) {
+    uint64_t random = 7;
+    open_churn(shared);
+    for (int round = 0; round < rounds; round++) {
+        uint32_t middle = 20u << (check_random(&random) % 7);
+        for (int e = 0; e < 40; e++) {
+            for (int i = 0; i < CHURN_KEYS / 20; i++) {
+                uint32_t k = (uint32_t)(check_random(&random) % CHURN_KEYS);
+                put_text(k, middle + (uint32_t)(check_random(&random) % (2 * middle)));
+            }
+            seal();
+        }
+        if (round % 2) {
+            CHECK_EQ(pst_table_rollback(run.t, 0), PST_OK);
+            continue;
+        }
+        settle(80);
+        check_bound("drifting");
+    }
+    settle(120);
+    check_bound("drifted");
+    check_texts();
+    close_run();
+}
+
+int main(int argc, char **argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 8;
     int fd = mkstemp(path);
     REQUIRE(fd >= 0);
     close(fd);
@@ -275,6 +304,7 @@ int main(void) {
         test_taking_turns(shared);
         test_reader(shared);
         test_growing(shared);
+        test_drifting(shared, rounds);
     }
     return check_report();
 }
