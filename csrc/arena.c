@@ -202,6 +202,9 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
 
 /* 0, or an errno. */
 static int drop_pages(const pst_arena *a, uint64_t offset, uint64_t size) {
+    /* Else the kernel would fill the hole, to make a huge page of what is around it. */
+    if (a->fd < 0)
+        (void)madvise(a->base + offset / LARGE_STEP * LARGE_STEP, LARGE_STEP, MADV_NOHUGEPAGE);
     if (a->fd < 0)
         return madvise(a->base + offset, size, MADV_DONTNEED) ? errno : 0;
     while (fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size))
@@ -213,7 +216,11 @@ static int drop_pages(const pst_arena *a, uint64_t offset, uint64_t size) {
 void pst_arena_give_back(pst_arena *a, int space, uint64_t keep) {
     pst_header *h = pst_arena_header(a);
     uint64_t have = h->committed[space];
+#ifdef PST_GROW_BY_PAGES
     keep = round_up(keep, 4096);
+#else
+    keep = round_up(keep, a->fd < 0 && space < PST_SPACE_RING ? LARGE_STEP : 4096);
+#endif
     if (keep >= have)
         return;
     pst_release64(&h->committed[space], keep);
@@ -246,6 +253,12 @@ pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size) {
     pst_put64(&h->absent_bytes, h->absent_bytes - size);
     a->committed_total += size;
     return PST_OK;
+}
+
+void pst_arena_whole(const pst_arena *a, int space, uint64_t at) {
+    if (a->fd < 0)
+        (void)madvise(a->base + a->start[space] + at / LARGE_STEP * LARGE_STEP, LARGE_STEP,
+                      MADV_HUGEPAGE);
 }
 
 pst_status pst_arena_refresh(pst_arena *a) {

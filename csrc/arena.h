@@ -58,6 +58,9 @@ void pst_arena_give_back(pst_arena *a, int space, uint64_t keep);
 int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size);
 pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size);
 
+/* Nothing is missing any more of the huge page that a piece lies in. */
+void pst_arena_whole(const pst_arena *a, int space, uint64_t at);
+
 /* What an errno of asking a file system for room means: PST_NO_SPACE or PST_IO. */
 pst_status pst_space_status(int err);
 

@@ -254,7 +254,7 @@ typedef struct pst_table_stats {
     uint64_t slots;       /* rows ever taken (live, dead and reusable)              */
     uint64_t row_bytes;   /* committed for rows                                     */
     uint64_t index_bytes; /* in use by the index                                    */
-    uint64_t block_bytes; /* in use or reusable: strings, bytes, index pages        */
+    uint64_t block_bytes; /* in use or reusable for their size: bytes, index pages  */
     uint64_t undo_bytes;  /* committed for undo logs                                */
     uint64_t ring_bytes;  /* committed for rings of reusable memory                 */
     uint64_t meta_bytes;

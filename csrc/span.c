@@ -35,11 +35,14 @@ static int is_after(uint32_t epoch, uint64_t other) {
     return (int32_t)(epoch - (uint32_t)other) > 0;
 }
 
+/* Spans of a huge page. */
+enum { TOGETHER = (2 << 20) / (PST_SPAN_GRANULES * PST_GRANULE) };
+
 /* ---- taking --------------------------------------------------------------------------------- */
 
 /* SP2. */
 static int is_reusable(const pst_table *t, const pst_span *s) {
-    if (s->state & PST_SPAN_USED || is_after(s->freed + 3, t->h->active))
+    if (s->state & PST_SPAN_USED)
         return 0;
     uint32_t head = t->m->rings[s->size_class].sealed_head[2];
     return (int32_t)(head - s->position) >= 0;
@@ -68,6 +71,11 @@ static pst_status bring_back(pst_table *t, uint32_t first, uint32_t run) {
         if (st)
             return st;
         pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_ABSENT);
+        uint32_t from = i / TOGETHER * TOGETHER, k = from, n = pst_span_count(t);
+        while (k < from + TOGETHER && k < n && !(pst_span_at(t, k)->state & PST_SPAN_ABSENT))
+            k++;
+        if (k == from + TOGETHER || k == n)
+            pst_arena_whole(&t->arena, PST_SPACE_HEAP, i * SPAN_BYTES);
     }
     return PST_OK;
 }

@@ -9,9 +9,9 @@
  *  SP1. A block lies in a span, or in a run of spans where its class needs one, that serves its class.
  *       `listed` counts the span's blocks that its class's ring names. When all of them are listed the
  *       span may be freed: its names stay in the ring and are dropped where they come up.
- *  SP2. A freed span is taken again only three epochs later, and when the head that the oldest epoch
- *       of the window would restore has passed the ring's tail as of its freeing: no name of its
- *       former life can come up again, whatever is rolled back.
+ *  SP2. A freed span is taken again only when the head that the oldest epoch of the window would restore
+ *       has passed the ring's tail as of its freeing. So no epoch of the window has anything in it, and
+ *       no name of its former life can come up again, whatever is rolled back.
  *  SP3. Entries bear the epochs in which they were taken and freed: going back to an epoch is one
  *       pass that frees what was taken after it and takes what was freed after it. The same pass counts
  *       `listed` anew from the rings; done again after a kill it ends the same.

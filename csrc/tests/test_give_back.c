@@ -293,6 +293,104 @@ static void test_drifting(int shared, int rounds) {
     close_run();
 }
 
+/* ---- lists and maps ---------------------------------------------------------------------------- */
+
+static const pst_column ELEMENTS[] = {
+    {.name = "l", .type = PST_INT64, .kind = PST_LIST},
+    {.name = "m", .type = PST_STRING, .kind = PST_MAP, .map_key = PST_STRING}};
+static const pst_schema COLLECTIONS = {1, 2, KEY, ELEMENTS};
+
+enum { HOLDERS = 1500 };
+
+/* Key k has `items` items, k, k + 1 and so on, and as many entries. */
+static uint32_t items[HOLDERS];
+
+static void entry_of(uint32_t k, uint32_t n, char key[40], char value[80]) {
+    snprintf(key, 40, "entry %u of holder %u", n, k);
+    snprintf(value, 80, "value %u of holder %u%*s", n, k, (int)(n % 30), "");
+}
+
+static void set_items(uint32_t k, uint32_t n) {
+    char key[40], value[80];
+    CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
+    if (n < items[k])
+        CHECK_EQ(pst_value_clear(run.t, 0), PST_OK);
+    for (uint32_t i = n < items[k] ? 0 : items[k]; i < n; i++) {
+        pst_cell item = {{k + i, 0}, {NULL, 0}};
+        CHECK_EQ(pst_list_add(run.t, 0, &item), PST_OK);
+    }
+    for (uint32_t i = n; i < items[k]; i++) {
+        entry_of(k, i, key, value);
+        pst_cell cell = {{0, 0}, {(const uint8_t *)key, (uint32_t)strlen(key)}};
+        CHECK_EQ(pst_map_remove(run.t, 1, &cell), PST_OK);
+    }
+    for (uint32_t i = items[k]; i < n; i++) {
+        entry_of(k, i, key, value);
+        pst_cell cell = {{0, 0}, {(const uint8_t *)key, (uint32_t)strlen(key)}};
+        pst_cell to = {{0, 0}, {(const uint8_t *)value, (uint32_t)strlen(value)}};
+        CHECK_EQ(pst_map_put(run.t, 1, &cell, &to), PST_OK);
+    }
+    items[k] = n;
+}
+
+static void check_items(void) {
+    pst_elements *e = NULL;
+    char key[40], value[80];
+    REQUIRE(pst_elements_create(run.t, &e) == PST_OK);
+    for (uint32_t k = 0; k < HOLDERS; k++) {
+        pst_cell a, b;
+        uint32_t n = 0;
+        CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
+        CHECK_EQ(pst_elements_start(e, 0), PST_OK);
+        for (; pst_elements_next(e, &a, &b) == PST_OK; n++)
+            CHECK_EQ(b.word[0], k + n);
+        CHECK_EQ(n, items[k]);
+        for (n = 0; n < items[k]; n++) {
+            entry_of(k, n, key, value);
+            a.bytes = (pst_bytes){(const uint8_t *)key, (uint32_t)strlen(key)};
+            CHECK_EQ(pst_map_get(run.t, 1, &a, &b), PST_OK);
+            CHECK(b.bytes.size == strlen(value) && !memcmp(b.bytes.data, value, b.bytes.size));
+        }
+    }
+    pst_elements_destroy(e);
+}
+
+/* Nothing that is moved enters a delta. */
+static void seal_unchanged(void) {
+    pst_lineage l = {.id = {1}, .epoch = ++run.epoch};
+    pst_sealed *sealed = NULL;
+    REQUIRE(pst_table_seal(run.t, &l, &sealed) == PST_OK);
+    CHECK_EQ(pst_sealed_rows(sealed), 0);
+    pst_sealed_destroy(sealed);
+}
+
+/* Large, then small at random, so that what stays is spread over all that was there. */
+static void test_collections(int shared) {
+    uint64_t random = 3, peak, left = 0;
+    open_run(&COLLECTIONS, shared);
+    memset(items, 0, sizeof items);
+    for (int e = 0; e < 30; e++) {
+        for (int i = 0; i < HOLDERS / 5; i++)
+            set_items((uint32_t)(check_random(&random) % HOLDERS),
+                      (uint32_t)(check_random(&random) % 60));
+        seal();
+    }
+    peak = check_books().committed_bytes;
+    for (uint32_t k = 0; k < HOLDERS; k++)
+        set_items(k, check_random(&random) % 8 ? items[k] % 3 : items[k]);
+    seal();
+    for (int e = 0; e < 120; e++) {
+        left += run.t->h->spans.phase == PST_SPANS_LEFT;
+        seal_unchanged();
+    }
+    CHECK(left > 0);
+    CHECK(check_books().committed_bytes < peak / 2);
+    check_items();
+    CHECK_EQ(pst_table_rollback(run.t, 2), PST_OK);
+    check_items();
+    close_run();
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 8;
     int fd = mkstemp(path);
@@ -305,6 +403,7 @@ int main(int argc, char **argv) {
         test_reader(shared);
         test_growing(shared);
         test_drifting(shared, rounds);
+        test_collections(shared);
     }
     return check_report();
 }
