@@ -134,10 +134,10 @@ typedef struct pst_meta {
     uint64_t sweep;      /* next slot whose stamp is looked at, see epoch.c */
     uint64_t heap_top;   /* granules of all spans ever taken */
     uint64_t index_granules;
-    uint32_t slots;             /* slots ever taken */
-    uint32_t ties;              /* 1: rows may lie under hashes of their own, see index.h */
-    uint32_t hot[PST_CLASSES];  /* blocks taken and freed in this epoch: heads of chains */
-    uint32_t bump[PST_CLASSES]; /* the next block that was never taken */
+    uint32_t slots;                  /* slots ever taken */
+    uint32_t ties;                   /* 1: rows may lie under hashes of their own, see index.h */
+    uint32_t hot[PST_CLASSES];       /* blocks taken and freed in this epoch: heads of chains */
+    uint32_t bump[PST_CLASSES];      /* the next block that was never taken */
     uint32_t bump_left[PST_CLASSES]; /* how many there are of them in its span */
     uint32_t stale[PST_CLASSES];     /* names in the ring that are to be dropped */
     uint32_t turn_to[PST_CLASSES];   /* such names lie before this position of it */
