@@ -9,6 +9,7 @@
  */
 #include "alloc.h"
 #include "crash.h"
+#include "span.h"
 #include "table_model.h"
 
 static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
@@ -62,6 +63,19 @@ static void write_on(pst_table *t, model_state *state, int n) {
     }
 }
 
+/* What going back left of the spans: as many are free as the meta says, and blocks are counted. */
+static int check_spans(pst_table *c) {
+    uint32_t free = 0, listed = 0, named = 0;
+    for (uint32_t i = 1; i < pst_span_count(c); i++) {
+        const pst_span *s = pst_span_at(c, i);
+        free += !(s->state & PST_SPAN_USED);
+        listed += s->state & PST_SPAN_USED ? s->listed : 0u;
+    }
+    for (uint32_t k = 0; k < PST_CLASSES; k++)
+        named += c->m->rings[k].tail - c->m->rings[k].head - c->m->stale[k];
+    return CHECK_EQ(free, c->m->free_spans) && CHECK_EQ(listed, named);
+}
+
 static void check_copy(void) {
     pst_table *c = sweep.copy;
     const model *m = sweep.m;
@@ -69,7 +83,7 @@ static void check_copy(void) {
     copy_image(sweep.t, c);
     pst_epoch_recover(c);
     REQUIRE(pst_table_lineage(c, 0, &l) == PST_OK);
-    int ok = CHECK(l.epoch + 3 > m->seals && l.epoch <= m->seals + 1) &&
+    int ok = check_spans(c) && CHECK(l.epoch + 3 > m->seals && l.epoch <= m->seals + 1) &&
              model_compare(c, &m->sealed[l.epoch % MODEL_EPOCHS], m->schema, m->keys);
     sweep.at[0]++;
     int32_t back = (int32_t)(check_random(&sweep.random) % 4);
