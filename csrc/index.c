@@ -62,10 +62,11 @@ static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag
     pst_cursor c;
     if (!pst_cursor_home(&c, s, t->heap, tag))
         return NULL;
+    /* An empty cell's tag is 0, and hardly any other's: how full the line is decides no branch. */
     for (;; pst_cursor_step(&c, t->heap))
-        for (uint32_t k = 0; k < PST_LINE; k++)
-            if (!c.line[k])
-                return c.line + k;
+        for (uint32_t m = pst_line_matches(c.line, 0); m; m &= m - 1)
+            if (!c.line[__builtin_ctz(m)])
+                return c.line + __builtin_ctz(m);
 }
 
 static void place(const pst_table *t, const pst_shard *s, uint64_t entry) {

@@ -45,6 +45,9 @@
 /* A walk along a shard, a line of eight entries (one cache line) at a time. */
 enum { PST_LINE = 8, PST_TIES = 8 };
 
+/* Bytes of index per key of a shard that was just built, about. */
+enum { PST_ENTRY_SHARE = 12 };
+
 typedef struct pst_cursor {
     const uint32_t *pages;
     uint64_t *line;

@@ -7,6 +7,7 @@
 #include "schema.h"
 #include "sst_block.h"
 #include "sst_format.h"
+#include "sst_reader.h"
 #include "xxh64.h"
 
 /* Invariants:
@@ -32,6 +33,7 @@ struct pst_sst_reader {
     pst_sst_buffer raw;
     pst_sst_buffer hashes;     /* uint64_t per row of the block */
     pst_sst_buffer key_groups; /* int32_t per row of the block */
+    uint32_t first_row;        /* of the block that was wanted */
     pst_sst_view block;        /* exhausted: block.row == block.rows */
     /* The last key of the block before, where that was read and the hash goes on in the next one. */
     int tied;
@@ -204,24 +206,43 @@ const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group) {
-    if (first_key_group < 0 || first_key_group > last_key_group)
-        return PST_INVALID;
+/* The first block that may have rows of the key group, or of later ones. */
+static size_t first_ref(const pst_sst_reader *r, int32_t key_group) {
     size_t low = 0, high = r->n_refs;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (r->refs[middle].last_key_group < first_key_group)
+        if (r->refs[middle].last_key_group < key_group)
             low = middle + 1;
         else
             high = middle;
     }
-    r->next_ref = low;
+    return low;
+}
+
+pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group) {
+    if (first_key_group < 0 || first_key_group > last_key_group)
+        return PST_INVALID;
+    r->next_ref = first_ref(r, first_key_group);
     r->first_key_group = first_key_group;
     r->last_key_group = last_key_group;
     r->failed = PST_OK;
     r->tied = 0;
     r->block.row = r->block.rows = 0;
     return PST_OK;
+}
+
+uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
+    uint64_t rows = 0;
+    if (key_group < r->first_key_group || key_group > r->last_key_group)
+        return 0;
+    for (size_t i = first_ref(r, key_group); i < r->n_refs; i++) {
+        const pst_sst_ref *ref = &r->refs[i];
+        if (ref->first_key_group > key_group)
+            break;
+        uint32_t groups = (uint32_t)(ref->last_key_group - ref->first_key_group) + 1;
+        rows += (ref->puts + groups - 1) / groups;
+    }
+    return rows;
 }
 
 /* Reads the block's stored bytes; *raw is then its raw bytes. */
@@ -361,7 +382,8 @@ static pst_status load_block(pst_sst_reader *r) {
     if (s)
         return s;
     r->next_ref++;
-    pst_sst_view_skip(&r->block, lower_bound(key_groups_of(r), r->block.rows, r->first_key_group));
+    r->first_row = lower_bound(key_groups_of(r), r->block.rows, r->first_key_group);
+    pst_sst_view_skip(&r->block, r->first_row);
     return PST_OK;
 }
 
@@ -387,4 +409,10 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
         return PST_OK;
     r->block.row = r->block.rows = 0;
     return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
+}
+
+pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {
+    uint32_t row = r->block.row - 1;
+    const uint64_t *hash = (const uint64_t *)(const void *)r->hashes.data;
+    return (pst_ahead){hash + row, r->block.rows - row, row == r->first_row};
 }

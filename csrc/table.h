@@ -175,6 +175,17 @@ static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
     return pst_key_group(hash, t->max_parallelism);
 }
 
+/* PST_WRONG_KEY_GROUP, with the group in the detail, where the hash is not of this table. */
+static inline pst_status pst_check_group(pst_table *t, uint64_t hash) {
+    int32_t group = pst_group_of(t, hash);
+    if (group >= t->first_key_group && group <= t->last_key_group)
+        return PST_OK;
+    t->current.generation = 0;
+    t->detail.row = -1;
+    t->detail.key_group = group;
+    return PST_WRONG_KEY_GROUP;
+}
+
 /* What makes tags of hashes; loops have a copy. */
 typedef struct pst_salt {
     uint64_t add;

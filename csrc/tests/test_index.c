@@ -342,6 +342,63 @@ static void test_splits(void) {
     }
 }
 
+/* A file into an empty table: shards have their size from the start, so nothing was outgrown and the
+ * heap holds the index alone; a delta after it, and the part of a range, find their way. */
+static void test_restore(int32_t max_parallelism) {
+    enum { N = 30000 };
+    static int64_t keys[N];
+    memory_file f[2] = {{.calls_left = -1}, {.calls_left = -1}};
+    pst_file_info info;
+    pst_table *t = make_table(&LONGS, max_parallelism, max_parallelism - 1);
+    for (int64_t i = 0; i < N; i++)
+        keys[i] = i * 5;
+    for (int part = 0; part < 2; part++) {
+        pst_sealed *sealed = NULL;
+        pst_lineage l = model_lineage((uint64_t)part + 1);
+        pst_io io = {.ctx = &f[part], .write = file_write};
+        put_longs(t, keys + part * N / 2, N / 2);
+        put_longs(t, keys, 100);
+        CHECK_EQ(pst_table_seal(t, &l, &sealed), PST_OK);
+        CHECK_EQ(pst_sealed_write(sealed, &io, &info), PST_OK);
+        pst_sealed_destroy(sealed);
+    }
+    pst_table_close(t);
+    for (int32_t last = max_parallelism - 1; last >= 0; last -= (max_parallelism + 1) / 2) {
+        t = make_table(&LONGS, max_parallelism, last);
+        for (int part = 0; part < 2; part++) {
+            pst_io io = {.ctx = &f[part], .read_at = file_read_at};
+            pst_sst_reader *r = NULL;
+            REQUIRE(pst_sst_reader_open(&io, f[part].size, &r, NULL) == PST_OK);
+            CHECK_EQ(pst_sst_reader_seek(r, 0, last), PST_OK);
+            CHECK_EQ(pst_table_load(t, r, NULL, 1, NULL), PST_OK);
+            pst_sst_reader_close(r);
+            pst_table_stats stats;
+            pst_table_get_stats(t, &stats);
+            if (part == 0)
+                CHECK(stats.block_bytes <= stats.index_bytes + stats.index_bytes / 32);
+            check_spread(t, stats.keys);
+        }
+        uint64_t found = 0;
+        for (int64_t i = 0; i < N; i++) {
+            uint64_t hash = pst_xxh64_long(keys[i], PST_HASH_SEED);
+            pst_cell c = {{0, 0}, {NULL, 0}};
+            if (pst_group_of(t, hash) > last)
+                continue;
+            CHECK_EQ(pst_key_set_word(t, (uint64_t)keys[i]), PST_OK);
+            CHECK_EQ(pst_value_get(t, 0, &c), PST_OK);
+            CHECK_EQ(c.word[0], i < 100 ? 3 : 1);
+            found++;
+        }
+        pst_table_stats stats;
+        pst_table_get_stats(t, &stats);
+        CHECK_EQ(stats.keys, found);
+        CHECK_EQ(stats.slots, found);
+        pst_table_close(t);
+    }
+    free(f[0].data);
+    free(f[1].data);
+}
+
 /* The first ones as implementations of SipHash-1-3 publish them; the last two are CPython's hash of
  * bytes where PYTHONHASHSEED is 0. */
 static void test_siphash(void) {
@@ -362,6 +419,9 @@ int main(void) {
     test_ties(&BYTES);
     test_ties(&NAMESPACED);
     test_order_of_hashes();
+    test_restore(1);
+    test_restore(16);
+    test_restore(128);
     test_splits();
     return check_report();
 }
