@@ -285,7 +285,15 @@ static void give_back(pst_table *t) {
     uint32_t n = pst_span_count(t), free = t->m->free_spans, looks = LOOKS, most, present;
     present = free - (uint32_t)(h->absent_bytes / SPAN_BYTES);
     uint32_t keep = (n - free) / 16 + PATIENCE;
-    if ((int32_t)present <= (int32_t)keep || pst_reader_lags(h))
+    uint64_t have = h->committed[PST_SPACE_HEAP], top = t->m->heap_top * PST_GRANULE;
+    int ahead = free > n / 8 && have > top; /* committed for growth that did not come */
+    if ((!ahead && (int32_t)present <= (int32_t)keep) || pst_reader_lags(h))
+        return;
+    if (ahead) {
+        uint64_t rest = have > PST_GIVE_BACK ? have - PST_GIVE_BACK : 0;
+        pst_arena_give_back(&t->arena, PST_SPACE_HEAP, rest > top ? rest : top);
+    }
+    if ((int32_t)present <= (int32_t)keep)
         return;
     most = present - keep;
     if (most > PST_GIVE_BACK / SPAN_BYTES)

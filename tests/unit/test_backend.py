@@ -1030,6 +1030,27 @@ def test_the_memory_limit_is_an_error_and_work_goes_on() -> None:
         backend.seal()
 
 
+def test_memory_is_given_back() -> None:
+    states = {"s": ps.ValueState("string"), "n": ps.ValueState("bigint")}
+    with ps.KeyedStateBackend("long", states=states) as backend:
+        count, size, last = 4000, 100, 0
+
+        def idle(epochs: int) -> int:
+            for _ in range(epochs):
+                backend["n"].add(backend.keys([1, 2, 3]), 1)
+                backend.seal()
+            return backend.stats().committed_bytes
+
+        while size < 3800:
+            backend["s"].update_all(backend.keys(range(count)), ["x" * size] * count)
+            backend.seal()
+            last, size = size, size + size // 6
+        assert idle(200) <= 1.5 * count * last
+        backend["s"].clear_all(backend.keys(range(4, count)))
+        assert idle(100) <= 3 << 20
+        assert backend["s"].values(backend.keys([1, 5])).to_pylist() == ["x" * last, None]
+
+
 class Gate(io.BytesIO):
     """Waits in every read after the first few."""
 
