@@ -143,17 +143,24 @@ static pst_status check_groups(pst_batch *b) {
     return PST_OK;
 }
 
+pst_status pst_batch_allocate(pst_batch *b, size_t n) {
+    b->hash = pst_malloc(n * (sizeof *b->hash + sizeof *b->slots));
+    if (!b->hash)
+        return PST_NO_MEMORY;
+    b->slots = (uint32_t *)(void *)(b->hash + n);
+    return PST_OK;
+}
+
 static pst_status fill(pst_batch *b, const pst_array *keys) {
     pst_table *t = b->t;
     size_t n = (size_t)b->length;
     uint8_t precision[PST_MAX_KEYS];
     for (int32_t k = 0; k < t->schema.n_keys; k++)
         precision[k] = t->schema.keys[k].precision;
-    b->hash = pst_malloc(n * sizeof *b->hash);
-    b->slots = pst_malloc(n * sizeof *b->slots);
-    if (!b->hash || !b->slots)
-        return PST_NO_MEMORY;
-    pst_status s = pst_hash(keys, precision, pst_schema_hashed(&t->schema), b->hash);
+    pst_status s = pst_batch_allocate(b, n);
+    if (s)
+        return s;
+    s = pst_hash(keys, precision, pst_schema_hashed(&t->schema), b->hash);
     if (!s)
         s = check_groups(b);
     if (s)
@@ -200,7 +207,6 @@ void pst_batch_destroy(pst_batch *b) {
     if (!b)
         return;
     pst_free(b->hash);
-    pst_free(b->slots);
     pst_free(b->own_words);
     pst_free(b->bytes);
     pst_free(b->nulls);

@@ -85,6 +85,9 @@ static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
     return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
 }
 
+/* Room for the hashes and slots of n keys: one block, for systems give memory back that was freed in
+ * several pieces, and then each batch would take faults for all of its pages. PST_NO_MEMORY. */
+pst_status pst_batch_allocate(pst_batch *b, size_t n);
 /* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
 pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);
 /* Adds a row and its key; they count as resolved once the caller says so. */

@@ -44,14 +44,15 @@ static void take_key(pst_batch *b, int64_t i, const uint64_t *row) {
 
 static pst_status allocate(pst_batch *b, int64_t most) {
     size_t n = (size_t)most;
-    b->hash = pst_malloc(n * sizeof *b->hash);
-    b->slots = pst_malloc(n * sizeof *b->slots);
+    pst_status s = pst_batch_allocate(b, n);
+    if (s)
+        return s;
     b->nulls = pst_malloc(n);
     if (b->t->lay.key_kind == PST_KEY_WORD)
         b->words = b->own_words = pst_malloc(n * sizeof *b->own_words);
     else
         b->bytes = pst_malloc(n * sizeof *b->bytes);
-    return b->hash && b->slots && b->nulls && (b->own_words || b->bytes) ? PST_OK : PST_NO_MEMORY;
+    return b->nulls && (b->own_words || b->bytes) ? PST_OK : PST_NO_MEMORY;
 }
 
 pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch) {

@@ -396,6 +396,10 @@ cdef class ArrayRef:
     cdef pst_array c
     cdef uint8_t precision
     cdef object owner
+    cdef Memory copy
+    cdef int64_t values_at
+    cdef int64_t offsets_at
+    cdef int64_t validity_at
 
     def __init__(self, int code, int precision, int64_t length, int64_t offset, size_t validity,
                  size_t values, size_t offsets, object owner, uint32_t width=0,
@@ -418,6 +422,65 @@ cdef class ArrayRef:
 
     def __len__(self):
         return self.c.length
+
+    def own(self):
+        """Refer to a copy from now on, which nobody else can write to."""
+        cdef int64_t first, begin = 0, end = 0, rows, i, ends_bytes = 0, bits, values, before, at
+        cdef size_t width = cell_width(self.c.type)
+        cdef const uint8_t *from_ = <const uint8_t *> self.c.values
+        cdef Memory copy = Memory.__new__(Memory)
+        cdef uint8_t *to
+        cdef int32_t *ends
+        if self.copy is not None or self.c.length == 0:
+            return
+        first = self.c.offset - self.c.offset % 8  # bits are copied by the byte
+        rows = self.c.offset + self.c.length - first
+        bits = (rows + 7) // 8
+        if self.c.offsets is not NULL:
+            begin = pst_load_offset(self.c.offsets + first)
+            end = pst_load_offset(self.c.offsets + first + rows)
+            ends_bytes = (rows + 1) * 4
+        elif self.c.type == PST_BOOL:
+            begin, end = first // 8, first // 8 + bits
+        else:
+            begin, end = first * <int64_t> width, (first + rows) * <int64_t> width
+        if not 0 <= begin <= end or (ends_bytes and end > self.c.values_bytes):
+            raise errors.InvalidArgumentError("not a valid Arrow array: its offsets lead outside")
+        self.values_at = 0
+        self.offsets_at = (end - begin + 63) // 64 * 64
+        self.validity_at = self.offsets_at + (ends_bytes + 63) // 64 * 64
+        if copy.take(<uint64_t> (self.validity_at + (bits if self.c.validity else 0))) != PST_OK:
+            raise MemoryError
+        to = copy.data
+        if end > begin:
+            memcpy(to, from_ + begin, <size_t> (end - begin))
+        if ends_bytes:
+            ends = <int32_t *> (to + self.offsets_at)
+            before = begin
+            for i in range(rows + 1):
+                at = pst_load_offset(self.c.offsets + first + i)
+                if at < before or at > end:
+                    raise errors.InvalidArgumentError("not a valid Arrow array: its offsets descend")
+                ends[i] = <int32_t> (at - begin)
+                before = at
+            self.c.offsets = ends
+        if self.c.validity is not NULL:
+            memcpy(to + self.validity_at, self.c.validity + first // 8, <size_t> bits)
+            self.c.validity = to + self.validity_at
+        self.c.values = to
+        self.c.values_bytes = end - begin
+        self.c.offset -= first
+        self.copy = copy
+        self.owner = None
+
+    def parts(self):
+        """Return the copy that `own` made: (buffer, offset in rows, and where validity, offsets and
+        values begin and end in it, None for what there is not)."""
+        cdef int64_t rows = self.c.offset + self.c.length
+        return (self.copy, self.c.offset,
+                (self.validity_at, (rows + 7) // 8) if self.c.validity else None,
+                (self.offsets_at, (rows + 1) * 4) if self.c.offsets else None,
+                (self.values_at, self.c.values_bytes))
 
 
 cdef bint offsets_rise(const int32_t *offsets, int64_t length, int64_t most) noexcept nogil:

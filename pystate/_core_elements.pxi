@@ -133,7 +133,6 @@ cdef class ListElements(CollectionHandle):
         """Append an item to the current key's list."""
         cdef pst_cell cell
         cdef unsigned long turn = self.table.turn
-        self.ready()
         if value is None:
             raise self.none("item")
         owner = self.codec.encode(value, &cell)
@@ -308,7 +307,6 @@ cdef class Accumulator:
         """Add a value to the current key's accumulator."""
         cdef pst_cell cell
         cdef unsigned long turn = self.table.turn
-        self.ready()
         owner = self.codec.encode(value, &cell)
         self.table.ready_for(turn, self.codec)
         self.table.check(pst_aggregate_add(self.table.t, self.column, &self.shape, &cell))

@@ -315,6 +315,33 @@ cdef class ScalarHandle:
             table.check(pst_value_put(table.t, self.column, &cell))
 
     @cython.binding(False)
+    def reduce(self, value, step):
+        """Store ``step(old, value)`` under the current key, or the value where there is none.
+
+        Returns False, and has stored nothing, where that made None.
+        """
+        cdef pst_cell cell
+        cdef Table table = self.table
+        cdef pst_status status
+        cdef unsigned long turn
+        table.ready()
+        if not table.has_key:
+            table.need_key(self.codec)
+        turn = table.turn
+        status = pst_value_get(table.t, self.column, &cell)
+        if status == PST_OK:
+            old = self.codec.decode(&cell)
+            value = step(old, self.codec.normalize(value))
+            if value is None:
+                return False
+        elif status != PST_NOT_FOUND:
+            table.check(status)
+        owner = self.codec.encode(value, &cell)
+        table.ready_for(turn, self.codec)
+        table.check(pst_value_put(table.t, self.column, &cell))
+        return True
+
+    @cython.binding(False)
     def clear(self):
         """Clear the current key's value."""
         cdef Table table = self.table

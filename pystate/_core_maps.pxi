@@ -9,7 +9,6 @@ cdef class MapElements(CollectionHandle):
         cdef pst_cell at, cell
         cdef pst_status status
         cdef unsigned long turn = self.table.turn
-        self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)
@@ -32,7 +31,6 @@ cdef class MapElements(CollectionHandle):
         """
         cdef pst_cell at, cell
         cdef unsigned long turn = self.table.turn
-        self.ready()
         if key is None:
             raise self.none("map key")
         if value is None:
@@ -50,7 +48,6 @@ cdef class MapElements(CollectionHandle):
         cdef pst_cell at
         cdef pst_status status
         cdef unsigned long turn = self.table.turn
-        self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)
@@ -65,7 +62,6 @@ cdef class MapElements(CollectionHandle):
         cdef pst_cell at, cell
         cdef pst_status status
         cdef unsigned long turn = self.table.turn
-        self.ready()
         if key is None:
             raise self.none("map key")
         owner = self.map_codec.encode(key, &at)

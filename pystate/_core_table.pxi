@@ -9,6 +9,7 @@ cdef enum:
     CLOSED = 5
 
 cdef object UNKNOWN = object()
+cdef frozenset PLAIN_KEYS = frozenset((int, str, bytes, float, bool, type(None)))
 
 
 cdef class Table:
@@ -28,6 +29,7 @@ cdef class Table:
     cdef object owner          # of the bytes that C may refer to
     cdef Batch current_batch
     cdef int64_t current_row
+    cdef bint loose            # what is kept of the current key may run anyone's code as it goes
     cdef readonly unsigned long epochs  # seals, roll backs and detaches: what ends a batch
     cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
@@ -294,8 +296,9 @@ cdef class Table:
 
     cdef void forget_key(self):
         # What goes may run anyone's code: not before it is out of the table.
-        gone = self.current, self.owner, self.current_batch
+        key, owner, batch = self.current, self.owner, self.current_batch
         self.turn += 1
+        self.loose = False
         self.has_key = False
         self.current = None
         self.owner = None
@@ -315,8 +318,10 @@ cdef class Table:
         if self.int_key and PyLong_CheckExact(key):
             word = PyLong_AsLongLongAndOverflow(key, &overflow)
             if not overflow and self.least <= word <= self.most:
+                if self.loose:
+                    self.forget_key()
+                    self.ready()
                 status = pst_key_set_word(self.t, <uint64_t> word)
-                gone = self.current  # may run anyone's code, once it is out of the table
                 self.turn += 1
                 self.current = key
                 self.has_key = status == PST_OK
@@ -327,7 +332,8 @@ cdef class Table:
 
     cdef int select(self, Batch batch, Py_ssize_t row, pst_status status) except -1:
         """Say that the core has made the key and namespace of a row current."""
-        gone = self.current, self.owner, self.current_batch
+        if self.loose or self.current_batch is not batch:
+            self.forget_key()
         self.turn += 1
         self.current = UNKNOWN
         self.owner = None
@@ -351,6 +357,7 @@ cdef class Table:
         self.check(pst_key_set(self.t, cells, nulls))
         self.current = key
         self.owner = owner
+        self.loose = type(key) not in PLAIN_KEYS
         self.has_key = True
         return 0
 

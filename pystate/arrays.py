@@ -1,7 +1,7 @@
 """Columns in and out: anything column-like -> Arrow arrays of the declared type -> addresses.
 
-Buffers are not copied where their type is the declared one already, but for those of keys: see
-`owned`. Pure functions, safe from any thread.
+Buffers are never copied where their type is the declared one already. Pure functions, safe from
+any thread.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, parse_type, refuse_nested_key
 
 __all__ = [
+    "array_of",
     "as_array",
     "as_floats",
     "bits",
@@ -32,7 +33,6 @@ __all__ = [
     "is_column",
     "is_many",
     "key_groups",
-    "owned",
     "reference",
     "sound",
 ]
@@ -239,40 +239,17 @@ def _hint(source: pa.DataType, type: StateType) -> str:
     return ""
 
 
-def owned(array: pa.Array[Any], type: StateType) -> pa.Array[Any]:
-    """A copy of an array of the declared type, which nobody else can write to.
-
-    Keys are looked at again for as long as their batch lives, and an array may be a view of a numpy
-    array that the caller fills anew.
-    """
-    buffers: list[Any] = array.buffers()
-    offset, rows = array.offset, len(array)
-    if not rows:
-        return array.slice(0, 0)
-    skipped = offset % 8  # bits are copied by the byte
-    first, last = offset - skipped, offset + rows
-    validity = None
-    if array.null_count and buffers[0] is not None:
-        validity = _part(buffers[0], first // 8, (last + 7) // 8)
-    if type.is_bytes:
-        ends = np.frombuffer(buffers[1], np.int32)[first : last + 1].copy()
-        start, stop = int(ends[0]), int(ends[-1])
-        size = 0 if buffers[2] is None else buffers[2].size
-        if not 0 <= start <= stop <= size:
-            raise InvalidArgumentError(f"a column of {type.ddl}: its offsets lead outside of it")
-        copies = [pa.py_buffer((ends - ends[0]).data), _part(buffers[2], start, stop)]
-    elif type.name == "boolean":
-        copies = [_part(buffers[1], first // 8, (last + 7) // 8)]
-    else:
-        width = type.arrow.bit_width // 8
-        copies = [_part(buffers[1], first * width, last * width)]
-    return pa.Array.from_buffers(type.arrow, rows, [validity, *copies], -1, skipped)
-
-
-def _part(buffer: Any, first: int, last: int) -> pa.Buffer:
-    if buffer is None or first == last:
-        return pa.py_buffer(b"")
-    return pa.py_buffer(np.frombuffer(buffer, np.uint8, last - first, first).copy().data)
+def array_of(ref: _core.ArrayRef, type: StateType) -> pa.Array[Any]:
+    """The array of the copy that a reference refers to."""
+    if not len(ref):
+        return pa.array([], type.arrow)
+    parts: Any = ref.parts()
+    copy, offset, *places = parts
+    whole = pa.py_buffer(copy)
+    buffers = [None if place is None else whole.slice(*place) for place in places]
+    if not type.is_bytes:
+        del buffers[1]
+    return pa.Array.from_buffers(type.arrow, len(ref), buffers, -1, offset)
 
 
 def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:

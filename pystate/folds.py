@@ -9,7 +9,7 @@ import builtins
 import decimal
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -178,11 +178,14 @@ class ReducingHandle(_Fold):
         """
         if value is None:
             self._refuse_none(value)
-        kept, turn = self._kept, self.table.turn
+        kept = self._kept
+        if self._codec is not None:
+            if not kept.reduce(value, self._step):
+                self._refuse_made(kept.value(), value)
+            return
+        turn = self.table.turn
         old = kept.value()
         if old is not None:
-            if self._normalize is not None:
-                value = self._normalize(value)
             value = self._reduced(old, value)
             self.table.check_turn(turn, self.name)
         kept.update(value)
@@ -207,11 +210,14 @@ class ReducingHandle(_Fold):
     def _reduced(self, old: Any, value: Any) -> Any:
         made = self._step(old, value)
         if made is None:
-            raise WrongTypeError(
-                f"state {self.name!r}: the function made None of {old!r:.40} and {value!r:.40}: it "
-                "returns the reduced value"
-            )
+            self._refuse_made(old, value)
         return made
+
+    def _refuse_made(self, old: Any, value: Any) -> NoReturn:
+        raise WrongTypeError(
+            f"state {self.name!r}: the function made None of {old!r:.40} and {value!r:.40}: it "
+            "returns the reduced value"
+        )
 
     def _given(self, values: Any, rows: int) -> list[Any]:
         """The values as the scalar form has them: of the declared type, one for each row."""

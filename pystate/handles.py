@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from pystate import _core
 from pystate.arrays import (
+    array_of,
     as_array,
     check_rows,
     decoded,
     encoded,
     from_parts,
     is_many,
-    owned,
     reference,
 )
 from pystate.declarations import ValueState
@@ -75,12 +75,16 @@ class KeyBatch(_core.Batch):
         types: Sequence[StateType],
     ) -> None:
         self._arrays: list[pa.Array[Any]] | None = None
+        self._copies: list[_core.ArrayRef] = []
         if arrays is None:
             super().__init__(table, None)
         else:
-            mine = [owned(a, t) for a, t in zip(arrays, types, strict=True)]
-            super().__init__(table, [reference(a, t) for a, t in zip(mine, types, strict=True)])
-            self._arrays = mine
+            # Keys are looked at again for as long as the batch lives, and an array may be a view of
+            # a numpy array that the caller fills anew.
+            self._copies = [reference(a, t) for a, t in zip(arrays, types, strict=True)]
+            for copy in self._copies:
+                copy.own()
+            super().__init__(table, self._copies)
         self._types = types
         self._spaces = int(table.has_namespaces)
         self._normal: list[Any] | None = None
@@ -144,7 +148,11 @@ class KeyBatch(_core.Batch):
         return self._normal_spaces
 
     def _columns(self) -> list[pa.Array[Any]]:
-        if self._arrays is None:
+        if self._arrays is None and self._copies:
+            self._arrays = [
+                array_of(copy, type_) for copy, type_ in zip(self._copies, self._types, strict=True)
+            ]
+        elif self._arrays is None:
             self._arrays = [
                 copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
                 for i, type_ in enumerate(self._types)
