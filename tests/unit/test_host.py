@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from pystate.host import (
     table_identity,
 )
 from pystate.tables import memory_limit_bytes
+from tests.control_groups import memory_limited
 
 APPLICATION = bytes(range(32))
 
@@ -230,9 +230,6 @@ def test_memory_limit_of_this_host() -> None:
 
 
 _GROWING = """
-import os, sys
-with open(sys.argv[1] + "/cgroup.procs", "w") as file:
-    file.write(str(os.getpid()))
 import pyarrow as pa
 import pystate as ps
 from pystate.errors import MemoryLimitError
@@ -250,38 +247,13 @@ except MemoryLimitError:
 """
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group of 400 MB inside this process's own."""
-    parent = None
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            parent = Path("/sys/fs/cgroup/memory" + path)
-            limit = "memory.limit_in_bytes"
-            break
-        if not controllers and Path("/sys/fs/cgroup/cgroup.controllers").exists():
-            parent = Path("/sys/fs/cgroup" + path)
-            limit = "memory.max"
-    if parent is None:
-        pytest.skip("no memory controller in /proc/self/cgroup")
-    group = parent / f"pystate-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    try:
-        try:
-            (group / limit).write_text(str(400 << 20))
-        except OSError as error:
-            pytest.skip(f"no limit can be set here: {error}")
-        yield group
-    finally:
-        group.rmdir()
-
-
-def test_a_table_in_a_nested_group_meets_its_limit(group: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _GROWING, str(group)], capture_output=True, text=True, check=False
-    )
+def test_a_table_in_a_nested_group_meets_its_limit() -> None:
+    with memory_limited(400 << 20) as enter:
+        run = subprocess.run(
+            [sys.executable, "-c", _GROWING],
+            preexec_fn=enter,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert (run.returncode, run.stdout) == (0, "limit 0\n"), run.stderr
