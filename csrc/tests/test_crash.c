@@ -144,7 +144,8 @@ static void catch_up(pst_table *t, model *m, uint64_t *random) {
     }
 }
 
-static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
+/* A model, a table and the table for copies, all new. */
+static model *begin(const pst_schema *s, int32_t keys, uint64_t seed) {
     model *m = calloc(1, sizeof *m);
     sweep.scratch = malloc(sizeof *sweep.scratch);
     REQUIRE(m && sweep.scratch);
@@ -154,6 +155,11 @@ static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
     sweep.t = open_table(s);
     sweep.copy = open_table(s);
     sweep.random = seed;
+    return m;
+}
+
+static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
+    model *m = begin(s, keys, seed);
     for (int i = 0; i < steps; i++) {
         pst_crash_hook = after_store;
         if (i % 10 == 9)
@@ -179,14 +185,7 @@ static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
     uint64_t every = sweep.every;
     sweep.every = 1;
     for (int trial = 0; trial < trials; trial++) {
-        model *m = calloc(1, sizeof *m);
-        sweep.scratch = malloc(sizeof *sweep.scratch);
-        REQUIRE(m && sweep.scratch);
-        m->schema = s;
-        m->keys = MODEL_KEYS;
-        sweep.m = m;
-        sweep.t = open_table(s);
-        sweep.copy = open_table(s);
+        model *m = begin(s, MODEL_KEYS, seed);
         int32_t chosen[MODEL_KEYS], n = 0, shift = (int32_t)(check_random(&seed) % 100);
         for (int32_t k = 0; k < MODEL_KEYS; k++) {
             pst_cell key[2];
@@ -295,15 +294,7 @@ static void run_ring_growth(const pst_schema *s) {
 static void run_spans(const pst_schema *s, uint64_t seed) {
     static const uint32_t bands[] = {330, 20, 180, 389, 60, 100};
     uint64_t every = sweep.every, absent = 0, reused = 0, left = 0;
-    model *m = calloc(1, sizeof *m);
-    sweep.scratch = malloc(sizeof *sweep.scratch);
-    REQUIRE(m && sweep.scratch);
-    m->schema = s;
-    m->keys = MODEL_KEYS;
-    sweep.m = m;
-    sweep.t = open_table(s);
-    sweep.copy = open_table(s);
-    sweep.random = seed;
+    model *m = begin(s, MODEL_KEYS, seed);
     for (uint64_t epoch = 0; epoch < 120; epoch++) {
         uint32_t band = bands[epoch / 20 % 6], free_before = sweep.t->m->free_spans;
         sweep.every = every * 211;
