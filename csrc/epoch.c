@@ -90,6 +90,7 @@ void pst_epoch_begin(pst_table *t) {
     t->stamp = pst_stamp(e) << 8;
     t->poisoned = PST_OK;
     t->hot = t->deaths = 0;
+    t->index_due = 1;
     t->span_cursor = 1;
     t->span_none = UINT32_MAX;
     t->generation++;

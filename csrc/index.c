@@ -155,9 +155,18 @@ each_entry(const pst_table *t, const pst_shard *s, void (*use)(const pst_table *
 typedef struct heirs {
     uint32_t n;
     uint32_t depth; /* of the shard */
+    int only_wanted;
     uint64_t live[2];
     pst_shard shards[2];
 } heirs;
+
+/* An entry of a row that is there, or that may be revived while the epoch is open. */
+static int is_wanted(const pst_table *t, const heirs *h, uint64_t entry) {
+    if (!h->only_wanted)
+        return 1;
+    uint64_t header = pst_row(t, pst_entry_slot(entry))[0];
+    return pst_is_live(header) || pst_header_stamp(header) == t->stamp;
+}
 
 static uint32_t heir_of(const heirs *h, uint64_t entry) {
     return h->n == 1 ? 0 : (uint32_t)(entry >> 32) << h->depth >> 31;
@@ -165,13 +174,13 @@ static uint32_t heir_of(const heirs *h, uint64_t entry) {
 
 static void count_entry(const pst_table *t, uint64_t entry, void *with) {
     heirs *h = with;
-    (void)t;
-    h->live[heir_of(h, entry)]++;
+    h->live[heir_of(h, entry)] += (uint64_t)is_wanted(t, h, entry);
 }
 
 static void move_entry(const pst_table *t, uint64_t entry, void *with) {
     heirs *h = with;
-    place(t, &h->shards[heir_of(h, entry)], entry);
+    if (is_wanted(t, h, entry))
+        place(t, &h->shards[heir_of(h, entry)], entry);
 }
 
 static pst_status free_shard(pst_table *t, const pst_shard *s, int born) {
@@ -201,36 +210,76 @@ static int is_born(pst_table *t, uint32_t i, const pst_shard *old) {
     return !(pst_shard_capacity(s->shape) && s->table == old->table);
 }
 
+/* Puts the heirs, whose entries were counted, in the place of the shard whose first entry that is. */
+static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
+    pst_meta *m = t->m;
+    pst_shard old = m->shards[first];
+    uint32_t n = shard_entries(m, first) / h->n, capacity = pst_shard_capacity(old.shape);
+    pst_status st = make_heirs(t, h, first);
+    if (st)
+        return st;
+    each_entry(t, &old, move_entry, h);
+    uint64_t granules = m->index_granules - (capacity ? region_granules(capacity) : 0);
+    for (uint32_t k = 0; k < h->n; k++) {
+        publish(m, first + k * n, n, &h->shards[k]);
+        granules += region_granules(pst_shard_capacity(h->shards[k].shape));
+    }
+    pst_put64(&m->index_granules, granules);
+    return capacity ? free_shard(t, &old, is_born(t, first, &old)) : PST_OK;
+}
+
 /* Gives a hash's shard a new region, or where it has become too large for one, two shards. */
 static pst_status rebuild(pst_table *t, uint64_t hash) {
     pst_meta *m = t->m;
-    uint32_t tag = pst_tag_of(t, hash),
-             first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
-    pst_shard old = m->shards[first];
-    heirs h = {.n = 1, .depth = pst_shard_depth(old.shape), .live = {old.used - old.tombstones}};
+    uint32_t tag = pst_tag_of(t, hash);
+    uint32_t first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
+    const pst_shard *old = m->shards + first;
+    heirs h = {.n = 1, .depth = pst_shard_depth(old->shape), .live = {old->used - old->tombstones}};
     if (capacity_for(h.live[0], first) > PST_SHARD_MOST &&
         (shard_entries(m, first) > 1 || double_directory(t))) {
         first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
         h.n = 2;
         h.live[0] = 0;
-        each_entry(t, &old, count_entry, &h);
+        each_entry(t, m->shards + first, count_entry, &h);
     }
-    pst_status st = make_heirs(t, &h, first);
-    if (st)
-        return st;
-    each_entry(t, &old, move_entry, &h);
-    uint32_t n = shard_entries(m, first) / h.n;
-    uint64_t granules = m->index_granules;
-    for (uint32_t k = 0; k < h.n; k++) {
-        publish(m, first + k * n, n, &h.shards[k]);
-        granules += region_granules(pst_shard_capacity(h.shards[k].shape));
-    }
-    if (!pst_shard_capacity(old.shape)) {
-        pst_put64(&m->index_granules, granules);
+    return replace(t, first, &h);
+}
+
+/* Rebuilds the shard smaller if half of it would do for the rows that are still there. */
+static pst_status shrink(pst_table *t, uint32_t first) {
+    const pst_shard *s = t->m->shards + first;
+    heirs h = {.n = 1, .depth = pst_shard_depth(s->shape), .only_wanted = 1};
+    each_entry(t, s, count_entry, &h);
+    uint32_t capacity = capacity_for(h.live[0], first);
+    if (!capacity || capacity > pst_shard_capacity(s->shape) / 2)
         return PST_OK;
+    return replace(t, first, &h);
+}
+
+pst_status pst_index_shrink(pst_table *t) {
+    enum { LEAST = 4096 };
+    pst_meta *m = t->m;
+    uint32_t n = pst_directory_size(t, m), steps = 0;
+    uint64_t looked = 0;
+    t->index_due = 0;
+    /* Of two entries in a granule, at least three in five are taken where nothing has gone, and
+     * what was made for keys to come has no dead ones. */
+    if (m->live > m->index_granules / 2 || m->live * 2 >= m->slots)
+        return PST_OK;
+    while (steps < n && looked < LEAST) {
+        uint32_t at = t->shrink_at < n ? t->shrink_at : 0;
+        uint32_t first = shard_first(m, at), entries = shard_entries(m, first);
+        looked += pst_shard_capacity(m->shards[first].shape);
+        t->shrink_at = first + entries;
+        steps += entries;
+        if (pst_shard_capacity(m->shards[first].shape) <= FIRST_CAPACITY)
+            continue;
+        uint32_t shape = m->shards[first].shape, table = m->shards[first].table;
+        pst_status s = shrink(t, first);
+        if (s)
+            return m->shards[first].shape == shape && m->shards[first].table == table ? PST_OK : s;
     }
-    pst_put64(&m->index_granules, granules - region_granules(pst_shard_capacity(old.shape)));
-    return free_shard(t, &old, is_born(t, first, &old));
+    return PST_OK;
 }
 
 pst_status pst_index_reserve(pst_table *t, uint64_t hash) {

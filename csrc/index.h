@@ -22,8 +22,8 @@
  *      takes it back to empty, which is exactly what it was.
  *  I2. A region is freed when another took its place, and pages keep their content until no epoch
  *      of the window can refer to them (B1).
- *  I3. An entry whose row is dead stays until the slot is reused; a lookup skips it unless the row
- *      died in the open epoch.
+ *  I3. An entry whose row is dead stays until the slot is reused, or its shard shrinks; a lookup
+ *      skips it unless the row died in the open epoch. Shrinking keeps those that died in it.
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
  *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
@@ -169,6 +169,12 @@ int pst_index_is_tied(const pst_table *t, const pst_key *key);
 /* Makes room for `rows` keys of a group that has none yet, as far as memory goes: what does not come
  * true is only slower, or larger. */
 pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows);
+
+/* Makes shards smaller that are mostly empty, where the whole index is: in each epoch one, or some
+ * of a few thousand entries together. Part of an epoch's first write, as growth is of any, for a seal
+ * has no time for a whole shard. What there is no memory for waits for
+ * another epoch. */
+pst_status pst_index_shrink(pst_table *t);
 
 /* Makes room for one more entry in the shard of `hash`. */
 pst_status pst_index_reserve(pst_table *t, uint64_t hash);

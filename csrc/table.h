@@ -93,6 +93,7 @@ struct pst_table {
     uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
     int hot;             /* some chain of the open epoch is not empty */
     int deaths;          /* a row may have died in the open epoch */
+    int index_due;       /* the open epoch has not yet looked for shards to make smaller */
     int attached;        /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
@@ -109,6 +110,7 @@ struct pst_table {
     struct pst_collection *collections; /* per state column */
     pst_ttl *ttl;                       /* per state column */
     pst_clock clock;
+    uint32_t shrink_at;    /* where in the directory shrinking goes on, see index.h */
     uint64_t entries_made; /* of maps, since what has expired was last looked for */
     int64_t due_until[2];  /* per domain: up to where timers were handed out last */
     uint64_t timers_missed;

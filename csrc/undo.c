@@ -5,6 +5,11 @@
 #include "index.h"
 
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
+    if (t->index_due) {
+        pst_status s = pst_index_shrink(t);
+        if (s)
+            return s;
+    }
     if (t->undo_count + n > t->undo_capacity) {
         int space = PST_SPACE_UNDO + (int)(t->h->active % PST_UNDO_LOGS);
         if (t->undo_count + n > UINT32_MAX - 1)

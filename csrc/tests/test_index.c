@@ -342,6 +342,64 @@ static void test_splits(void) {
     }
 }
 
+/* Keys that go, for good or to come back: the index gives back what it no longer needs, some at each
+ * seal, and every epoch of the window is what it was. */
+static void test_shrinking(void) {
+    enum { N = 40000, KEPT = 50, EPOCHS = 60 };
+    static int64_t keys[N];
+    pst_table *t = make_table(&LONGS, 128, 127);
+    pst_table_stats full, now;
+    for (int64_t i = 0; i < N; i++)
+        keys[i] = i * 3;
+    put_longs(t, keys, N);
+    seal(t);
+    pst_table_get_stats(t, &full);
+    for (int round = 0; round < 2; round++) {
+        pst_array k = {PST_INT64, N - KEPT, 0, NULL, keys + KEPT, NULL};
+        pst_batch *b = NULL;
+        REQUIRE(pst_batch_create(t, &k, &b) == PST_OK);
+        CHECK_EQ(pst_batch_clear(b, -1), PST_OK);
+        /* Those that died in the open epoch can still come back to their rows. */
+        pst_table_get_stats(t, &now);
+        CHECK_EQ(pst_index_shrink(t), PST_OK);
+        uint64_t slots = now.slots;
+        put_longs(t, keys + KEPT, N - KEPT);
+        pst_table_get_stats(t, &now);
+        CHECK_EQ(now.slots, slots);
+        CHECK_EQ(pst_batch_clear(b, -1), PST_OK);
+        pst_batch_destroy(b);
+        seal(t);
+        for (int e = 0; e < EPOCHS; e++) {
+            pst_cell c;
+            put_longs(t, keys, KEPT);
+            seal(t);
+            if (e % 7 == 3) {
+                CHECK_EQ(pst_table_rollback(t, 2), PST_OK);
+                put_longs(t, keys, KEPT);
+                put_longs(t, keys, KEPT);
+                seal(t);
+            }
+            pst_table_get_stats(t, &now);
+            CHECK_EQ(now.keys, KEPT);
+            CHECK_EQ(pst_key_set_word(t, (uint64_t)keys[e % KEPT]), PST_OK);
+            CHECK_EQ(pst_value_get(t, 0, &c), PST_OK);
+            CHECK_EQ(pst_key_set_word(t, (uint64_t)keys[KEPT + e]), PST_OK);
+            CHECK_EQ(pst_value_get(t, 0, &c), PST_NOT_FOUND);
+        }
+        CHECK(now.index_bytes <= full.index_bytes / 8);
+        put_longs(t, keys, N);
+        /* Undone, the large shards that are no longer there do not come back. */
+        CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+        pst_table_get_stats(t, &now);
+        CHECK(now.index_bytes <= full.index_bytes / 8);
+        put_longs(t, keys, N);
+        seal(t);
+        pst_table_get_stats(t, &now);
+        CHECK_EQ(now.keys, N);
+    }
+    pst_table_close(t);
+}
+
 /* A file into an empty table: shards have their size from the start, so nothing was outgrown and the
  * heap holds the index alone; a delta after it, and the part of a range, find their way. */
 static void test_restore(int32_t max_parallelism) {
@@ -419,6 +477,7 @@ int main(void) {
     test_ties(&BYTES);
     test_ties(&NAMESPACED);
     test_order_of_hashes();
+    test_shrinking();
     test_restore(1);
     test_restore(16);
     test_restore(128);
