@@ -437,12 +437,8 @@ uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
 pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot) {
     pst_key key;
     pst_batch_key(b, i, &key);
-    *slot = pst_index_find(b->t, &key);
-    if (*slot == PST_NONE) {
-        pst_status s = pst_row_insert(b->t, &key, slot);
-        if (s)
-            return s;
-    }
-    b->slots[i] = *slot;
-    return PST_OK;
+    pst_status s = pst_row_make(b->t, &key, slot);
+    if (!s)
+        b->slots[i] = *slot;
+    return s;
 }

@@ -5,8 +5,10 @@
 
 /* The row that the element belongs to; made if it is to be put. */
 static pst_status row_of(pst_table *t, const pst_key *key, int make, uint32_t *slot) {
+    if (make)
+        return pst_row_make(t, key, slot);
     *slot = pst_index_find(t, key);
-    return *slot == PST_NONE && make ? pst_row_insert(t, key, slot) : PST_OK;
+    return PST_OK;
 }
 
 /* The record's column that is the table's column i; -1: there is none. */

@@ -57,23 +57,24 @@ static pst_status make_region(pst_table *t, uint32_t capacity, uint32_t *table) 
     return PST_OK;
 }
 
+/* An empty cell's tag is 0, and hardly any other's: how full the line is decides no branch. */
+static inline uint64_t *first_empty(uint64_t *line) {
+    for (uint32_t m = pst_line_matches(line, 0); m; m &= m - 1)
+        if (!line[__builtin_ctz(m)])
+            return line + __builtin_ctz(m);
+    return NULL;
+}
+
 /* The first empty cell on the tag's path; the region has one. */
 static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag) {
     pst_cursor c;
     if (!pst_cursor_home(&c, s, t->heap, tag))
         return NULL;
-    /* An empty cell's tag is 0, and hardly any other's: how full the line is decides no branch. */
-    for (;; pst_cursor_step(&c, t->heap))
-        for (uint32_t m = pst_line_matches(c.line, 0); m; m &= m - 1)
-            if (!c.line[__builtin_ctz(m)])
-                return c.line + __builtin_ctz(m);
-}
-
-static void place(const pst_table *t, const pst_shard *s, uint64_t entry) {
-    uint64_t *cell = empty_cell(t, s, (uint32_t)(entry >> 32));
-    PST_FENCE(__ATOMIC_RELEASE);
-    if (cell)
-        pst_put64(cell, entry);
+    for (;; pst_cursor_step(&c, t->heap)) {
+        uint64_t *cell = first_empty(c.line);
+        if (cell)
+            return cell;
+    }
 }
 
 /* The capacity for `live` entries and one more: above what the limit of 6/7 asks for by an eighth to
@@ -105,9 +106,12 @@ static uint32_t shard_first(const pst_meta *m, uint32_t i) {
     return i & ~(shard_entries(m, i) - 1);
 }
 
+static pst_shard *shard_under(const pst_table *t, pst_meta *m, uint64_t hash, uint32_t tag) {
+    return m->shards + shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
+}
+
 static pst_shard *shard_of(const pst_table *t, pst_meta *m, uint64_t hash) {
-    return m->shards +
-           shard_first(m, pst_directory_at(t, m->directory_bits, hash, pst_tag_of(t, hash)));
+    return shard_under(t, m, hash, pst_tag_of(t, hash));
 }
 
 /* Each entry becomes two, from the end, so that nothing is overwritten before it was read. Only the
@@ -151,14 +155,27 @@ each_entry(const pst_table *t, const pst_shard *s, void (*use)(const pst_table *
     }
 }
 
-/* A shard's successors, one or two. */
+enum { MOST_LINES = PST_SHARD_MOST / PST_LINE };
+
+/* A shard's successors, one or two. How many entries each of their lines has is counted beside them: to
+ * look at a line again right after it was written to would wait for the write. Lines behind those that
+ * are counted are only in shards that can split no more. */
 typedef struct heirs {
     uint32_t n;
     uint32_t depth; /* of the shard */
     int only_wanted;
     uint64_t live[2];
     pst_shard shards[2];
+    uint8_t filled[2][MOST_LINES];
 } heirs;
+
+/* One heir, of which nothing is known yet. What is large is left as it is. */
+static void begin(heirs *h, uint32_t shape, int only_wanted) {
+    h->n = 1;
+    h->depth = pst_shard_depth(shape);
+    h->only_wanted = only_wanted;
+    h->live[0] = h->live[1] = 0;
+}
 
 /* An entry of a row that is there, or that may be revived while the epoch is open. */
 static int is_wanted(const pst_table *t, const heirs *h, uint64_t entry) {
@@ -179,8 +196,22 @@ static void count_entry(const pst_table *t, uint64_t entry, void *with) {
 
 static void move_entry(const pst_table *t, uint64_t entry, void *with) {
     heirs *h = with;
-    if (is_wanted(t, h, entry))
-        place(t, &h->shards[heir_of(h, entry)], entry);
+    if (!is_wanted(t, h, entry))
+        return;
+    uint32_t k = heir_of(h, entry), tag = (uint32_t)(entry >> 32);
+    const pst_shard *s = &h->shards[k];
+    uint32_t lines = pst_shard_capacity(s->shape) / PST_LINE;
+    uint32_t line = pst_home(s->shape, tag) / PST_LINE;
+    if (__builtin_expect(lines > MOST_LINES, 0)) {
+        pst_put64(empty_cell(t, s, tag), entry);
+        return;
+    }
+    while (h->filled[k][line] == PST_LINE)
+        line = line + 1 == lines ? 0 : line + 1;
+    const uint32_t *pages = (const uint32_t *)pst_block(t, s->table);
+    uint64_t *page = (uint64_t *)pst_block(t, pages[line / (PST_PAGE_ENTRIES / PST_LINE)]);
+    uint32_t at = line % (PST_PAGE_ENTRIES / PST_LINE) * PST_LINE + h->filled[k][line]++;
+    pst_put64(page + at, entry);
 }
 
 static pst_status free_shard(pst_table *t, const pst_shard *s, int born) {
@@ -192,6 +223,7 @@ static pst_status make_heirs(pst_table *t, heirs *h, uint32_t first) {
     for (uint32_t k = 0; k < h->n; k++) {
         uint32_t capacity = capacity_for(h->live[k], first + k);
         pst_shard *s = &h->shards[k];
+        s->tombstones = 0;
         pst_status st = capacity ? make_region(t, capacity, &s->table) : PST_TOO_LARGE;
         if (st && k)
             (void)free_shard(t, &h->shards[0], 1); /* born: cannot fail */
@@ -199,6 +231,8 @@ static pst_status make_heirs(pst_table *t, heirs *h, uint32_t first) {
             return st;
         s->shape = (h->depth + h->n - 1) << 24 | capacity;
         s->used = (uint32_t)h->live[k];
+        uint32_t lines = capacity / PST_LINE;
+        memset(h->filled[k], 0, lines < MOST_LINES ? lines : MOST_LINES);
     }
     return PST_OK;
 }
@@ -234,7 +268,9 @@ static pst_status rebuild(pst_table *t, uint64_t hash) {
     uint32_t tag = pst_tag_of(t, hash);
     uint32_t first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
     const pst_shard *old = m->shards + first;
-    heirs h = {.n = 1, .depth = pst_shard_depth(old->shape), .live = {old->used - old->tombstones}};
+    heirs h;
+    begin(&h, old->shape, 0);
+    h.live[0] = old->used - old->tombstones;
     if (capacity_for(h.live[0], first) > PST_SHARD_MOST &&
         (shard_entries(m, first) > 1 || double_directory(t))) {
         first = shard_first(m, pst_directory_at(t, m->directory_bits, hash, tag));
@@ -248,7 +284,8 @@ static pst_status rebuild(pst_table *t, uint64_t hash) {
 /* Rebuilds the shard smaller if half of it would do for the rows that are still there. */
 static pst_status shrink(pst_table *t, uint32_t first) {
     const pst_shard *s = t->m->shards + first;
-    heirs h = {.n = 1, .depth = pst_shard_depth(s->shape), .only_wanted = 1};
+    heirs h;
+    begin(&h, s->shape, 1);
     each_entry(t, s, count_entry, &h);
     uint32_t capacity = capacity_for(h.live[0], first);
     if (!capacity || capacity > pst_shard_capacity(s->shape) / 2)
@@ -282,11 +319,16 @@ pst_status pst_index_shrink(pst_table *t) {
     return PST_OK;
 }
 
-pst_status pst_index_reserve(pst_table *t, uint64_t hash) {
-    const pst_shard *s = shard_of(t, t->m, hash);
+pst_status pst_index_reserve(pst_table *t, const pst_key *key, pst_vacancy *v) {
+    const pst_shard *s = v->shard;
     if ((uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6)
         return PST_OK;
-    return rebuild(t, hash);
+    pst_status st = rebuild(t, key->hash);
+    if (st)
+        return st;
+    v->shard = shard_under(t, t->m, key->hash, v->tag);
+    v->cell = empty_cell(t, v->shard, v->tag);
+    return PST_OK;
 }
 
 pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows) {
@@ -328,31 +370,25 @@ static int ties(const pst_table *t, uint32_t slot, const pst_key *key) {
     return k[0] == key->hash && !pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
-int pst_index_is_tied(const pst_table *t, const pst_key *key) {
-    uint32_t tag = pst_tag_of(t, key->hash), n = 0;
+uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v) {
+    uint32_t tag = pst_tag_of(t, key->hash);
     pst_cursor c;
-    if (!pst_cursor_home(&c,
-                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, key->hash, tag)],
-                         t->heap, tag))
-        return 0;
-    for (uint32_t seen = 0; seen < c.capacity; seen += PST_LINE) {
+    *v = (pst_vacancy){shard_under(t, t->m, key->hash, tag), NULL, tag, 0};
+    if (!pst_cursor_home(&c, v->shard, t->heap, tag))
+        return PST_NONE;
+    for (;; pst_cursor_step(&c, t->heap)) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
             uint64_t e = c.line[__builtin_ctz(m)];
-            n += e && e != PST_TOMBSTONE && ties(t, pst_entry_slot(e), key);
+            if (!e || e == PST_TOMBSTONE)
+                continue;
+            if (pst_row_matches(t, pst_row(t, pst_entry_slot(e)), key))
+                return pst_entry_slot(e);
+            v->ties += t->lay.key_kind == PST_KEY_BYTES && ties(t, pst_entry_slot(e), key);
         }
-        if (n >= PST_TIES)
-            return 1;
-        if (!c.line[PST_LINE - 1])
-            return 0;
-        pst_cursor_step(&c, t->heap);
+        v->cell = first_empty(c.line);
+        if (v->cell)
+            return PST_NONE;
     }
-    return 0;
-}
-
-void pst_index_insert(pst_table *t, uint64_t hash, uint32_t slot) {
-    pst_shard *s = shard_of(t, t->m, hash);
-    place(t, s, pst_entry(pst_tag_of(t, hash), slot));
-    pst_put32(&s->used, s->used + 1);
 }
 
 /* The cell that names the slot, on the path of its hash; NULL where the path ends before it. */

@@ -123,6 +123,15 @@ static inline int pst_row_matches(const pst_table *t, const uint64_t *row, const
     return k[0] == key->hash && pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
+/* Where a key that has no row goes, as long as its shard's region stays: the first empty cell on its
+ * path. Both NULL where there is no region yet. */
+typedef struct pst_vacancy {
+    pst_shard *shard;
+    uint64_t *cell;
+    uint32_t tag;
+    uint32_t ties; /* rows of other keys that bear the hash, on the way there */
+} pst_vacancy;
+
 /* The slot of a key under its hash, or PST_NONE. */
 static inline uint32_t pst_index_walk(const pst_table *t, const pst_key *key) {
     uint32_t tag = pst_tag_of(t, key->hash);
@@ -163,8 +172,8 @@ static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
     return pst_index_find_untied(t, key);
 }
 
-/* Has the hash of a bytes key so many rows of other keys that this one is to have its own? */
-int pst_index_is_tied(const pst_table *t, const pst_key *key);
+/* The key's slot under its hash; or PST_NONE, and where it goes. */
+uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v);
 
 /* Makes room for `rows` keys of a group that has none yet, as far as memory goes: what does not come
  * true is only slower, or larger. */
@@ -176,10 +185,15 @@ pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows);
  * another epoch. */
 pst_status pst_index_shrink(pst_table *t);
 
-/* Makes room for one more entry in the shard of `hash`. */
-pst_status pst_index_reserve(pst_table *t, uint64_t hash);
-/* Publishes slot under hash; room was reserved and the row is complete. */
-void pst_index_insert(pst_table *t, uint64_t hash, uint32_t slot);
+/* Makes room for one more entry where the key goes; the place may be another one then. */
+pst_status pst_index_reserve(pst_table *t, const pst_key *key, pst_vacancy *v);
+
+/* Publishes slot there; room was reserved and the row is complete. */
+static inline void pst_index_take(const pst_vacancy *v, uint32_t slot) {
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(v->cell, pst_entry(v->tag, slot));
+    pst_put32(&v->shard->used, v->shard->used + 1);
+}
 /* Takes an undone insert out of the regions that `m` names; harmless where it is not there. */
 void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot);
 /* Turns the entry of a dead row into a tombstone in every region of the window that has it, so

@@ -38,8 +38,10 @@ static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, cons
 typedef struct pst_mapping {
     const int32_t *columns; /* NULL: as the table */
     int32_t n;
-    uint64_t here; /* the table's columns among them */
-    int all_new;   /* no record's key has a row, nor comes twice */
+    uint64_t here;   /* the table's columns among them */
+    uint64_t taken;  /* the records' columns that are the table's */
+    uint64_t values; /* those of them that make a row: not lists, maps or times */
+    int all_new;     /* no record's key has a row, nor comes twice */
     pst_dropped dropped;
 } pst_mapping;
 
@@ -55,6 +57,8 @@ static int make_mapping(const pst_table *t, const int32_t *columns, int32_t n, p
         if (column >= t->lay.n_states || m->here >> column & 1)
             return 0;
         m->here |= UINT64_C(1) << column;
+        m->taken |= UINT64_C(1) << i;
+        m->values |= (uint64_t)(t->lay.fields[column].kind == PST_VALUE) << i;
     }
     return 1;
 }
@@ -83,22 +87,19 @@ static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, cons
 
 static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
                             const pst_mapping *m) {
-    uint32_t slot = m->all_new ? PST_NONE : pst_index_find(t, key);
+    uint32_t slot = PST_NONE;
     pst_status s = PST_OK;
-    uint64_t changed = m->n >= 64 ? r->changed : r->changed & ((UINT64_C(1) << m->n) - 1);
+    uint64_t changed = r->changed & m->taken;
+    if (changed & r->present & m->values)
+        s = pst_row_make(t, key, &slot);
+    else
+        slot = pst_index_find(t, key);
+    if (slot == PST_NONE)
+        return s;
     for (uint64_t left = changed; !s && left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         int32_t column = m->columns ? m->columns[i] : i;
-        if (column < 0)
-            continue;
-        int present = (int)(r->present >> i & 1);
-        if (slot == PST_NONE) {
-            if (!present || t->lay.fields[column].kind != PST_VALUE)
-                continue;
-            s = pst_row_insert(t, key, &slot);
-        }
-        if (!s)
-            s = apply_column(t, slot, column, &r->cells[i], present, m->here);
+        s = apply_column(t, slot, column, &r->cells[i], (int)(r->present >> i & 1), m->here);
     }
     return s;
 }

@@ -146,7 +146,7 @@ pst_status pst_current_row(pst_table *t, int make, uint32_t *slot) {
     if (s || *slot != PST_NONE)
         return pst_poison(t, s);
     pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
-    s = pst_row_insert(t, &key, slot);
+    s = pst_row_make(t, &key, slot);
     t->current.slot = *slot;
     return pst_poison(t, s);
 }

@@ -31,22 +31,14 @@ static void take_slot(pst_table *t, uint32_t *slot) {
     pst_put32(&t->m->slots, t->m->slots + 1);
 }
 
-pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
-    pst_key own;
-    if (t->lay.key_kind == PST_KEY_BYTES && pst_index_is_tied(t, key)) {
-        own = pst_untied(t, key);
-        key = &own;
-        pst_put32(&t->m->ties, 1);
-    }
-    pst_status s = pst_index_reserve(t, key->hash);
-    if (s)
-        return s;
+/* A row for the key, which has none, complete but for its header. */
+static pst_status fill_row(pst_table *t, const pst_key *key, uint32_t *slot) {
     uint64_t ref[2] = {0, 0};
     if (t->lay.key_kind == PST_KEY_BYTES) {
         pst_ref_make(ref, key->bytes);
         if (pst_ref_is_block(ref)) {
             uint32_t granule;
-            s = pst_block_alloc(t, pst_class_of(key->bytes.size), &granule);
+            pst_status s = pst_block_alloc(t, pst_class_of(key->bytes.size), &granule);
             if (s)
                 return s;
             pst_put_bytes(pst_block(t, granule), key->bytes.data, key->bytes.size);
@@ -64,9 +56,33 @@ pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot) {
     }
     if (t->lay.wide)
         pst_put64(row + t->lay.image_offset / 8, 0);
+    return PST_OK;
+}
+
+pst_status pst_row_make(pst_table *t, const pst_key *key, uint32_t *slot) {
+    pst_vacancy v;
+    pst_key own;
+    uint32_t found = pst_index_seek(t, key, &v);
+    if (found == PST_NONE && __builtin_expect(t->m->ties, 0))
+        found = pst_index_find_untied(t, key);
+    if (found != PST_NONE) {
+        *slot = found;
+        return PST_OK;
+    }
+    if (v.ties >= PST_TIES) {
+        own = pst_untied(t, key);
+        key = &own;
+        (void)pst_index_seek(t, key, &v);
+        pst_put32(&t->m->ties, 1);
+    }
+    pst_status s = pst_index_reserve(t, key, &v);
+    if (!s)
+        s = fill_row(t, key, slot);
+    if (s)
+        return s;
     PST_FENCE(__ATOMIC_RELEASE);
-    pst_put64(row, pst_make_header(key->null, t->stamp, PST_NONE));
-    pst_index_insert(t, key->hash, *slot);
+    pst_put64(pst_row(t, *slot), pst_make_header(key->null, t->stamp, PST_NONE));
+    pst_index_take(&v, *slot);
     return PST_OK;
 }
 

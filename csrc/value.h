@@ -18,9 +18,9 @@
 #include "index.h"
 #include "undo.h"
 
-/* Takes a slot and makes a row for the key, no state present. Room in the undo log and for a row
- * was reserved; room in the index is taken here. */
-pst_status pst_row_insert(pst_table *t, const pst_key *key, uint32_t *slot);
+/* The key's row. Where it has none, takes a slot and makes one, no state present. Room in the undo log
+ * and for a row was reserved; room in the index is taken here. */
+pst_status pst_row_make(pst_table *t, const pst_key *key, uint32_t *slot);
 
 /* The hash under which the index has a row. */
 uint64_t pst_row_hash(const pst_table *t, const uint64_t *row);
