@@ -3,8 +3,8 @@
  * A file's rows come in the order of their hashes, and where each one's index line and row lie is in
  * nobody's cache. So the hashes of a block's rows are looked at ahead of the rows themselves: first
  * the line is brought in, then the row that it names. A table that has never had a row is made ready
- * by the counts in the file's index, and no key of such a file need be looked for: the reader
- * promises that each is another one.
+ * by the counts in the file's index. Where all rows of a block put the same columns, the rows of some keys
+ * are made first, and then values are put a column at a time, without a record in between.
  */
 #include <string.h>
 
@@ -41,7 +41,8 @@ typedef struct pst_mapping {
     uint64_t here;   /* the table's columns among them */
     uint64_t taken;  /* the records' columns that are the table's */
     uint64_t values; /* those of them that make a row: not lists, maps or times */
-    int all_new;     /* no record's key has a row, nor comes twice */
+    int all_new;     /* no record's key has a row */
+    int foreseen;    /* the table keeps keys under the records' hashes */
     pst_dropped dropped;
 } pst_mapping;
 
@@ -169,7 +170,7 @@ static pst_status check_schema(const pst_table *t, const pst_schema *from, const
     return fits ? PST_OK : PST_SCHEMA;
 }
 
-/* ---- files ------------------------------------------------------------------------------------ */
+/* ---- what the rows ahead need ------------------------------------------------------------------ */
 
 enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
 
@@ -203,13 +204,120 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
 }
 
 /* Brings in what the rows ahead will need; at a block's first row, all of them. */
-static void bring_ahead(const pst_table *t, pst_ahead ahead, int all_new) {
+static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead) {
+    if (!m->foreseen)
+        return;
     uint32_t first = ahead.begins ? 0 : LINES_AHEAD;
     for (uint32_t i = first; i <= LINES_AHEAD && i < ahead.rows; i++)
         bring_line(t, ahead.hash[i]);
-    if (!all_new && ROWS_AHEAD < ahead.rows)
+    if (!m->all_new && ROWS_AHEAD < ahead.rows)
         bring_row(t, ahead.hash[ROWS_AHEAD]);
 }
+
+/* ---- rows by column --------------------------------------------------------------------------- */
+
+/* So many rows are made before their values are put, a column at a time. */
+enum { CHUNK = 64 };
+
+/* Does any of these columns of the records have a value? */
+static int any_value(const pst_stretch *part, uint64_t columns, uint32_t i) {
+    for (uint64_t left = columns; left; left &= left - 1)
+        if (pst_sst_has_value(
+                &part->view->columns[part->view->schema->n_keys + __builtin_ctzll(left)], i))
+            return 1;
+    return 0;
+}
+
+static pst_status key_at(pst_table *t, const pst_stretch *part, uint32_t i, pst_key *key) {
+    const pst_sst_values *c = &part->view->columns[0];
+    key->hash = part->hash[i - part->first];
+    if (t->lay.key_kind == PST_KEY_WORD && c->shape == PST_SHAPE_WORD64 && !c->validity) {
+        key->word = pst_sst_words(c)[i];
+        key->null = 0;
+        return PST_OK;
+    }
+    pst_cell cells[PST_MAX_KEYS];
+    uint32_t nulls;
+    pst_sst_view_key(part->view, i, cells, &nulls);
+    t->current_bytes.size = 0;
+    pst_status s = pst_key_form(&t->schema, cells, nulls, &t->current_bytes, key);
+    if (!s && pst_key_has_namespace(&t->schema))
+        key->hash = pst_key_spread(key->hash, key->bytes, t->max_parallelism);
+    return s;
+}
+
+/* The rows of keys i to i + n - 1, touched; made where a value is put. */
+static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_mapping *m, uint32_t i,
+                            uint32_t n, uint32_t *slots) {
+    uint64_t values = part->view->kinds[0].changed & m->values;
+    pst_status s = PST_OK;
+    for (uint32_t k = 0; !s && k < n; k++) {
+        pst_key key;
+        slots[k] = PST_NONE;
+        bring_ahead(t, m,
+                    (pst_ahead){part->hash + (i + k - part->first),
+                                part->first + part->rows - i - k, i + k == part->first});
+        s = key_at(t, part, i + k, &key);
+        if (!s && any_value(part, values, i + k))
+            s = pst_row_make(t, &key, &slots[k]);
+        else if (!s)
+            slots[k] = pst_index_find(t, &key);
+        if (!s && slots[k] != PST_NONE)
+            pst_touch(t, slots[k], pst_row(t, slots[k]));
+    }
+    return s;
+}
+
+/* Puts the values of the records' column `from`. */
+static pst_status put_column(pst_table *t, const pst_stretch *part, const pst_mapping *m,
+                             int32_t from, uint32_t i, uint32_t n, const uint32_t *slots) {
+    const pst_sst_values *c = &part->view->columns[part->view->schema->n_keys + from];
+    int32_t column = m->columns ? m->columns[from] : from;
+    const pst_field *f = &t->lay.fields[column];
+    pst_status s = PST_OK;
+    /* Such a value makes a row, so each slot is one. */
+    if (f->kind == PST_VALUE && f->time < 0 && c->shape == PST_SHAPE_WORD64 && !c->validity) {
+        for (uint32_t k = 0; k < n; k++) {
+            uint64_t *row = pst_row(t, slots[k]);
+            pst_put64(pst_field_at(&t->lay, row, column), pst_sst_words(c)[i + k]);
+            pst_row_mark(t, row, column);
+        }
+        return PST_OK;
+    }
+    for (uint32_t k = 0; !s && k < n; k++) {
+        pst_cell cell = {{0, 0}, {NULL, 0}};
+        int present = pst_sst_has_value(c, i + k);
+        if (slots[k] == PST_NONE)
+            continue;
+        if (present)
+            pst_sst_value(c, i + k, &cell);
+        s = apply_column(t, slots[k], column, &cell, present, m->here);
+    }
+    return s;
+}
+
+static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst_mapping *m,
+                                uint64_t *rows) {
+    uint32_t slots[CHUNK], end = part->first + part->rows;
+    t->current.generation = 0; /* its buffer serves as scratch */
+    for (uint32_t i = part->first; i < end; i += CHUNK) {
+        uint32_t n = end - i < CHUNK ? end - i : CHUNK;
+        pst_status s = pst_undo_reserve(t, n);
+        for (uint32_t k = 0; !s && k < n; k++)
+            s = pst_check_group(t, part->hash[i + k - part->first]);
+        if (s)
+            return s;
+        s = make_rows(t, part, m, i, n, slots);
+        for (uint64_t left = part->view->kinds[0].changed & m->taken; !s && left; left &= left - 1)
+            s = put_column(t, part, m, __builtin_ctzll(left), i, n, slots);
+        if (s)
+            return pst_poison(t, s);
+        *rows += n;
+    }
+    return PST_OK;
+}
+
+/* ---- files ------------------------------------------------------------------------------------ */
 
 /* An index of the right size from the start, and for an empty table memory in one piece: taken step
  * by step, it would be given in small pages first. What is not there now may not be needed either. */
@@ -247,15 +355,20 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     uint64_t n = 0;
     int has_element = pst_schema_has_element(from);
-    /* Names of a namespace lie under other hashes than the file's. */
-    int foreseen = !pst_key_has_namespace(&t->schema);
+    m.foreseen = !pst_key_has_namespace(&t->schema);
     pst_dropped_note(&m.dropped, from, columns, n_columns);
     m.all_new = !has_element && !t->m->slots;
     if (!has_element)
         s = expect(t, r, m.all_new);
-    while (!s && (s = pst_sst_reader_next(r, record)) == PST_OK) {
-        if (foreseen)
-            bring_ahead(t, pst_sst_reader_ahead(r), m.all_new);
+    for (pst_stretch part; !s && (s = pst_sst_reader_stretch(r, &part)) == PST_OK;) {
+        if (part.rows) {
+            s = apply_stretch(t, &part, &m, &n);
+            continue;
+        }
+        s = pst_sst_reader_next(r, record);
+        if (s)
+            break;
+        bring_ahead(t, &m, pst_sst_reader_ahead(r));
         s = apply_row(t, record, &m, has_element);
         n += !s;
     }

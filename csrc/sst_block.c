@@ -52,8 +52,8 @@ static uint64_t carried(const pst_sst_view *v, int32_t column) {
     return n;
 }
 
-static int is_there(const pst_sst_values *c, uint32_t i) {
-    return !c->validity || pst_sst_bit_at(c->validity, i);
+void pst_sst_value(const pst_sst_values *c, uint32_t i, pst_cell *cell) {
+    pst_sst_load(c->shape, c->values, c->offsets, i, cell);
 }
 
 static pst_status check_offsets(const pst_sst_values *c) {
@@ -72,7 +72,7 @@ static pst_status check_offsets(const pst_sst_values *c) {
 static pst_status check_widths(const pst_sst_values *c, const pst_column *column) {
     int wrong = 0;
     for (uint32_t i = 0; column->type == PST_FIXED && i < c->count; i++)
-        wrong |= c->offsets[i + 1] - c->offsets[i] != column->width && is_there(c, i);
+        wrong |= c->offsets[i + 1] - c->offsets[i] != column->width && pst_sst_has_value(c, i);
     return wrong ? PST_CORRUPT : PST_OK;
 }
 
@@ -83,7 +83,7 @@ static pst_status check_key(const pst_sst_values *c, pst_type type) {
         return PST_OK;
     for (uint32_t i = 0; i < c->count; i++) {
         pst_sst_load(c->shape, c->values, c->offsets, i, &cell);
-        if (pst_canonical_word(type, cell.word[0]) != cell.word[0] && is_there(c, i))
+        if (pst_canonical_word(type, cell.word[0]) != cell.word[0] && pst_sst_has_value(c, i))
             return PST_CORRUPT;
     }
     return PST_OK;
@@ -163,7 +163,7 @@ void pst_sst_view_key(const pst_sst_view *v, uint32_t row, pst_cell *key, uint32
     *nulls = 0;
     for (int32_t i = 0; i < v->schema->n_keys; i++) {
         const pst_sst_values *c = &v->columns[i];
-        if (is_there(c, row))
+        if (pst_sst_has_value(c, row))
             pst_sst_load(c->shape, c->values, c->offsets, row, &key[i]);
         else
             *nulls |= 1u << i;

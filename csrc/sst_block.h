@@ -138,6 +138,18 @@ typedef struct pst_sst_view {
     pst_sst_values columns[PST_SST_MAX_COLUMNS];
 } pst_sst_view;
 
+static inline int pst_sst_has_value(const pst_sst_values *c, uint32_t i) {
+    return !c->validity || (c->validity[i >> 3] >> (i & 7) & 1);
+}
+
+/* Value i; bytes are valid as long as the block. REQUIRES: it is there. */
+void pst_sst_value(const pst_sst_values *c, uint32_t i, pst_cell *cell);
+
+/* The values of a column of the shape WORD64. */
+static inline const uint64_t *pst_sst_words(const pst_sst_values *c) {
+    return (const uint64_t *)(const void *)c->values;
+}
+
 /* Views a raw block, standing before row 0. `raw` is aligned as malloc does and must outlive the
  * view, as must the schema. PST_CORRUPT. */
 pst_status pst_sst_view_open(pst_sst_view *v, const pst_schema *schema, const uint8_t *raw,

@@ -387,7 +387,8 @@ static pst_status load_block(pst_sst_reader *r) {
     return PST_OK;
 }
 
-pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
+/* Stands before a row of the seeked range. */
+static pst_status find_row(pst_sst_reader *r) {
     while (r->block.row >= r->block.rows) {
         if (r->failed)
             return r->failed;
@@ -399,16 +400,35 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
             return r->failed;
         }
     }
-    int32_t key_group = key_groups_of(r)[r->block.row];
-    if (key_group > r->last_key_group)
-        return PST_NOT_FOUND;
+    return key_groups_of(r)[r->block.row] > r->last_key_group ? PST_NOT_FOUND : PST_OK;
+}
+
+pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
+    pst_status s = find_row(r);
+    if (s)
+        return s;
     record->hash = hashes_of(r)[r->block.row];
-    record->key_group = key_group;
+    record->key_group = key_groups_of(r)[r->block.row];
     pst_sst_view_next(&r->block, record);
     if (!r->rules.has_element || pst_record_is_sound(&r->rules, record))
         return PST_OK;
     r->block.row = r->block.rows = 0;
     return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
+}
+
+pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part) {
+    pst_status s = find_row(r);
+    *part = (pst_stretch){&r->block, NULL, 0, 0};
+    if (s || r->rules.has_element || r->block.n_kinds != 1 || r->block.deletes)
+        return s;
+    uint32_t end = r->block.rows;
+    if (r->last_key_group < r->info.last_key_group)
+        end = lower_bound(key_groups_of(r), end, r->last_key_group + 1);
+    part->first = r->block.row;
+    part->rows = end - part->first;
+    part->hash = hashes_of(r) + part->first;
+    pst_sst_view_skip(&r->block, end);
+    return PST_OK;
 }
 
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {
