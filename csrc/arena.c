@@ -145,10 +145,56 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
     return PST_OK;
 }
 
+static pst_memory memory_of(const pst_arena *a) {
+    return a->fd < 0 ? PST_PRIVATE : PST_SHARED;
+}
+
+/* Bytes that are the system's again. Those of files are counted. */
+static void release(pst_arena *a, uint64_t bytes) {
+    if (a->fd < 0)
+        pst_budget_drop(a->budget, bytes);
+}
+
 void pst_arena_unmap(pst_arena *a) {
-    if (a->base)
+    if (a->base) {
         munmap(a->base, a->total);
+        release(a, a->committed_total);
+    }
+    if (!a->bound)
+        pst_budget_free_tables(a->budget, -1);
+    a->budget = NULL;
     a->base = NULL;
+}
+
+pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh) {
+    if (!budget)
+        return PST_OK;
+    pst_status s =
+        fresh ? pst_budget_take(budget, memory_of(a), a->committed_total, bound) : PST_OK;
+    if (s)
+        return s;
+    a->budget = budget;
+    a->bound = bound;
+    if (!bound)
+        pst_budget_free_tables(budget, 1);
+    a->limit = bound ? UINT64_MAX : a->limit;
+    return PST_OK;
+}
+
+static pst_status ask(pst_arena *a, uint64_t bytes) {
+    a->refused = a->committed_total + bytes > a->limit ? bytes : 0;
+    return a->refused ? PST_LIMIT : pst_budget_take(a->budget, memory_of(a), bytes, a->bound);
+}
+
+static pst_status commit_piece(pst_arena *a, int space, uint64_t at, uint64_t size) {
+    uint64_t offset = a->start[space] + at;
+    int err = a->fd < 0 ? 0 : allocate(a->fd, offset, size);
+    if (err) {
+        a->last_errno = err;
+        return pst_space_status(err);
+    }
+    /* What was given back is mapped still. */
+    return at + size > a->mapped[space] ? map_piece(a, offset, size) : PST_OK;
 }
 
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
@@ -171,25 +217,20 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     uint64_t want = round_up(need > have + step ? need : have + step, grain);
     if (want > most)
         want = most;
-    if (a->committed_total + (want - have) > a->limit) {
-        want = round_up(need, 4096);
-        if (a->committed_total + (want - have) > a->limit)
-            return PST_LIMIT;
-    }
+    /* Smaller steps before the limit, but not so small that there are many. */
+    uint64_t least = round_up(need, 4096);
+    pst_status s;
+    while ((s = ask(a, want - have)) == PST_LIMIT && want > least)
+        want = least + (want - least) / 4 / 4096 * 4096;
+    if (s)
+        return s;
     for (uint64_t at = have; at < want;) {
         uint64_t size = want - at < PIECE ? want - at : PIECE;
-        uint64_t offset = a->start[space] + at;
-        if (a->fd >= 0) {
-            int err = allocate(a->fd, offset, size);
-            if (err) {
-                a->last_errno = err;
-                return pst_space_status(err);
-            }
-        }
-        /* What was given back is mapped still. */
-        pst_status s = at + size > a->mapped[space] ? map_piece(a, offset, size) : PST_OK;
-        if (s)
+        s = commit_piece(a, space, at, size);
+        if (s) {
+            release(a, want - at);
             return s;
+        }
         at += size;
         if (at > a->mapped[space])
             a->mapped[space] = at;
@@ -224,27 +265,32 @@ void pst_arena_give_back(pst_arena *a, int space, uint64_t keep) {
     if (keep >= have)
         return;
     pst_release64(&h->committed[space], keep);
-    if (drop_pages(a, a->start[space] + keep, have - keep))
+    if (drop_pages(a, a->start[space] + keep, have - keep)) {
         pst_release64(&h->committed[space], have);
-    else
-        a->committed_total -= have - keep;
+        return;
+    }
+    release(a, have - keep);
+    a->committed_total -= have - keep;
 }
 
 int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size) {
     pst_header *h = pst_arena_header(a);
     pst_put64(&h->absent_bytes, h->absent_bytes + size);
     int err = drop_pages(a, a->start[space] + at, size);
-    if (err)
+    if (err) {
         pst_put64(&h->absent_bytes, h->absent_bytes - size);
-    else
-        a->committed_total -= size;
-    return err;
+        return err;
+    }
+    release(a, size);
+    a->committed_total -= size;
+    return 0;
 }
 
 pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size) {
     pst_header *h = pst_arena_header(a);
-    if (a->committed_total + size > a->limit)
-        return PST_LIMIT;
+    pst_status s = ask(a, size);
+    if (s)
+        return s;
     int err = a->fd < 0 ? 0 : allocate(a->fd, a->start[space] + at, size);
     if (err) {
         a->last_errno = err;

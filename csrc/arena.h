@@ -13,13 +13,15 @@
  *  A2. A shared page is mapped only after posix_fallocate gave it: a full file system is
  *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB. A signal interrupts nothing.
  *  A3. header->committed[space] is stored after the pages are there.
- *  A4. The sum of committed bytes stays at or below `limit`.
+ *  A4. The sum of committed bytes stays at or below `limit`, and is charged to the budget before it is
+ *      taken. What is given back, or unmapped, of the heap is charged no longer.
  *  A5. What is given back leaves header->committed first and the system's books after it. It is
  *      given again before it is written to (A2). Its addresses stay mapped.
  */
 #ifndef PST_ARENA_H
 #define PST_ARENA_H
 
+#include "budget.h"
 #include "layout.h"
 
 /* Bytes of a kind of memory that an epoch gives back at most, so that no seal takes long for it. */
@@ -32,7 +34,10 @@ typedef struct pst_arena {
     uint64_t mapped[PST_SPACES];    /* bytes that this process can touch */
     uint64_t committed_total;       /* as of the last look */
     uint64_t limit;
-    int fd; /* -1: heap */
+    pst_budget *budget;
+    int bound;        /* by the budget */
+    uint64_t refused; /* bytes that `limit` refused last; 0 where it was the budget */
+    int fd;           /* -1: heap */
     int last_errno;
 } pst_arena;
 
@@ -44,6 +49,10 @@ uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve);
 pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t reserve,
                          uint64_t limit, int create);
 void pst_arena_unmap(pst_arena *a);
+
+/* Has a budget asked from now on; `bound`: by it, and by no limit of the arena's own. What is committed
+ * already counts if it is `fresh`; else its file has been counted. PST_LIMIT. */
+pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh);
 
 /* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a time.
  * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */

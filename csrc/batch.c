@@ -85,6 +85,16 @@ static pst_status take_plain(pst_batch *b, const pst_array *keys) {
     return PST_OK;
 }
 
+/* Charges for its arrays, and so many bytes more. */
+static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
+    uint64_t key = b->t->lay.key_kind == PST_KEY_WORD ? sizeof *b->own_words : sizeof *b->bytes;
+    uint64_t row = sizeof *b->hash + sizeof *b->slots + sizeof *b->nulls + key;
+    pst_status s = pst_charge_raise(&b->charge, n * row + more);
+    if (s)
+        b->t->arena.refused = 0;
+    return s;
+}
+
 static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
     b->bytes = pst_malloc((size_t)b->length * sizeof *b->bytes);
     if (!b->bytes)
@@ -104,6 +114,9 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
         if (s)
             return s;
         b->bytes[i] = key.bytes;
+        s = charge(b, (size_t)b->length, b->encoded.size);
+        if (s)
+            return s;
     }
     /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
     size_t at = 0;
@@ -144,6 +157,10 @@ static pst_status check_groups(pst_batch *b) {
 }
 
 pst_status pst_batch_allocate(pst_batch *b, size_t n) {
+    b->charge.budget = b->t->budget;
+    pst_status s = charge(b, n, 0);
+    if (s)
+        return s;
     b->hash = pst_malloc(n * (sizeof *b->hash + sizeof *b->slots));
     if (!b->hash)
         return PST_NO_MEMORY;
@@ -211,6 +228,7 @@ void pst_batch_destroy(pst_batch *b) {
     pst_free(b->bytes);
     pst_free(b->nulls);
     pst_free(b->encoded.data);
+    pst_charge_drop(&b->charge);
     pst_free(b);
 }
 

@@ -44,6 +44,7 @@ struct pst_batch {
     uint8_t *nulls;   /* a byte per row, or NULL */
     int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_key_buffer encoded;
+    pst_charge charge;
     const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
     uint32_t tags[PST_LINES];         /* likewise */
     /* A queue of keys that may be one line further; at their lines[] is that line. */

@@ -353,6 +353,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     pst_record *record = pst_malloc(sizeof *record);
     if (!record)
         return PST_NO_MEMORY;
+    t->arena.refused = 0;
     uint64_t n = 0;
     int has_element = pst_schema_has_element(from);
     m.foreseen = !pst_key_has_namespace(&t->schema);

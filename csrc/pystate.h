@@ -32,7 +32,7 @@ typedef enum pst_status {
     PST_NOT_FOUND = 1,         /* no such key, value or end of iteration: not an error            */
     PST_NO_MEMORY = 2,         /* the allocator or the kernel refused memory                      */
     PST_NO_SPACE = 3,          /* the file system that holds a shared table is full               */
-    PST_LIMIT = 4,             /* the table would pass its memory limit                           */
+    PST_LIMIT = 4,             /* a table's or a budget's memory limit would be passed            */
     PST_ADDRESS_SPACE = 5,     /* the address range could not be reserved (RLIMIT_AS)             */
     PST_INVALID = 6,           /* an argument breaks the function's contract                      */
     PST_WRONG_TYPE = 7,        /* an array's type is not the column's                             */
@@ -188,6 +188,42 @@ int32_t pst_range_of(int32_t key_group, int32_t max_parallelism, int32_t paralle
 void pst_range_bounds(int32_t i, int32_t max_parallelism, int32_t parallelism, int32_t *first,
                       int32_t *last);
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* One limit for what a process takes, and what the shared tables of its host take. Tables without a
+ * limit of their own, and the buffers of batches, sealed epochs, files and merges are bound by it. A
+ * table with its own limit counts for the others and is bound by that alone; while there is one, buffers
+ * only count, too. Any thread. */
+typedef struct pst_budget pst_budget;
+
+/* The memory that this process may use: the machine's, or that of its control group or a group above
+ * it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as usual. */
+uint64_t pst_memory_bytes(const char *proc, const char *cgroups);
+
+/* `limit_bytes` 0: three quarters of pst_memory_bytes. PST_NO_MEMORY. */
+pst_status pst_budget_create(uint64_t limit_bytes, pst_budget **budget);
+/* The owner lets go: it lives as long as what was made with it. NULL is allowed. */
+void pst_budget_release(pst_budget *b);
+
+typedef struct pst_budget_stats {
+    uint64_t limit_bytes;
+    uint64_t private_bytes; /* heap tables and buffers of this process */
+    uint64_t shared_bytes;  /* shared tables of all processes, in the homes that this one uses */
+} pst_budget_stats;
+/* Counts the files of shared tables. */
+void pst_budget_get_stats(pst_budget *b, pst_budget_stats *stats);
+
+/* What a PST_LIMIT was about. */
+typedef struct pst_refusal {
+    uint64_t asked_bytes;
+    uint64_t private_bytes; /* as in pst_budget_stats; of a table's own limit, what the table had */
+    uint64_t shared_bytes;
+    uint64_t limit_bytes;
+    int own; /* the table's own limit */
+} pst_refusal;
+/* The last one of the budget, by whatever thread. */
+void pst_budget_refusal(const pst_budget *b, pst_refusal *refusal);
+
 /* ---- table --------------------------------------------------------------------------------- */
 
 typedef struct pst_table pst_table;
@@ -214,10 +250,15 @@ typedef struct pst_identity {
 
 typedef struct pst_table_options {
     int32_t max_parallelism;
-    int32_t first_key_group;      /* inclusive */
-    int32_t last_key_group;       /* inclusive */
-    uint64_t limit_bytes;         /* of committed memory; 0: three quarters of pst_memory_bytes */
-    const char *path;             /* shared: the table's file; NULL: heap                        */
+    int32_t first_key_group; /* inclusive */
+    int32_t last_key_group;  /* inclusive */
+    uint64_t limit_bytes;    /* of committed memory; 0: the budget's, or without one        */
+    pst_budget *budget;      /* three quarters of pst_memory_bytes                          */
+    const char *path;        /* shared: the table's file; NULL: heap                        */
+    /* Shared: a folder, and how many levels of folders below it, where all files that end in .table
+     * are counted together; or a file that is counted alone. NULL: not counted. */
+    const char *home;
+    int32_t home_depth;
     const pst_identity *identity; /* shared only */
     int32_t lock_timeout_ms;      /* shared only: how long to wait for the lock               */
     int32_t create;               /* shared only: make the file if it is not there           */
@@ -265,10 +306,8 @@ typedef struct pst_table_stats {
     uint32_t row_size;
 } pst_table_stats;
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats);
-
-/* The memory that this process may use: the machine's, or that of its control group or a group above
- * it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as usual. */
-uint64_t pst_memory_bytes(const char *proc, const char *cgroups);
+/* After a PST_LIMIT. */
+void pst_table_refusal(const pst_table *t, pst_refusal *refusal);
 
 /* ---- time to live ---------------------------------------------------------------------------- */
 
@@ -304,7 +343,7 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
 
 /* Seals the open epoch under `lineage` and opens the next one. O(rows changed). `sealed` (may be
  * NULL: no delta wanted) receives the after-images of the changed columns. On failure nothing is
- * sealed. Batches made before become stale. PST_NO_MEMORY, PST_POISONED. */
+ * sealed. Batches made before become stale. PST_NO_MEMORY, PST_LIMIT, PST_POISONED. */
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
 /* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2. PST_NO_UNDO where the
@@ -544,7 +583,9 @@ uint64_t pst_sealed_bytes(const pst_sealed *s);
 const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
 
 /* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends
- * the call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. */
+ * the call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. Buffers are charged
+ * to `budget`: PST_LIMIT. NULL: to none, or where a sealed epoch
+ * is written to its table's. */
 typedef struct pst_io {
     void *ctx;
     int (*write)(void *ctx, const void *data, size_t size);              /* append */
@@ -552,6 +593,7 @@ typedef struct pst_io {
     /* Compresses into dst (capacity *dst_size); sets *dst_size, or 0 where that does not pay. */
     int (*compress)(void *ctx, const void *src, size_t size, void *dst, size_t *dst_size);
     int (*decompress)(void *ctx, const void *src, size_t size, void *dst, size_t dst_size);
+    pst_budget *budget;
 } pst_io;
 
 typedef enum pst_file_kind { PST_DELTA = 1, PST_BASE = 2 } pst_file_kind;

@@ -12,17 +12,22 @@
 
 enum { POOL_BUFFERS = 3, AHEAD = 32 };
 
+/* Bytes of a buffer that is worth keeping. */
+#define POOL_KEEPS ((size_t)64 << 20)
+
 struct pst_pool {
     pthread_mutex_t lock;
+    pst_budget *budget;
     int references;
     int n;
     struct {
         pst_words entries;
         pst_key_buffer bytes;
+        uint64_t charged;
     } spare[POOL_BUFFERS];
 };
 
-pst_pool *pst_pool_create(void) {
+pst_pool *pst_pool_create(pst_budget *budget) {
     pst_pool *p = pst_calloc(1, sizeof *p);
     if (!p)
         return NULL;
@@ -31,6 +36,7 @@ pst_pool *pst_pool_create(void) {
         return NULL;
     }
     p->references = 1;
+    p->budget = pst_budget_retain(budget);
     return p;
 }
 
@@ -43,7 +49,9 @@ static void pool_drop(pst_pool *p) {
     for (int i = 0; i < p->n; i++) {
         pst_free(p->spare[i].entries.words);
         pst_free(p->spare[i].bytes.data);
+        pst_budget_drop(p->budget, p->spare[i].charged);
     }
+    pst_budget_release(p->budget);
     pthread_mutex_destroy(&p->lock);
     pst_free(p);
 }
@@ -57,15 +65,18 @@ void pst_pool_release(pst_pool *p) {
 static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
     pthread_mutex_lock(&p->lock);
     p->references++;
+    s->charge.budget = p->budget;
     if (p->n) {
         s->entries = p->spare[--p->n].entries;
         s->bytes = p->spare[p->n].bytes;
         s->bytes.size = 0;
+        s->charge.bytes = p->spare[p->n].charged;
     }
     pthread_mutex_unlock(&p->lock);
     s->pool = p;
     if (s->entries.capacity >= words)
         return PST_OK;
+    /* Of the new ones only what is written to will be there. */
     pst_free(s->entries.words);
     s->entries.words = pst_malloc(words * sizeof *s->entries.words);
     s->entries.capacity = s->entries.words ? words : 0;
@@ -74,7 +85,7 @@ static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
 
 /* One huge epoch must not pin its buffers for ever. */
 static int worth_keeping(size_t capacity, size_t used) {
-    return capacity <= ((size_t)1 << 23) || used * 8 >= capacity;
+    return capacity <= ((size_t)1 << 23) || (capacity <= POOL_KEEPS && used * 8 >= capacity);
 }
 
 static void pool_give(pst_pool *p, pst_sealed *s) {
@@ -83,11 +94,14 @@ static void pool_give(pst_pool *p, pst_sealed *s) {
     pthread_mutex_lock(&p->lock);
     if (keep && p->n < POOL_BUFFERS) {
         p->spare[p->n].entries = s->entries;
-        p->spare[p->n++].bytes = s->bytes;
+        p->spare[p->n].bytes = s->bytes;
+        p->spare[p->n++].charged = s->charge.bytes;
         s->entries.words = NULL;
         s->bytes.data = NULL;
+        s->charge.bytes = 0;
     }
     pthread_mutex_unlock(&p->lock);
+    pst_charge_drop(&s->charge);
     pool_drop(p);
 }
 
@@ -115,8 +129,9 @@ const pst_lineage *pst_sealed_lineage(const pst_sealed *s) {
 }
 
 pst_status pst_sealed_reserve(pst_sealed *s, size_t n) {
-    if (s->n_words + n <= s->entries.capacity)
-        return PST_OK;
+    pst_status st = pst_sealed_charge(s);
+    if (st || s->n_words + n <= s->entries.capacity)
+        return st;
     size_t capacity = s->entries.capacity * 2 + n;
     uint64_t *grown = pst_realloc(s->entries.words, capacity * sizeof *grown);
     if (!grown)
@@ -131,6 +146,10 @@ pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_
         size_t capacity = b->capacity ? b->capacity * 2 : 4096;
         while (capacity < b->size + size + PST_BYTES_SLACK)
             capacity *= 2;
+        pst_status st =
+            pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + b->size + size);
+        if (st)
+            return st;
         uint8_t *grown = pst_realloc(b->data, capacity);
         if (!grown)
             return PST_NO_MEMORY;
@@ -217,7 +236,7 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
     st = pst_sealed_cells(s, t, row, present, &w);
     s->n_words = (size_t)(w - s->entries.words);
     s->rows++;
-    return st;
+    return st ? st : pst_sealed_charge(s);
 }
 
 PST_PREFETCH void bring_block(const pst_table *t, const uint64_t *ref) {
@@ -326,6 +345,7 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
         st = gather(s, t);
     }
     if (st) {
+        t->arena.refused = 0;
         pst_sealed_destroy(s);
         return st;
     }

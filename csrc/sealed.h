@@ -10,11 +10,14 @@
  *  G1. A row is gathered only if it logically changed: before and after are compared, so what was
  *      touched and put back, or inserted and deleted, leaves nothing.
  *  G2. Records carry keys and values, never slots or granules.
- *  G3. Buffers are recycled, so that in a steady state sealing faults no pages in.
+ *  G3. Buffers are recycled up to a size, so that in a steady state sealing faults no pages in; those of
+ *      a large epoch go when it does.
+ *  G4. What is written to buffers is charged, in the pool too; what is only reserved is not.
  */
 #ifndef PST_SEALED_H
 #define PST_SEALED_H
 
+#include "budget.h"
 #include "collections.h"
 #include "huge.h"
 #include "key.h"
@@ -37,6 +40,7 @@ struct pst_sealed {
     size_t n_words;
     pst_key_buffer bytes;
     pst_key_buffer scratch; /* for what is put together before it is kept */
+    pst_charge charge;      /* of entries and bytes */
     uint64_t rows;
     uint64_t logical_bytes;
     pst_lineage lineage;
@@ -59,7 +63,7 @@ static inline int pst_is_wide_value(pst_type type) {
     return type == PST_DECIMAL || !pst_type_width(type);
 }
 
-/* Room for n more words, and bytes kept beside them: {offset, size}. PST_NO_MEMORY. */
+/* Room for n more words, and bytes kept beside them: {offset, size}. PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_sealed_reserve(pst_sealed *s, size_t n);
 pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to);
 
@@ -94,7 +98,12 @@ PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
-pst_pool *pst_pool_create(void);
+/* The bytes that an entry more will have touched. PST_LIMIT. */
+static inline pst_status pst_sealed_charge(pst_sealed *s) {
+    return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
+}
+
+pst_pool *pst_pool_create(pst_budget *budget);
 /* The table lets go; buffers die with the last sealed epoch. */
 void pst_pool_release(pst_pool *p);
 

@@ -37,6 +37,7 @@ typedef struct plan {
 typedef struct writing {
     const pst_sealed *s;
     pst_sst_writer *writer;
+    pst_charge charge;
     uint64_t *words; /* the sealed epoch's */
     uint32_t info_at;
     int columnar; /* rows with one key column need not be decoded */
@@ -294,6 +295,9 @@ static pst_status sort(writing *x) {
         x->ends[k] = sum;
         sum += count;
     }
+    pst_status st = pst_charge_raise(&x->charge, x->charge.bytes + largest * sizeof *x->room);
+    if (st)
+        return st;
     x->room = pst_malloc(largest * sizeof *x->room);
     if (!x->room)
         return PST_NO_MEMORY;
@@ -394,12 +398,16 @@ static pst_status write_all(writing *x) {
     for (int i = 0; i < PLANS; i++)
         x->plans[i].info = ~UINT64_C(0);
     x->last_hash = 0;
+    pst_status st = pst_charge_raise(&x->charge, s->rows * sizeof *x->items +
+                                                     (sizeof *x->ends << x->bucket_bits));
+    if (st)
+        return st;
     x->ends = pst_calloc((size_t)1 << x->bucket_bits, sizeof *x->ends);
     x->items = pst_malloc((size_t)s->rows * sizeof *x->items);
     x->record = pst_malloc(sizeof *x->record);
     if (!x->ends || !x->items || !x->record)
         return PST_NO_MEMORY;
-    pst_status st = sort(x);
+    st = sort(x);
     return st ? st : write_sorted(x);
 }
 
@@ -413,7 +421,10 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     if (!x)
         return PST_NO_MEMORY;
     x->s = s;
-    pst_status st = pst_sst_writer_create(s->schema, &out, io, &x->writer);
+    x->charge.budget = s->charge.budget;
+    pst_io own = *io;
+    own.budget = io->budget ? io->budget : s->charge.budget;
+    pst_status st = pst_sst_writer_create(s->schema, &out, &own, &x->writer);
     if (!st)
         st = write_all(x);
     if (!st)
@@ -423,6 +434,7 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     pst_free(x->items);
     pst_free(x->room);
     pst_free(x->record);
+    pst_charge_drop(&x->charge);
     pst_free(x);
     pst_huge_make(&s->huge);
     if (!st)

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "budget.h"
 #include "coding.h"
 #include "hash.h"
 #include "mem.h"
@@ -19,6 +20,7 @@
  *     what a writer takes, and whoever applies a record may take its cells for what they say. */
 struct pst_sst_reader {
     pst_io io;
+    pst_charge charge; /* of the index and a block */
     pst_file_info info;
     pst_detail detail;
     pst_schema schema;
@@ -130,7 +132,9 @@ static pst_status read_tail(pst_sst_reader *r, uint64_t data_offset) {
     if (pst_sst_get_footer(bytes, id, data_offset, r->info.file_bytes, &f))
         return fail_at(r, PST_CORRUPT, end);
     size_t size = end - f.index_offset;
-    s = pst_sst_reserve(&r->stored, size);
+    s = pst_charge_raise(&r->charge, size + f.blocks * sizeof *r->refs);
+    if (!s)
+        s = pst_sst_reserve(&r->stored, size);
     if (s)
         return s;
     s = read_at(r, f.index_offset, r->stored.data, size);
@@ -164,6 +168,7 @@ pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_re
     if (!r)
         return PST_NO_MEMORY;
     r->io = *io;
+    r->charge.budget = pst_budget_retain(io->budget);
     r->detail = NOWHERE;
     uint64_t data_offset;
     pst_status s = read_header(r, file_bytes, &data_offset);
@@ -191,6 +196,8 @@ void pst_sst_reader_close(pst_sst_reader *r) {
     pst_free(r->hashes.data);
     pst_free(r->key_groups.data);
     pst_free(r->tied_bytes.data);
+    pst_charge_drop(&r->charge);
+    pst_budget_release(r->charge.budget);
     pst_free(r);
 }
 
@@ -248,7 +255,12 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
 /* Reads the block's stored bytes; *raw is then its raw bytes. */
 static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t **raw) {
     size_t padded = pst_sst_align(ref->stored);
-    pst_status s = pst_sst_reserve(&r->stored, padded);
+    uint64_t rows = ref->puts + ref->deletes;
+    /* Twice its raw size where the codec has a copy, and a hash and a key group per row. */
+    pst_status s =
+        pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded + 2 * ref->raw + rows * 12);
+    if (!s)
+        s = pst_sst_reserve(&r->stored, padded);
     if (s)
         return s;
     s = read_at(r, ref->offset, r->stored.data, padded);

@@ -1,6 +1,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "budget.h"
 #include "coding.h"
 #include "hash.h"
 #include "mem.h"
@@ -12,6 +13,7 @@
 
 struct pst_sst_writer {
     pst_io io;
+    pst_charge charge;
     pst_file_info info;
     pst_schema schema;
     uint64_t states_mask;
@@ -75,6 +77,7 @@ pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *
     if (!w)
         return PST_NO_MEMORY;
     w->io = *io;
+    w->charge.budget = pst_budget_retain(io->budget);
     w->info = *info;
     w->last_key_group = -1;
     w->states_mask = schema->n_states < 64 ? (UINT64_C(1) << schema->n_states) - 1 : ~UINT64_C(0);
@@ -99,6 +102,8 @@ void pst_sst_writer_destroy(pst_sst_writer *w) {
     pst_schema_clear(&w->schema);
     pst_free(w->packed.data);
     pst_free(w->refs);
+    pst_charge_drop(&w->charge);
+    pst_budget_release(w->charge.budget);
     pst_free(w);
 }
 
@@ -192,6 +197,13 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
     return order < 0 ? PST_OK : PST_INVALID;
 }
 
+/* Charges for the block with the rows just measured: its columns, as it is laid out, packed, and what the
+ * codec has of it. */
+static inline pst_status charge(pst_sst_writer *w) {
+    return pst_charge_raise(&w->charge, 4 * (w->block.payload + w->block.row_size) +
+                                            w->refs_capacity * sizeof *w->refs);
+}
+
 /* What of the record is stored: a base has no nulls, a tombstone no columns. */
 static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64_t changed,
                                uint64_t present) {
@@ -219,6 +231,8 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
         w->block_key_group = record->key_group;
         w->block_hash = record->hash;
     }
+    if (!s)
+        s = charge(w);
     if (!s)
         s = pst_sst_builder_add(&w->block, record);
     if (s)
@@ -270,6 +284,8 @@ pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
             w->block_key_group = group_of(w, rows, from);
             w->block_hash = rows->hash[from];
         }
+        if (!s)
+            s = charge(w);
         if (!s)
             s = pst_sst_builder_add_rows(&w->block, rows, from, n);
         if (s)

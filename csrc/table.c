@@ -160,10 +160,19 @@ static void bind(pst_table *t) {
     t->heap = pst_space(&t->arena, PST_SPACE_HEAP);
 }
 
-static pst_status initialise(pst_table *t, const pst_table_options *o, int fd, uint64_t limit) {
+/* Most bytes of a table; of one that is bound by its budget as much as that may ever grant it. */
+static uint64_t limit_of(const pst_table_options *o) {
+    if (o->limit_bytes)
+        return o->limit_bytes;
+    return o->budget ? pst_budget_limit(o->budget) : pst_default_limit();
+}
+
+static pst_status initialise(pst_table *t, const pst_table_options *o, int fd) {
+    uint64_t limit = limit_of(o), reserve = reserve_for(limit);
     uint32_t shards = directory_room(t, limit);
-    uint64_t reserve = reserve_for(limit);
     pst_status s = pst_arena_map(&t->arena, fd, head_size(t, shards), reserve, limit, 1);
+    if (!s)
+        s = pst_arena_join(&t->arena, t->budget, !o->limit_bytes, 1);
     if (s)
         return s;
     bind(t);
@@ -207,17 +216,18 @@ static int header_fits(const pst_table *t, const pst_header *h, const pst_identi
            h->floor <= h->sealed;
 }
 
-static pst_status map_existing(pst_table *t, const pst_table_options *o, int fd, uint64_t limit) {
+static pst_status map_existing(pst_table *t, const pst_table_options *o, int fd) {
     pst_header h;
     ssize_t got = pread(fd, &h, sizeof h, 0);
     if (got < 0)
         return PST_IO;
     if ((size_t)got < sizeof h || !header_fits(t, &h, o->identity))
         return PST_MISMATCH;
-    pst_status s = pst_arena_map(&t->arena, fd, head_size(t, h.shards), h.reserve, limit, 0);
+    pst_status s = pst_arena_map(&t->arena, fd, head_size(t, h.shards), h.reserve, limit_of(o), 0);
     if (s)
         return s;
     bind(t);
+    (void)pst_arena_join(&t->arena, t->budget, !o->limit_bytes, 0);
     return pst_arena_refresh(&t->arena);
 }
 
@@ -228,8 +238,7 @@ static int is_current(const char *path, int fd) {
            a.st_dev == b.st_dev;
 }
 
-static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t limit,
-                              int *created) {
+static pst_status open_shared(pst_table *t, const pst_table_options *o, int *created) {
     size_t size = strlen(o->path) + 1;
     t->path = pst_malloc(size);
     if (!t->path)
@@ -260,10 +269,10 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, uint64_t
             int fresh = pread(fd, &magic, 8, 0) < 8 || magic == 0;
             *created = fresh;
             if (!fresh)
-                return map_existing(t, o, fd, limit);
+                return map_existing(t, o, fd);
             if (st.st_size && ftruncate(fd, 0))
                 return PST_IO;
-            return initialise(t, o, fd, limit);
+            return initialise(t, o, fd);
         }
         pst_lock_close(t->lock_slot); /* somebody discarded and replaced the file */
         t->lock_slot = -1;
@@ -304,13 +313,17 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
     if (s)
         return s;
     t->ttl = pst_calloc((size_t)schema->n_states + 1, sizeof *t->ttl);
-    t->pool = pst_pool_create();
+    t->budget = pst_budget_retain(o->budget);
+    if (t->budget && o->path && o->home)
+        s = pst_budget_add_home(t->budget, o->home, o->home_depth);
+    if (s)
+        return s;
+    t->pool = pst_pool_create(t->budget);
     if (!t->ttl || !t->pool)
         return PST_NO_MEMORY;
     t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
-    uint64_t limit = o->limit_bytes ? o->limit_bytes : pst_default_limit();
     *created = 1;
-    s = o->path ? open_shared(t, o, limit, created) : initialise(t, o, -1, limit);
+    s = o->path ? open_shared(t, o, created) : initialise(t, o, -1);
     if (s)
         return s;
     t->attached = 1;
@@ -440,6 +453,7 @@ static void free_table(pst_table *t) {
     pst_free(t->ttl);
     pst_free(t->current_bytes.data);
     pst_free(t->path);
+    pst_budget_release(t->budget);
     pst_free(t);
 }
 
@@ -458,6 +472,14 @@ void pst_table_abandon(pst_table *t) {
 
 const pst_detail *pst_table_detail(const pst_table *t) {
     return &t->detail;
+}
+
+void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
+    const pst_arena *a = &t->arena;
+    if (!a->refused && t->budget)
+        pst_budget_refusal(t->budget, refusal);
+    else
+        *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
 }
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {

@@ -77,6 +77,7 @@ struct pst_pool;       /* of gather buffers, see sealed.c */
 struct pst_collection; /* see collections.h */
 
 struct pst_table {
+    pst_budget *budget; /* NULL: none */
     pst_arena arena;
     pst_header *h;
     pst_meta *m; /* of the open epoch */

@@ -148,6 +148,11 @@ class ArrayRef:
     ) -> tuple[Memory, int, tuple[int, int] | None, tuple[int, int] | None, tuple[int, int]]: ...
 
 @disjoint_base
+class Budget:
+    def __new__(cls, limit_bytes: int) -> Self: ...
+    def stats(self) -> tuple[int, int, int]: ...
+
+@disjoint_base
 class Table:
     where: str
     schema: Schema
@@ -167,6 +172,8 @@ class Table:
         identity: _Identity | None,
         lock_timeout_ms: int,
         create: bool,
+        budget: Budget | None = None,
+        home: tuple[str, int] | None = None,
     ) -> bool: ...
     def close(self) -> None: ...
     def detach(self) -> None: ...
@@ -332,7 +339,14 @@ class Sealed:
 @disjoint_base
 class FileReader:
     name: str
-    def __init__(self, name: str, size_bytes: int, fd: int, source: BinaryIO | None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        size_bytes: int,
+        fd: int,
+        source: BinaryIO | None,
+        budget: Budget | None = None,
+    ) -> None: ...
     def close(self) -> None: ...
     def info(self) -> _Info: ...
     def lineage(self) -> _Lineage: ...
@@ -373,6 +387,7 @@ def merge(
     last_key_group: int,
     out: BinaryIO,
     name: str,
+    budget: Budget | None = None,
 ) -> _Info: ...
 def instants(
     address: int, validity: int, offset: int, length: int, naive: bool

@@ -85,8 +85,7 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
         return errors.NoSpaceError(28, f"{at}: the file system that holds the table is full; "
                                    "free space there, or choose another folder")
     if status == PST_LIMIT:
-        return errors.MemoryLimitError(f"{at}: the table would pass its memory limit; raise "
-                                       "limit_bytes or use more ranges")
+        return errors.MemoryLimitError(f"{at}: a memory limit would be passed")
     if status == PST_ADDRESS_SPACE:
         return errors.AddressSpaceError(
             f"{at}: no address range for the table; raise the limit on address space (ulimit -v, "
@@ -149,6 +148,7 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
 
 
 include "_core_guard.pxi"
+include "_core_budget.pxi"
 include "_core_instants.pxi"
 include "_core_cells.pxi"
 include "_core_nested_bytes.pxi"

@@ -18,10 +18,13 @@ cdef class _Io(_Guarded):
     cdef object target
     cdef object error
     cdef str name
+    cdef Budget budget
 
-    def __cinit__(self, target, int fd, str name):
+    def __cinit__(self, target, int fd, str name, Budget budget=None):
         self.target = target
         self.name = name
+        self.budget = budget
+        self.c.budget = budget_of(budget)
         self.state.io = <PyObject *> self
         self.state.fd = fd
         self.c.ctx = &self.state
@@ -156,6 +159,7 @@ cdef class Sealed(_Guarded):
 
     cdef pst_sealed *s
     cdef unsigned long fork
+    cdef Budget budget
     cdef readonly str where
 
     def __dealloc__(self):
@@ -200,6 +204,7 @@ cdef class Sealed(_Guarded):
             self.end()
         if status == PST_CALLBACK:
             io.reraise()
+        check_limit(status, self.budget, f"{self.where}, {name}")
         check(status, NULL, f"{self.where}, {name}", None)
         return info_tuple(&info)
 
@@ -211,10 +216,11 @@ cdef class Sealed(_Guarded):
             self.s = NULL
 
 
-cdef Sealed make_sealed(str where):
+cdef Sealed make_sealed(str where, Budget budget):
     """One that is to be filled."""
     cdef Sealed self = Sealed.__new__(Sealed)
     self.fork = fork_generation
+    self.budget = budget
     self.where = where
     return self
 
@@ -232,13 +238,14 @@ cdef class FileReader(_Guarded):
     cdef _Io io
     cdef readonly str name
 
-    def __init__(self, str name not None, uint64_t size_bytes, int fd, source):
+    def __init__(self, str name not None, uint64_t size_bytes, int fd, source,
+                 Budget budget=None):
         cdef pst_detail detail
         cdef pst_status status
         once(self.name is not None, "a reader")
         memset(&detail, 0xFF, sizeof(detail))
         self.name = name
-        self.io = _Io(source, fd, name)
+        self.io = _Io(source, fd, name, budget)
         self.hold()
         try:
             with nogil:
@@ -247,6 +254,7 @@ cdef class FileReader(_Guarded):
             self.end()
         if status == PST_CALLBACK:
             self.io.reraise()
+        check_limit(status, budget, name)
         check(status, &detail, name, None)
 
     def __dealloc__(self):
@@ -263,6 +271,7 @@ cdef class FileReader(_Guarded):
     cdef int check(self, pst_status status) except -1:
         if status == PST_CALLBACK:
             self.io.reraise()
+        check_limit(status, self.io.budget, self.name)
         return check(status, pst_sst_reader_detail(self.r), self.name, None)
 
     def close(self):
@@ -359,12 +368,13 @@ def file_checksum(str name not None, uint64_t size_bytes, int fd, source):
 
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,
           bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
-          int32_t first_key_group, int32_t last_key_group, out, str name not None):
+          int32_t first_key_group, int32_t last_key_group, out, str name not None,
+          Budget budget=None):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
     `columns[f]` maps file f's states to the schema's.
     """
-    cdef _Io io = _Io(out, -1, name)
+    cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
     cdef pst_sst_writer *writer = NULL
     cdef list opened = list(readers)
@@ -418,5 +428,6 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
             reader.io.reraise()
         if status == PST_CORRUPT and pst_sst_reader_detail(reader.r).offset >= 0:
             reader.check(status)
+    check_limit(status, budget, name)
     check(status, NULL, name, schema)
     return info_tuple(&info)

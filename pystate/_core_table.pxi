@@ -34,6 +34,7 @@ cdef class Table:
     cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
     cdef void *dependents      # a list of `_Dependent`
+    cdef Budget budget
     cdef readonly str where
     cdef readonly Schema schema
 
@@ -131,6 +132,13 @@ cdef class Table:
     cdef inline int check(self, pst_status status) except -1:
         if status == PST_OK:
             return 0
+        self.fail(status)
+
+    cdef int fail(self, pst_status status) except -1:
+        cdef pst_refusal refusal
+        if status == PST_LIMIT:
+            pst_table_refusal(self.t, &refusal)
+            raise limit_error(self.where, &refusal)
         raise make_error(status, pst_table_detail(self.t), self.where, self.schema)
 
     # -- life
@@ -142,15 +150,18 @@ cdef class Table:
 
     def open(self, Schema schema not None, int32_t max_parallelism, int32_t first_key_group,
              int32_t last_key_group, uint64_t limit_bytes, path, identity, int32_t lock_timeout_ms,
-             bint create):
-        """Create or attach the table; returns whether it is new."""
+             bint create, Budget budget=None, home=None):
+        """Create or attach the table; returns whether it is new.
+
+        `home`: the folder whose shared tables are counted with this one, and levels below it.
+        """
         cdef pst_table_options options
         cdef pst_identity who
         cdef pst_detail detail
         cdef int created = 0
         cdef pst_status status
         cdef Codec codec = schema.key_codecs[0]
-        cdef bytes encoded
+        cdef bytes encoded, folder
         memset(&options, 0, sizeof(options))
         memset(&detail, 0xFF, sizeof(detail))
         options.max_parallelism = max_parallelism
@@ -162,6 +173,11 @@ cdef class Table:
         if path is not None:
             encoded = os.fsencode(path)
             options.path = encoded
+        options.budget = budget_of(budget)
+        if home is not None:
+            folder = os.fsencode(home[0])
+            options.home = folder
+            options.home_depth = home[1]
         if identity is not None:
             fill_identity(&who, identity)
             options.identity = &who
@@ -182,8 +198,11 @@ cdef class Table:
             raise errors.DeclarationError(
                 f"{self.where}, state {schema.state_codecs[detail.column].name!r}: files know lists "
                 "and maps by a hash of their names, and another one has the same: rename the state")
-        check(status, &detail, self.where if path is None else f"{self.where}, {path}", schema)
+        place = self.where if path is None else f"{self.where}, {path}"
+        check_limit(status, budget, place)
+        check(status, &detail, place, schema)
         self.schema = schema
+        self.budget = budget
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int
         self.spaced = 0 < schema.c.n_hashed < schema.c.n_keys
         self.least, self.most = codec.least, codec.most
@@ -243,7 +262,7 @@ cdef class Table:
     def seal(self, bytes id, bytes parent, uint64_t epoch, uint64_t query, bint wanted):
         """Seal the open epoch; returns its `Sealed`, or None where it is not wanted."""
         cdef pst_lineage lineage
-        cdef Sealed sealed = make_sealed(self.where)
+        cdef Sealed sealed = make_sealed(self.where, self.budget)
         cdef pst_status status
         fill_lineage(&lineage, id, parent, epoch, query)
         self.begin()

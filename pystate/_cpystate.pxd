@@ -136,6 +136,27 @@ cdef extern from "pystate.h" nogil:
         uint64_t owner_start
         uint8_t application[32]
 
+    ctypedef struct pst_budget:
+        pass
+
+    ctypedef struct pst_budget_stats:
+        uint64_t limit_bytes
+        uint64_t private_bytes
+        uint64_t shared_bytes
+
+    ctypedef struct pst_refusal:
+        uint64_t asked_bytes
+        uint64_t private_bytes
+        uint64_t shared_bytes
+        uint64_t limit_bytes
+        int own
+
+    uint64_t pst_memory_bytes(const char *proc, const char *cgroups)
+    pst_status pst_budget_create(uint64_t limit_bytes, pst_budget **budget)
+    void pst_budget_release(pst_budget *b)
+    void pst_budget_get_stats(pst_budget *b, pst_budget_stats *stats)
+    void pst_budget_refusal(const pst_budget *b, pst_refusal *refusal)
+
     ctypedef struct pst_table_options:
         int32_t max_parallelism
         int32_t first_key_group
@@ -145,6 +166,9 @@ cdef extern from "pystate.h" nogil:
         const pst_identity *identity
         int32_t lock_timeout_ms
         int32_t create
+        pst_budget *budget
+        const char *home
+        int32_t home_depth
 
     pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                               pst_table **table, int *created, pst_detail *detail)
@@ -170,7 +194,7 @@ cdef extern from "pystate.h" nogil:
         uint32_t row_size
 
     void pst_table_get_stats(const pst_table *t, pst_table_stats *stats)
-    uint64_t pst_memory_bytes(const char *proc, const char *cgroups)
+    void pst_table_refusal(const pst_table *t, pst_refusal *refusal)
 
     pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
@@ -317,6 +341,7 @@ cdef extern from "pystate.h" nogil:
                         size_t *dst_size) noexcept nogil
         int (*decompress)(void *ctx, const void *src, size_t size, void *dst,
                           size_t dst_size) noexcept nogil
+        pst_budget *budget
 
     ctypedef enum pst_file_kind:
         PST_DELTA

@@ -66,7 +66,9 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     identity : Identity, optional
         Of a shared table; by default it belongs to this process.
     limit_bytes : int
-        Most memory to take; 0: three quarters of what the machine or the container has.
+        Most memory of the table; 0: no limit of its own, but that of the process and its host (see
+        `pystate.tables.memory_use`), by default three quarters of what the machine or the container
+        has.
     lock_timeout_ms : int
         How long to wait for a shared table that another process holds.
     uid : str

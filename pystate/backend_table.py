@@ -30,7 +30,13 @@ from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import KeyBatch, ValueHandle
 from pystate.keys import KeyColumns, KeyLike, describe, parse_key
 from pystate.registry import StateRegistry
-from pystate.tables import Identity, TableStats, checked_parallelism, checked_range
+from pystate.tables import (
+    Identity,
+    TableStats,
+    checked_parallelism,
+    checked_range,
+    process_budget,
+)
 from pystate.timers import Timers
 from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 
@@ -186,12 +192,14 @@ class BackendTable:
         """
         if self._table.is_open:
             return
-        identity = self._identity
-        if self.home == "shared" and identity is None:
-            from pystate.host import table_identity
+        identity, home = self._identity, None
+        if self.path is not None:
+            from pystate.host import counted_home, table_identity
 
-            name = os.path.abspath(self.path or "")
-            identity = table_identity(hashlib.sha256(os.fsencode(name)).digest())
+            home = counted_home(self.path)
+            if identity is None:
+                name = os.path.abspath(self.path)
+                identity = table_identity(hashlib.sha256(os.fsencode(name)).digest())
         first, last = self.key_group_range
         self.created = self._table.open(
             core_schema(self.key, self.namespace, self._states.columns),
@@ -203,6 +211,8 @@ class BackendTable:
             identity,
             self._lock_timeout_ms,
             self._create,
+            process_budget(),
+            home,
         )
         self._states.set_ttl()
 

@@ -467,7 +467,9 @@ def open(
     max_parallelism : int, optional
         Number of key groups, fixed when the store is made; 128 by default.
     limit_bytes : int
-        Most memory to take; 0: three quarters of what the machine or the container has.
+        Most memory of the table; 0: no limit of its own, but that of the process and its host (see
+        `pystate.tables.memory_use`), by default three quarters of what the machine or the container
+        has.
     retained : int
         How many checkpoints keep their files.
     lock_timeout_ms : int

@@ -93,7 +93,7 @@ class SnapshotTooOldError(PystateError, RuntimeError):
 
 
 class MemoryLimitError(PystateError, MemoryError):
-    """The table would pass its memory limit, or memory was refused."""
+    """A memory limit (a table's, or the host's) would be passed, or memory was refused."""
 
 
 class MissingRequirementError(PystateError, RuntimeError):

@@ -24,6 +24,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.keys import KeyColumns, describe
+from pystate.tables import process_budget
 from pystate.types import StateType
 
 __all__ = [
@@ -137,7 +138,7 @@ class OpenFile:
 
     def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
         self._place = (name, size_bytes, descriptor, file)
-        self.reader = _core.FileReader(name, size_bytes, descriptor, file)
+        self.reader = _core.FileReader(name, size_bytes, descriptor, file, process_budget())
 
     def checksum(self) -> int:
         """XXH64 of the whole file, read for it from end to end."""
@@ -329,6 +330,7 @@ def merge_files(
             newest.last_key_group if last_key_group is None else last_key_group,
             out,
             str(getattr(out, "name", out)),
+            process_budget(),
         )
         return FileInfo(*result)
 

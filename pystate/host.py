@@ -30,6 +30,7 @@ __all__ = [
     "TableIdentity",
     "ancestor_named",
     "choose_home",
+    "counted_home",
     "process_start",
     "sweep",
     "table_identity",
@@ -39,6 +40,9 @@ _LOG = logging.getLogger("pystate.host")
 _SHM = "/dev/shm"
 #: Containers often give 64 MB, which a single table would fill.
 _LEAST_BYTES = 256 * 1024 * 1024
+_BASE = re.compile(r"pystate-\d+")
+#: An owner's folder, an application's, an operator's.
+_LEVELS = 3
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
 
 
@@ -136,6 +140,28 @@ def choose_home(
             continue
         return TableHome(folder, identity)
     return TableHome(None, None)
+
+
+def counted_home(path: str) -> tuple[str, int]:
+    """Return the folder whose tables share one memory limit with the one at `path`, and its depth.
+
+    That is the folder of all of this user's owners, or the table's own. A table whose name does not
+    end in ``.table`` counts alone: the folder's other files may be anything.
+
+    Parameters
+    ----------
+    path : str
+        A shared table's file.
+    """
+    folder = os.path.realpath(os.path.dirname(path) or ".")
+    base = folder
+    for _ in range(_LEVELS + 1):
+        if _BASE.fullmatch(os.path.basename(base)):
+            return base, _LEVELS
+        base = os.path.dirname(base)
+    if path.endswith(".table"):
+        return folder, 0
+    return os.path.join(folder, os.path.basename(path)), 0
 
 
 def table_identity(application: bytes, owner_pid: int | None = None) -> TableIdentity:

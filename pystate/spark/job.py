@@ -73,7 +73,9 @@ class Job:
         Let pipelines leave out operators that the checkpoint holds, which are carried along, and
         states or timers of an operator, which are dropped for good.
     memory_limit_bytes : int
-        Bound of each table; 0 for three quarters of what the machine or its control group allows.
+        Bound of each table. 0: all tables of a host share one, which is three quarters of what the
+        machine or the workers' control group allows, or what the workers' environment says
+        (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
     shared_tables : bool
         Keep tables in memory that all workers of a host share. Otherwise every task restores its
         range from files, which only pays for tiny states.

@@ -87,6 +87,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "public": ({"pystate"}, set()),
     "memory, coding, hash": (
         {
+            "budget",
             "checksum",
             "coding",
             "element",
