@@ -3,7 +3,10 @@
  * Entries are sorted by items: a word each, with as much of the order as fits beside the entry's
  * place. Items are dealt into buckets by the highest bits of the order, so many that a bucket stays
  * in the nearest cache while it is sorted by what follows. What then is still equal is settled by the
- * whole hash and the key. */
+ * whole hash and the key.
+ *
+ * Of a large epoch the items are made for a part of the buckets at a time, so that writing takes little
+ * beside what was gathered; each part is a walk over the entries more. */
 #include <string.h>
 
 #include "hash.h"
@@ -17,11 +20,16 @@ enum {
     AT_BITS = 40,          /* of an item: the word at which its entry begins */
     BUCKET_ITEMS_BITS = 7, /* as many items as a bucket has if hashes are spread */
     MOST_BUCKETS_BITS = 16,
+    MOST_PARTS = 4,
     DIGIT = 8,
     FEW = 24, /* so many are sorted by insertion */
     CHUNK = 128,
     PLANS = 16
 };
+
+#ifndef PST_PART_ITEMS
+#define PST_PART_ITEMS ((size_t)8 << 20)
+#endif
 
 /* What an entry's info word and masks say: where its cells are, and where it ends. */
 typedef struct plan {
@@ -43,7 +51,10 @@ typedef struct writing {
     int columnar; /* rows with one key column need not be decoded */
     int group_bits;
     int bucket_bits;
-    size_t *ends; /* of buckets */
+    size_t *counts; /* of the buckets' items */
+    size_t *ends;   /* of the buckets of the part at hand, in `items` */
+    size_t part;    /* items that are sorted at a time, unless one bucket has more */
+    size_t n_items;
     uint64_t *items;
     uint64_t *room; /* for as many as the largest bucket has */
     uint64_t last_hash;
@@ -152,16 +163,21 @@ static void count_items(writing *x) {
         if (spread)
             w[0] = pst_key_row_hash(s->schema, w[0],
                                     (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]}, 0, s->tied);
-        x->ends[bucket_of(x, order_of(x, hash_of(x, w)))]++;
+        x->counts[bucket_of(x, order_of(x, hash_of(x, w)))]++;
     }
 }
 
-static void deal_items(writing *x) {
+/* Those of the buckets from `from` to `to`. */
+static void deal_items(writing *x, size_t from, size_t to) {
     walk at = begin_walk(x);
     for (uint64_t i = 0; i < x->s->rows; i++, walk_on(x, &at)) {
         uint64_t order = order_of(x, hash_of(x, at.w));
-        uint64_t item = item_of(x, order, (uint64_t)(at.w - x->words));
-        x->items[x->ends[bucket_of(x, order)]++] = item;
+        size_t k = bucket_of(x, order);
+        /* Without a branch, that nobody could predict: the others' place is the one behind the last. */
+        size_t taken = k - from < to - from;
+        k = taken ? k : (size_t)1 << x->bucket_bits;
+        x->items[x->ends[k]] = item_of(x, order, (uint64_t)(at.w - x->words));
+        x->ends[k] += taken;
     }
 }
 
@@ -258,7 +274,7 @@ static void sort_tied(const writing *x, uint64_t *a, size_t n) {
 /* Called for each i in turn: brings in the entry of an item further on, and the bytes of a nearer one,
  * whose entry is in cache by then. */
 PST_PREFETCH void bring(writing *x, size_t i) {
-    size_t n = (size_t)x->s->rows;
+    size_t n = x->n_items;
     if (i + AHEAD < n) {
         const uint64_t *w = entry_at(x, x->items[i + AHEAD]);
         __builtin_prefetch(w, 0, 2);
@@ -286,27 +302,47 @@ static void settle_ties(writing *x, size_t begin, size_t end) {
     }
 }
 
-static pst_status sort(writing *x) {
-    size_t buckets = (size_t)1 << x->bucket_bits, largest = 0, sum = 0;
-    count_items(x);
-    for (size_t k = 0; k < buckets; k++) {
-        size_t count = x->ends[k];
-        largest = count > largest ? count : largest;
-        x->ends[k] = sum;
-        sum += count;
+/* From a bucket on, those whose items are worked on together: as many as there is room for, or one. */
+static size_t part_end(const writing *x, size_t from, size_t *items) {
+    size_t to = from, n = x->counts[to++];
+    while (to < (size_t)1 << x->bucket_bits && n + x->counts[to] <= x->part)
+        n += x->counts[to++];
+    *items = n;
+    return to;
+}
+
+/* Room for the items of the largest part, and of the largest bucket. */
+static pst_status make_room(writing *x) {
+    size_t buckets = (size_t)1 << x->bucket_bits, most = 0, largest = 0;
+    for (size_t from = 0, n; from < buckets;) {
+        from = part_end(x, from, &n);
+        if (n > most)
+            most = n;
     }
-    pst_status st = pst_charge_raise(&x->charge, x->charge.bytes + largest * sizeof *x->room);
+    for (size_t k = 0; k < buckets; k++)
+        largest = x->counts[k] > largest ? x->counts[k] : largest;
+    pst_status st =
+        pst_charge_raise(&x->charge, x->charge.bytes + (most + largest) * sizeof *x->items);
     if (st)
         return st;
+    x->items = pst_malloc((most + 1) * sizeof *x->items);
     x->room = pst_malloc(largest * sizeof *x->room);
-    if (!x->room)
-        return PST_NO_MEMORY;
-    deal_items(x);
-    for (size_t k = 0, from = 0; k < buckets; from = x->ends[k++])
-        sort_items(x->items + from, x->ends[k] - from, 64 - DIGIT, x->room);
-    for (size_t k = 0, from = 0; k < buckets; from = x->ends[k++])
-        settle_ties(x, from, x->ends[k]);
-    return PST_OK;
+    return x->items && x->room ? PST_OK : PST_NO_MEMORY;
+}
+
+/* Makes x->items those of a part, in order. */
+static void sort_part(writing *x, size_t from, size_t to) {
+    size_t sum = 0;
+    for (size_t k = from; k < to; k++) {
+        x->ends[k] = sum;
+        sum += x->counts[k];
+    }
+    x->n_items = x->ends[(size_t)1 << x->bucket_bits] = sum;
+    deal_items(x, from, to);
+    for (size_t k = from, begin = 0; k < to; begin = x->ends[k++])
+        sort_items(x->items + begin, x->ends[k] - begin, 64 - DIGIT, x->room);
+    for (size_t k = from, begin = 0; k < to; begin = x->ends[k++])
+        settle_ties(x, begin, x->ends[k]);
 }
 
 /* ---- writing ---------------------------------------------------------------------------------- */
@@ -355,7 +391,7 @@ static uint32_t alike(const writing *x, const uint64_t *const *words, const uint
 static pst_status write_sorted(writing *x) {
     const uint64_t *words[CHUNK];
     uint64_t hash[CHUNK];
-    size_t rows = (size_t)x->s->rows;
+    size_t rows = x->n_items;
     pst_status st = PST_OK;
     for (size_t done = 0; !st && done < rows; done += CHUNK) {
         uint32_t n = rows - done < CHUNK ? (uint32_t)(rows - done) : CHUNK;
@@ -398,17 +434,25 @@ static pst_status write_all(writing *x) {
     for (int i = 0; i < PLANS; i++)
         x->plans[i].info = ~UINT64_C(0);
     x->last_hash = 0;
-    pst_status st = pst_charge_raise(&x->charge, s->rows * sizeof *x->items +
-                                                     (sizeof *x->ends << x->bucket_bits));
+    x->part = (size_t)s->rows / MOST_PARTS;
+    x->part = x->part < PST_PART_ITEMS ? PST_PART_ITEMS : x->part;
+    size_t buckets = (size_t)1 << x->bucket_bits, n;
+    pst_status st = pst_charge_raise(&x->charge, 2 * buckets * sizeof *x->ends);
     if (st)
         return st;
-    x->ends = pst_calloc((size_t)1 << x->bucket_bits, sizeof *x->ends);
-    x->items = pst_malloc((size_t)s->rows * sizeof *x->items);
+    x->counts = pst_calloc(2 * buckets + 1, sizeof *x->counts);
     x->record = pst_malloc(sizeof *x->record);
-    if (!x->ends || !x->items || !x->record)
+    if (!x->counts || !x->record)
         return PST_NO_MEMORY;
-    st = sort(x);
-    return st ? st : write_sorted(x);
+    x->ends = x->counts + buckets;
+    count_items(x);
+    st = make_room(x);
+    for (size_t from = 0, to; !st && from < buckets; from = to) {
+        to = part_end(x, from, &n);
+        sort_part(x, from, to);
+        st = write_sorted(x);
+    }
+    return st;
 }
 
 pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info) {
@@ -430,7 +474,7 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     if (!st)
         st = pst_sst_writer_finish(x->writer, &out);
     pst_sst_writer_destroy(x->writer);
-    pst_free(x->ends);
+    pst_free(x->counts);
     pst_free(x->items);
     pst_free(x->room);
     pst_free(x->record);
