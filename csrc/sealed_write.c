@@ -434,8 +434,9 @@ static pst_status write_all(writing *x) {
     for (int i = 0; i < PLANS; i++)
         x->plans[i].info = ~UINT64_C(0);
     x->last_hash = 0;
-    x->part = (size_t)s->rows / MOST_PARTS;
-    x->part = x->part < PST_PART_ITEMS ? PST_PART_ITEMS : x->part;
+    size_t rows = (size_t)s->rows, parts = rows / PST_PART_ITEMS + 1;
+    /* Alike, but for the buckets that lie across. */
+    x->part = rows / (parts < MOST_PARTS ? parts : MOST_PARTS) + rows / 64 + 1;
     size_t buckets = (size_t)1 << x->bucket_bits, n;
     pst_status st = pst_charge_raise(&x->charge, 2 * buckets * sizeof *x->ends);
     if (st)
