@@ -6,6 +6,7 @@
 #include "alloc.h"
 #include "evacuate.h"
 #include "sealed.h"
+#include "slots.h"
 #include "span.h"
 #include "undo.h"
 #include "value.h"
@@ -139,10 +140,11 @@ pst_status pst_table_rollback(pst_table *t, int32_t back) {
 /* The slots of rows that died in the open epoch become reusable once it has left the window. */
 static pst_status retire(pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
-    if (pst_is_live(row[0]))
+    /* Names that only went to the ring's end are among those that have left it. */
+    if (pst_is_live(row[0]) || pst_header_stamp(row[0]) != t->stamp)
         return PST_OK;
     pst_status s = pst_row_free_key(t, row);
-    return s ? s : pst_ring_push(t, PST_RING_SLOTS, slot);
+    return s ? s : pst_slot_free(t, slot);
 }
 
 static pst_status retire_dead(pst_table *t) {
@@ -167,7 +169,10 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
     pst_status s = sealed ? pst_sealed_gather(t, lineage, &out) : PST_OK;
     if (s)
         return s;
+    t->index_due = 0;
     pst_evacuate(t);
+    uint32_t cut_phase = t->m->cut_phase, cut_at = t->m->cut_at;
+    int moved = pst_slots_move(t);
     uint32_t tails[PST_RINGS], hot[PST_CLASSES];
     for (int r = 0; r < PST_RINGS; r++)
         tails[r] = t->m->rings[r].tail;
@@ -182,12 +187,17 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
             pst_put32(&t->m->rings[r].tail, tails[r]);
         for (int c = 0; c < PST_CLASSES; c++)
             pst_put32(&t->m->hot[c], hot[c]);
+        /* What died in the epoch may live again in it. */
+        pst_put32(&t->m->cut_phase, cut_phase);
+        pst_put32(&t->m->cut_at, cut_at);
         t->hot = 1;
         pst_span_count_listed(t, t->m);
         t->detail.sys_errno = t->arena.last_errno;
         pst_sealed_destroy(out);
-        return s;
+        /* What is gathered again must not find rows that have moved: they would be other rows. */
+        return moved ? pst_poison(t, s) : s;
     }
+    pst_slots_tidy(t);
     pst_span_tidy(t);
     pst_put_words((uint64_t *)&t->m->lineage, (const uint64_t *)(const void *)lineage,
                   sizeof *lineage / 8);

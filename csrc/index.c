@@ -126,6 +126,8 @@ static int double_directory(pst_table *t) {
             pst_put_words((uint64_t *)(m->shards + 2 * i + k), (const uint64_t *)(m->shards + i),
                           sizeof(pst_shard) / 8);
     pst_put32(&m->directory_bits, m->directory_bits + 1);
+    if (m->cut_phase == PST_CUT_PURGE)
+        pst_put32(&m->cut_at, 2 * m->cut_at);
     return 1;
 }
 
@@ -136,6 +138,11 @@ static void publish(pst_meta *m, uint32_t first, uint32_t n, const pst_shard *s)
         pst_put32(&m->shards[i].used, s->used);
         pst_put32(&m->shards[i].tombstones, s->tombstones);
     }
+}
+
+/* Room for one more entry. */
+static int has_room(const pst_shard *s) {
+    return (uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6;
 }
 
 /* ---- rebuilding ------------------------------------------------------------------------------- */
@@ -163,6 +170,7 @@ enum { MOST_LINES = PST_SHARD_MOST / PST_LINE };
 typedef struct heirs {
     uint32_t n;
     uint32_t depth; /* of the shard */
+    uint32_t below; /* entries of rows from there on are left out */
     int only_wanted;
     uint64_t live[2];
     pst_shard shards[2];
@@ -174,11 +182,14 @@ static void begin(heirs *h, uint32_t shape, int only_wanted) {
     h->n = 1;
     h->depth = pst_shard_depth(shape);
     h->only_wanted = only_wanted;
+    h->below = PST_NONE;
     h->live[0] = h->live[1] = 0;
 }
 
 /* An entry of a row that is there, or that may be revived while the epoch is open. */
 static int is_wanted(const pst_table *t, const heirs *h, uint64_t entry) {
+    if (pst_entry_slot(entry) >= h->below)
+        return 0;
     if (!h->only_wanted)
         return 1;
     uint64_t header = pst_row(t, pst_entry_slot(entry))[0];
@@ -281,47 +292,108 @@ static pst_status rebuild(pst_table *t, uint64_t hash) {
     return replace(t, first, &h);
 }
 
-/* Rebuilds the shard smaller if half of it would do for the rows that are still there. */
-static pst_status shrink(pst_table *t, uint32_t first) {
+/* Rebuilds the shard without the entries of dead rows, if these are at least half of it or, where
+ * `room` is wanted, in any case. */
+static pst_status drop_dead(pst_table *t, uint32_t first, int room) {
     const pst_shard *s = t->m->shards + first;
     heirs h;
     begin(&h, s->shape, 1);
     each_entry(t, s, count_entry, &h);
     uint32_t capacity = capacity_for(h.live[0], first);
-    if (!capacity || capacity > pst_shard_capacity(s->shape) / 2)
+    if (!capacity || (capacity > pst_shard_capacity(s->shape) / 2 && !room))
         return PST_OK;
     return replace(t, first, &h);
 }
 
-pst_status pst_index_shrink(pst_table *t) {
-    enum { LEAST = 4096 };
+/* What had to be given up for want of memory changed nothing, and can wait. */
+static pst_status if_changed(const pst_meta *m, uint32_t first, pst_shard before, pst_status s) {
+    const pst_shard *now = m->shards + first;
+    return now->table == before.table && now->shape == before.shape ? PST_OK : s;
+}
+
+#ifndef PST_INDEX_LOOKS
+#define PST_INDEX_LOOKS 4096 /* tests have less */
+#endif
+
+/* Entries that an epoch looks at, or one shard. */
+enum { LOOKS = PST_INDEX_LOOKS };
+
+static pst_status shrink_some(pst_table *t) {
     pst_meta *m = t->m;
-    uint32_t n = pst_directory_size(t, m), steps = 0;
-    uint64_t looked = 0;
-    t->index_due = 0;
+    uint32_t n = pst_directory_size(t, m), steps = 0, looked = 0;
     /* Of two entries in a granule, at least three in five are taken where nothing has gone, and
      * what was made for keys to come has no dead ones. */
     if (m->live > m->index_granules / 2 || m->live * 2 >= m->slots)
         return PST_OK;
-    while (steps < n && looked < LEAST) {
+    while (steps < n && looked < LOOKS) {
         uint32_t at = t->shrink_at < n ? t->shrink_at : 0;
         uint32_t first = shard_first(m, at), entries = shard_entries(m, first);
-        looked += pst_shard_capacity(m->shards[first].shape);
+        pst_shard before = m->shards[first];
+        looked += pst_shard_capacity(before.shape);
         t->shrink_at = first + entries;
         steps += entries;
-        if (pst_shard_capacity(m->shards[first].shape) <= FIRST_CAPACITY)
+        if (pst_shard_capacity(before.shape) <= FIRST_CAPACITY)
             continue;
-        uint32_t shape = m->shards[first].shape, table = m->shards[first].table;
-        pst_status s = shrink(t, first);
+        pst_status s = drop_dead(t, first, 0);
         if (s)
-            return m->shards[first].shape == shape && m->shards[first].table == table ? PST_OK : s;
+            return if_changed(m, first, before, s);
     }
     return PST_OK;
 }
 
+/* Takes the entries of rows from the cut on out of the shards. */
+static pst_status purge_some(pst_table *t) {
+    pst_meta *m = t->m;
+    uint32_t n = pst_directory_size(t, m), looked = 0;
+    while (m->cut_at < n && looked < LOOKS) {
+        uint32_t first = m->cut_at;
+        pst_shard before = m->shards[first];
+        heirs h;
+        begin(&h, before.shape, 0);
+        h.below = m->cut;
+        if (pst_shard_capacity(before.shape))
+            each_entry(t, &before, count_entry, &h);
+        looked += pst_shard_capacity(before.shape);
+        if (h.live[0] < before.used - before.tombstones) {
+            pst_status s = replace(t, first, &h);
+            if (s)
+                return if_changed(m, first, before, s);
+        }
+        pst_put32(&m->cut_at, first + shard_entries(m, first));
+    }
+    if (m->cut_at < n)
+        return PST_OK;
+    pst_put32(&m->cut_at, (uint32_t)m->epoch);
+    pst_put32(&m->cut_phase, PST_CUT_WAIT);
+    return PST_OK;
+}
+
+pst_status pst_index_tidy(pst_table *t) {
+    t->index_due = 0;
+    if (t->tight) {
+        pst_meta *m = t->m;
+        uint32_t first = (uint32_t)(shard_of(t, m, t->tight_hash) - m->shards);
+        pst_shard before = m->shards[first];
+        t->tight = 0;
+        if (!has_room(&before)) {
+            pst_status s = drop_dead(t, first, 1);
+            return s ? if_changed(m, first, before, s) : s;
+        }
+    }
+    return t->m->cut_phase == PST_CUT_PURGE ? purge_some(t) : shrink_some(t);
+}
+
+int pst_index_find_room(const pst_table *t, uint64_t hash, pst_vacancy *v) {
+    v->tag = pst_tag_of(t, hash);
+    v->shard = shard_under(t, t->m, hash, v->tag);
+    if (!has_room(v->shard))
+        return 0;
+    v->cell = empty_cell(t, v->shard, v->tag);
+    return 1;
+}
+
 pst_status pst_index_reserve(pst_table *t, const pst_key *key, pst_vacancy *v) {
-    const pst_shard *s = v->shard;
-    if ((uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6)
+    if (has_room(v->shard))
         return PST_OK;
     pst_status st = rebuild(t, key->hash);
     if (st)

@@ -22,8 +22,8 @@
  *      takes it back to empty, which is exactly what it was.
  *  I2. A region is freed when another took its place, and pages keep their content until no epoch
  *      of the window can refer to them (B1).
- *  I3. An entry whose row is dead stays until the slot is reused, or its shard shrinks; a lookup
- *      skips it unless the row died in the open epoch. Shrinking keeps those that died in it.
+ *  I3. An entry whose row is dead stays until the slot is reused, or its shard is tidied; a lookup
+ *      skips it unless the row died in the open epoch. Tidying keeps those that died in it.
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
  *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
@@ -179,14 +179,17 @@ uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v);
  * true is only slower, or larger. */
 pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows);
 
-/* Makes shards smaller that are mostly empty, where the whole index is: in each epoch one, or some
- * of a few thousand entries together. Part of an epoch's first write, as growth is of any, for a seal
- * has no time for a whole shard. What there is no memory for waits for
- * another epoch. */
-pst_status pst_index_shrink(pst_table *t);
+/* Makes shards smaller that are mostly empty, where the whole index is, or takes the entries of slots
+ * that are to go out of them: in each epoch one shard, or some of a few thousand entries together. Part
+ * of an epoch's first write, as growth is of any, for a seal has no time for a whole shard. What there
+ * is no memory for waits for another epoch. */
+pst_status pst_index_tidy(pst_table *t);
 
 /* Makes room for one more entry where the key goes; the place may be another one then. */
 pst_status pst_index_reserve(pst_table *t, const pst_key *key, pst_vacancy *v);
+
+/* Where one more entry of that hash goes, whatever its key; 0 where its shard has no room. */
+int pst_index_find_room(const pst_table *t, uint64_t hash, pst_vacancy *v);
 
 /* Publishes slot there; room was reserved and the row is complete. */
 static inline void pst_index_take(const pst_vacancy *v, uint32_t slot) {

@@ -32,7 +32,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 6u
+#define PST_TABLE_FORMAT 7u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -108,6 +108,24 @@ typedef struct pst_span_hints {
     uint32_t pad;
 } pst_span_hints;
 
+/* How far making a table's slots fewer has come, see slots.h. */
+enum {
+    PST_CUT_NONE = 0,
+    PST_CUT_TURN = 1,   /* names from the cut on leave the ring; cut_at: its tail when this began */
+    PST_CUT_MOVE = 2,   /* rows move below the cut; cut_at: none lives from there on */
+    PST_CUT_PURGE = 3,  /* entries go; cut_at: the directory's next shard */
+    PST_CUT_WAIT = 4,   /* for the window; cut_at: low half of the first epoch without entries */
+    PST_CUT_RELIST = 5, /* given up: names go back to the ring; cut_at: the next slot */
+};
+
+/* What tidying slots remembers from seal to seal. Hints, not under undo. */
+typedef struct pst_slot_hints {
+    uint32_t least;   /* of the names that no epoch took lately */
+    uint32_t surplus; /* names that nobody has wanted for a while */
+    uint32_t pinned;  /* behind the last row that could not be moved */
+    uint32_t since;   /* low half of the epoch in which that was seen */
+} pst_slot_hints;
+
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */
 typedef struct pst_shard {
     uint32_t shape; /* depth << 24 | capacity in entries; see pst_shard_capacity */
@@ -144,7 +162,10 @@ typedef struct pst_meta {
     pst_ring rings[PST_RINGS];
     uint32_t free_spans;
     uint32_t directory_bits;
-    uint32_t pad[2];    /* a shard lies in one cache line, a root in one word */
+    uint32_t cut_phase; /* of making slots fewer: down to `cut` */
+    uint32_t cut;
+    uint32_t cut_at;
+    uint32_t pad[3];    /* a shard lies in one cache line, a root in one word */
     pst_shard shards[]; /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 
@@ -189,6 +210,7 @@ typedef struct pst_header {
     uint64_t committed[PST_SPACES];
     uint64_t absent_bytes; /* of spans that were given back, within committed[] */
     pst_span_hints spans;
+    pst_slot_hints slots;
     uint64_t counted; /* 1: the last owner left with pst_span.listed as the rings have it */
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
     uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */

@@ -111,6 +111,8 @@ struct pst_table {
     struct pst_collection *collections; /* per state column */
     pst_ttl *ttl;                       /* per state column */
     pst_clock clock;
+    int tight; /* the shard of this hash had no room for a row that was to be moved */
+    uint64_t tight_hash;
     uint32_t shrink_at;    /* where in the directory shrinking goes on, see index.h */
     uint64_t entries_made; /* of maps, since what has expired was last looked for */
     int64_t due_until[2];  /* per domain: up to where timers were handed out last */

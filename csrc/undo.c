@@ -6,7 +6,7 @@
 
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
     if (t->index_due) {
-        pst_status s = pst_index_shrink(t);
+        pst_status s = pst_index_tidy(t);
         if (s)
             return s;
     }
@@ -44,10 +44,13 @@ static uint64_t undo_records(pst_table *t, uint64_t epoch) {
     return n;
 }
 
-/* A slot's index entry and header, as if it had never been taken. A kill may have left the row
- * half written, so its hash may be anything; then no entry names it. */
-static void undo_insert(pst_table *t, pst_meta *target, uint32_t slot) {
+/* A slot's index entry and header, as if it had never been taken in that epoch. A row without its stamp
+ * has no entry yet: a kill came before the header was written, or the slot's name only left the ring, or
+ * went to its end. */
+static void undo_insert(pst_table *t, pst_meta *target, uint64_t epoch, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
+    if (pst_header_stamp(row[0]) != pst_stamp(epoch) << 8)
+        return;
     uint64_t key = row[t->lay.key_offset / 8], hash = key;
     if (t->lay.key_kind == PST_KEY_WORD)
         hash = row[0] & PST_FLAG_NULL_KEY
@@ -64,10 +67,12 @@ static uint64_t undo_inserts(pst_table *t, uint64_t epoch, pst_meta *target) {
     const pst_ring *r = &m->rings[PST_RING_SLOTS], *b = &before->rings[PST_RING_SLOTS];
     /* Within an epoch reusable slots are taken first, fresh ones after. */
     for (uint32_t slot = m->slots; slot-- > before->slots;)
-        undo_insert(t, target, slot);
+        undo_insert(t, target, epoch, slot);
     for (uint32_t p = r->head; p-- != b->head;)
-        undo_insert(t, target, pst_ring_at(t, PST_RING_SLOTS, p));
-    return m->slots - before->slots + (r->head - b->head);
+        undo_insert(t, target, epoch, pst_ring_at(t, PST_RING_SLOTS, p));
+    /* An epoch that lowered the number of slots took none of those at the end. */
+    uint32_t fresh = m->slots > before->slots ? m->slots - before->slots : 0;
+    return fresh + (r->head - b->head);
 }
 
 uint64_t pst_undo_to_sealed(pst_table *t) {

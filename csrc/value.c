@@ -4,6 +4,7 @@
 #include "collections.h"
 #include "evacuate.h"
 #include "hash.h"
+#include "slots.h"
 #include "span.h"
 #include "ttl.h"
 
@@ -14,21 +15,6 @@ uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
     if (row[0] & PST_FLAG_NULL_KEY)
         return PST_HASH_SEED;
     return pst_hash_word(t->schema.keys[0].type, key, PST_HASH_SEED);
-}
-
-/* A reusable slot if the window allows one, else a fresh one. Of a reusable slot the old entry
- * goes first: from the moment that the ring's head has passed it, undoing takes the slot for an
- * insert of this epoch (I4). */
-static void take_slot(pst_table *t, uint32_t *slot) {
-    pst_ring *r = &t->m->rings[PST_RING_SLOTS];
-    if (r->head != r->sealed_tail[2]) {
-        uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, r->head);
-        pst_index_bury(t, pst_row_hash(t, pst_row(t, reused)), reused);
-        (void)pst_ring_pop(t, PST_RING_SLOTS, slot);
-        return;
-    }
-    *slot = t->m->slots;
-    pst_put32(&t->m->slots, t->m->slots + 1);
 }
 
 /* A row for the key, which has none, complete but for its header. */
@@ -45,7 +31,7 @@ static pst_status fill_row(pst_table *t, const pst_key *key, uint32_t *slot) {
             ref[1] |= granule;
         }
     }
-    take_slot(t, slot);
+    pst_slot_take(t, slot);
     uint64_t *row = pst_row(t, *slot), *k = row + t->lay.key_offset / 8;
     if (t->lay.key_kind == PST_KEY_WORD) {
         pst_put64(k, key->word);

@@ -9,6 +9,7 @@
  */
 #include "alloc.h"
 #include "crash.h"
+#include "slots_check.h"
 #include "span.h"
 #include "table_model.h"
 
@@ -85,6 +86,7 @@ static void check_copy(void) {
     REQUIRE(pst_table_lineage(c, 0, &l) == PST_OK);
     int ok = check_spans(c) && CHECK(l.epoch + 3 > m->seals && l.epoch <= m->seals + 1) &&
              model_compare(c, &m->sealed[l.epoch % MODEL_EPOCHS], m->schema, m->keys);
+    check_slots(c);
     sweep.at[0]++;
     int32_t back = (int32_t)(check_random(&sweep.random) % 4);
     if (ok && back < 3 && pst_table_lineage(c, back, &l) == PST_OK) {
@@ -328,6 +330,59 @@ static void run_spans(const pst_schema *s, uint64_t seed) {
     sweep.every = every;
 }
 
+static void set_key(model *m, int32_t k, int present, uint64_t value) {
+    pst_cell key[2], cell;
+    model_bytes room, bytes;
+    model_key(m->schema, k, key, &room);
+    CHECK_EQ(pst_key_set(sweep.t, key, 0), PST_OK);
+    CHECK_EQ(pst_value_clear(sweep.t, -1), PST_OK);
+    memset(m->now.present[k], 0, sizeof m->now.present[k]);
+    for (int32_t c = 0; present && c < 2; c++) {
+        model_cell(STATES[c].type, value, &cell, &bytes);
+        CHECK_EQ(pst_value_put(sweep.t, c, &cell), PST_OK);
+        m->now.present[k][c] = 1;
+        m->now.value[k][c] = value;
+    }
+}
+
+/* Most keys go: rows move into low slots, the index forgets the others, slots become fewer; now and then
+ * so many keys come that they do not. Stores are looked at in every phase. */
+static void run_cut(const pst_schema *s, uint64_t seed) {
+    enum { KEPT = 40 };
+    uint64_t every = sweep.every, seen = 0;
+    model *m = begin(s, MODEL_KEYS, seed);
+    for (uint64_t round = 0; round < 3; round++) {
+        for (int32_t k = 0; k < MODEL_KEYS; k++)
+            set_key(m, k, 1, check_random(&seed) % 100000);
+        model_seal(sweep.t, m, NULL);
+        for (int32_t k = KEPT; k < MODEL_KEYS; k++)
+            set_key(m, k, 0, 0);
+        for (int e = 0; e < 70; e++) {
+            uint32_t phase = sweep.t->m->cut_phase;
+            sweep.every = every * 83;
+            pst_crash_hook = after_store;
+            if (round == 1 && phase == PST_CUT_MOVE)
+                for (int32_t k = KEPT; k < KEPT + 200; k++)
+                    set_key(m, k, e % 2, 7);
+            for (int i = 0; i < 3; i++)
+                set_key(m, (int32_t)(check_random(&seed) % KEPT), 1, check_random(&seed) % 100000);
+            sweep.every = every * 31;
+            model_seal(sweep.t, m, NULL);
+            pst_crash_hook = NULL;
+            seen |= UINT64_C(1) << phase;
+            check_slots(sweep.t);
+        }
+        if (!CHECK(model_compare(sweep.t, &m->now, s, m->keys)))
+            break;
+    }
+    CHECK_EQ(seen, (UINT64_C(1) << (PST_CUT_RELIST + 1)) - 1);
+    pst_table_close(sweep.t);
+    pst_table_close(sweep.copy);
+    free(sweep.scratch);
+    free(m);
+    sweep.every = every;
+}
+
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -342,6 +397,9 @@ int main(int argc, char **argv) {
     run_ring_growth(&schemas[0]);
     run_spans(&schemas[0], seed);
     run_spans(&schemas[1], seed);
+    run_cut(&schemas[0], seed);
+    run_cut(&schemas[1], seed);
+    run_cut(&schemas[2], seed);
     fprintf(stderr, "%llu stores, %llu looked at; back 1: %llu, back 2: %llu, written on: %llu\n",
             (unsigned long long)sweep.points, (unsigned long long)sweep.looked,
             (unsigned long long)sweep.at[1], (unsigned long long)sweep.at[2],

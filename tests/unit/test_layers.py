@@ -130,6 +130,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "sealed_write",
             "single",
             "single_elements",
+            "slots",
             "span",
             "table",
             "timers",

@@ -1,0 +1,220 @@
+/* Rows that move into lower slots after most have gone, beside a model: through every phase of a cut,
+ * with roll backs, readers of older epochs and growth in the middle of it. */
+#include "slots_check.h"
+#include "table_model.h"
+
+static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
+static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
+static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                    {.name = "s", .type = PST_STRING},
+                                    {.name = "i", .type = PST_INT32},
+                                    {.name = "d", .type = PST_FLOAT64},
+                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
+                                    {.name = "o", .type = PST_OBJECT},
+                                    {.name = "b", .type = PST_INT8},
+                                    {.name = "f", .type = PST_BOOL},
+                                    {.name = "t", .type = PST_TIMESTAMP}};
+
+enum { KEPT = 60, PHASES = PST_CUT_RELIST + 1 };
+
+static struct {
+    pst_table *t;
+    model *m;
+    uint64_t random;
+    uint64_t phases[PHASES]; /* seals that ended in it */
+    uint64_t back[PHASES];   /* and roll backs that began there */
+    uint64_t lowered;
+} run;
+
+static uint64_t any(uint64_t n) {
+    return check_random(&run.random) % n;
+}
+
+static void set(int32_t k, int present) {
+    pst_cell key[2], cell = {{0, 0}, {NULL, 0}};
+    model_bytes room, bytes;
+    model_key(run.m->schema, k, key, &room);
+    CHECK_EQ(pst_key_set(run.t, key, 0), PST_OK);
+    memset(run.m->now.present[k], 0, sizeof run.m->now.present[k]);
+    CHECK_EQ(pst_value_clear(run.t, -1), PST_OK);
+    for (int32_t c = 0; present && c < run.m->schema->n_states && c < 2; c++) {
+        uint64_t seed = any(1000000);
+        model_cell(STATES[c].type, seed, &cell, &bytes);
+        CHECK_EQ(pst_value_put(run.t, c, &cell), PST_OK);
+        run.m->now.present[k][c] = 1;
+        run.m->now.value[k][c] = seed;
+    }
+}
+
+static void seal(void) {
+    uint32_t slots = run.t->m->slots;
+    model_seal(run.t, run.m, NULL);
+    run.lowered += run.t->m->slots < slots;
+    run.phases[run.t->m->cut_phase]++;
+    check_slots(run.t);
+}
+
+/* Some of the rows that stay, touched; now and then undone, with epochs before it. */
+static void some_epochs(int n, int32_t kept, uint64_t every) {
+    for (int e = 0; e < n; e++) {
+        for (int i = 0; i < 5; i++)
+            set((int32_t)any((uint64_t)kept), any(20) != 0);
+        if (any(every) == 0) {
+            int32_t back = (int32_t)any(3);
+            pst_lineage l;
+            if (pst_table_lineage(run.t, back, &l))
+                back = 0;
+            run.back[run.t->m->cut_phase]++;
+            CHECK_EQ(pst_table_rollback(run.t, back), PST_OK);
+            CHECK(model_follow(run.t, run.m));
+            check_slots(run.t);
+        } else {
+            seal();
+        }
+        if (e % 8 == 0)
+            CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
+    }
+}
+
+static void open_run(const pst_schema *s, uint64_t seed, const char *path) {
+    pst_table_options o = {
+        .max_parallelism = 2, .last_key_group = 1, .limit_bytes = (uint64_t)1 << 26, .path = path};
+    run.m = calloc(1, sizeof *run.m);
+    REQUIRE(run.m);
+    run.m->schema = s;
+    run.m->keys = MODEL_KEYS;
+    run.random = seed;
+    REQUIRE(pst_table_open(s, &o, &run.t, NULL, NULL) == PST_OK);
+}
+
+static void close_run(void) {
+    CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
+    pst_table_close(run.t);
+    free(run.m);
+}
+
+static void test_cut(const pst_schema *s, uint64_t seed) {
+    pst_table_stats full, now;
+    open_run(s, seed, NULL);
+    for (int round = 0; round < 6; round++) {
+        for (int32_t k = 0; k < MODEL_KEYS; k++)
+            set(k, 1);
+        seal();
+        pst_table_get_stats(run.t, &full);
+        /* Those that stay were not the first to come. */
+        for (int32_t k = KEPT; k < MODEL_KEYS; k++)
+            set(k, 0);
+        some_epochs(3, KEPT, UINT64_MAX); /* nothing goes back before that */
+        some_epochs(60, KEPT, round % 2 ? 5 : 1000);
+        if (round % 3 == 2) {
+            /* In whatever phase that finds it: others come, more than there is room for below. */
+            some_epochs((int)any(12), KEPT, 1000);
+            for (int32_t k = 0; k < MODEL_KEYS / 2; k++)
+                set(k, 1);
+            seal();
+            some_epochs(8, MODEL_KEYS / 2, 5);
+            for (int32_t k = KEPT; k < MODEL_KEYS / 2; k++)
+                set(k, 0);
+            some_epochs(3, KEPT, UINT64_MAX);
+        }
+        some_epochs(120, KEPT, 1000);
+        pst_table_get_stats(run.t, &now);
+        CHECK(now.slots <= KEPT * 3);
+        CHECK(now.row_bytes <= full.row_bytes / 2 + 4096);
+    }
+    close_run();
+}
+
+/* Growth begins in every phase of a cut. */
+static void test_growth(const pst_schema *s, uint64_t seed) {
+    open_run(s, seed, NULL);
+    for (int wait = 0; wait < 40; wait++) {
+        for (int32_t k = 0; k < MODEL_KEYS; k++)
+            set(k, 1);
+        seal();
+        for (int32_t k = KEPT; k < MODEL_KEYS; k++)
+            set(k, 0);
+        seal();
+        for (int e = 0; e < wait; e++)
+            seal();
+        for (int32_t k = MODEL_KEYS - 200; k < MODEL_KEYS; k++)
+            set(k, 1);
+        if (wait % 2)
+            seal();
+        CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
+        if (wait % 4 > 1) {
+            CHECK_EQ(pst_table_rollback(run.t, wait % 3), PST_OK);
+            CHECK(model_follow(run.t, run.m));
+            check_slots(run.t);
+        }
+        some_epochs(20, MODEL_KEYS, 6);
+        pst_table_stats stats;
+        pst_table_get_stats(run.t, &stats);
+        CHECK(stats.slots <= 2 * MODEL_KEYS);
+    }
+    close_run();
+}
+
+/* A reader of the epoch in which a row moved, and of those before it, finds it. */
+static void test_readers(const pst_schema *s, uint64_t seed) {
+    static pst_record r;
+    pst_reader *readers[2] = {NULL, NULL};
+    model_state *wanted = calloc(2, sizeof *wanted);
+    REQUIRE(wanted);
+    open_run(s, seed, NULL);
+    for (int32_t k = 0; k < MODEL_KEYS; k++)
+        set(k, 1);
+    seal();
+    for (int32_t k = 0; k < MODEL_KEYS; k++)
+        if (k % 10)
+            set(k, 0);
+    seal();
+    for (int e = 0; e < 80; e++) {
+        pst_reader **reader = &readers[e % 2];
+        pst_reader_close(*reader);
+        *reader = NULL;
+        REQUIRE(pst_reader_open(run.t, NULL, NULL, reader, NULL) == PST_OK);
+        wanted[e % 2] = run.m->sealed[run.m->seals % MODEL_EPOCHS];
+        set((int32_t)any(MODEL_KEYS / 10) * 10, 1);
+        seal();
+        for (int i = 0; i < 2 && readers[1]; i++) {
+            uint64_t cursor = 0, found = 0, alive = 0;
+            while (pst_reader_next(readers[i], &cursor, &r) == PST_OK)
+                found++;
+            for (int32_t k = 0; k < MODEL_KEYS; k++) {
+                pst_cell key[2];
+                model_bytes room;
+                model_key(s, k, key, &room);
+                int is = model_alive(&wanted[i], s, k);
+                alive += (uint64_t)is;
+                CHECK_EQ(pst_reader_get(readers[i], key, 0, &r), is ? PST_OK : PST_NOT_FOUND);
+                if (is)
+                    CHECK_EQ(r.cells[0].word[0], wanted[i].value[k][0]);
+            }
+            CHECK_EQ(found, alive);
+        }
+    }
+    CHECK(run.lowered > 0);
+    pst_reader_close(readers[0]);
+    pst_reader_close(readers[1]);
+    free(wanted);
+    close_run();
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    pst_schema schemas[] = {
+        {1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}, {1, 9, LONG_KEY, STATES}};
+    for (int i = 0; i < 3; i++) {
+        test_cut(&schemas[i], seed);
+        test_growth(&schemas[i], seed);
+        test_readers(&schemas[i], seed);
+    }
+    for (int p = 0; p < PHASES; p++)
+        CHECK(run.phases[p] > 0 && run.back[p] > 0);
+    CHECK(run.lowered > 10);
+    for (int p = 0; p < PHASES; p++)
+        fprintf(stderr, "phase %d: %llu seals, %llu roll backs\n", p,
+                (unsigned long long)run.phases[p], (unsigned long long)run.back[p]);
+    return check_report();
+}
