@@ -76,13 +76,19 @@ void pst_ring_shrink(pst_table *t, uint32_t ring) {
     pst_release64(&t->h->ring_capacity[ring], half);
 }
 
+pst_status pst_ring_reserve(pst_table *t, uint32_t ring, uint32_t n) {
+    const pst_ring *r = &t->m->rings[ring];
+    pst_status s = PST_OK;
+    while (!s && (uint32_t)t->h->ring_capacity[ring] - (r->tail - r->sealed_head[2]) < n)
+        s = grow_ring(t, ring);
+    return s;
+}
+
 pst_status pst_ring_push(pst_table *t, uint32_t ring, uint32_t name) {
     pst_ring *r = &t->m->rings[ring];
-    if (r->tail - r->sealed_head[2] == (uint32_t)t->h->ring_capacity[ring]) {
-        pst_status s = grow_ring(t, ring);
-        if (s)
-            return s;
-    }
+    pst_status s = pst_ring_reserve(t, ring, 1);
+    if (s)
+        return s;
     pst_put32(cells(t, ring) + (r->tail & (uint32_t)(t->h->ring_capacity[ring] - 1)), name);
     pst_put32(&r->tail, r->tail + 1);
     return PST_OK;

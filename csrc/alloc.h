@@ -39,6 +39,9 @@ pst_status pst_block_free(struct pst_table *t, uint32_t size_class, uint32_t gra
 /* Moves what the open epoch freed of its own to the rings. Part of sealing. */
 pst_status pst_block_settle(struct pst_table *t);
 
+/* Room for so many more names. A size class is the ring of its blocks, so what is about to put one in
+ * another's place can be sure that the old one will be free again. */
+pst_status pst_ring_reserve(struct pst_table *t, uint32_t ring, uint32_t n);
 pst_status pst_ring_push(struct pst_table *t, uint32_t ring, uint32_t name);
 /* Gives half of a ring back that is nearly empty; more where it is called again. Part of sealing. */
 void pst_ring_shrink(struct pst_table *t, uint32_t ring);

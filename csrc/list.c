@@ -241,6 +241,19 @@ static pst_status drop_copies(pst_table *t, uint32_t first, pst_status why) {
     return why;
 }
 
+/* Makes sure that all chunks can be freed. */
+static pst_status reserve_chain(pst_table *t, const pst_list *l) {
+    uint32_t n[PST_CLASSES] = {0}, at = l->first;
+    pst_status s = PST_OK;
+    while (at && !s) {
+        chunk c = own_chunk(t, at);
+        uint32_t class = pst_class_of(c.bytes);
+        s = pst_ring_reserve(t, class, ++n[class]);
+        at = at == l->last ? 0 : c.next;
+    }
+    return s;
+}
+
 pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
     enum { MOST = 1024 }; /* chunks */
     pst_list fresh = *l;
@@ -269,6 +282,9 @@ pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
         fresh.last = copy;
         at = at == l->last ? 0 : c.next;
     }
+    pst_status s = reserve_chain(t, l);
+    if (s)
+        return drop_copies(t, fresh.first, s);
     pst_list old = *l;
     *l = fresh;
     return pst_list_clear(t, &old);

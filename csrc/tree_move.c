@@ -22,6 +22,11 @@ static pst_status move_bytes(pst_tree_writer *w, uint32_t level, int which) {
     s = pst_tw_store_bytes(w, b, ref);
     if (s)
         return s;
+    s = pst_ring_reserve(w->t, pst_class_of(pst_tree_block_bytes(b.size)), 1);
+    if (s) {
+        (void)pst_tw_free_bytes(w, ref); /* born: cannot fail */
+        return s;
+    }
     node = pst_tw_node(w, w->at[level].node);
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put_words(which ? pst_tw_value(w, node, i) : pst_tw_key(w, node, i), ref, 2);

@@ -90,6 +90,11 @@ pst_status pst_tw_move_node(pst_tree_writer *w, uint32_t level, uint32_t want) {
     pst_status s = pst_tw_make_node(w, level, want, &granule);
     if (s)
         return s;
+    s = pst_ring_reserve(w->t, pst_node_class(*from), 1);
+    if (s) {
+        (void)pst_tw_free_node(w, granule); /* born: cannot fail */
+        return s;
+    }
     pst_tw_copy_entries(w, pst_tw_node(w, granule), 0, from, 0, pst_node_count(*from));
     pst_tw_set_count(pst_tw_node(w, granule), pst_node_count(*from));
     link_node(w, level, granule);

@@ -131,6 +131,11 @@ pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i) {
     pst_status s = pst_block_alloc(t, pst_class_of(size), &granule);
     if (s)
         return s;
+    s = pst_ring_reserve(t, pst_class_of(size), 1);
+    if (s) {
+        (void)pst_block_free(t, pst_class_of(size), granule, 1); /* born: cannot fail */
+        return s;
+    }
     pst_put_bytes(pst_block(t, granule), pst_ref_data(t->heap, old), size);
     ref[1] = (ref[1] & ~(uint64_t)UINT32_MAX) | granule;
     pst_touch(t, slot, row);

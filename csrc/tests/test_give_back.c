@@ -11,8 +11,10 @@
 
 #include "alloc.h"
 #include "check.h"
+#include "evacuate.h"
 #include "span.h"
 #include "table.h"
+#include "undo.h"
 
 static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
@@ -391,6 +393,86 @@ static void test_collections(int shared) {
     close_run();
 }
 
+/* Blocks for the copies of what moves, which need no memory then. */
+static void keep_blocks(void) {
+    enum { KEPT = 40, OF_CLASSES = 32 };
+    uint32_t kept[KEPT];
+    for (uint32_t c = 0; c < OF_CLASSES; c++) {
+        for (int i = 0; i < KEPT; i++)
+            REQUIRE(pst_block_alloc(run.t, c, &kept[i]) == PST_OK);
+        for (int i = 0; i < KEPT; i++)
+            REQUIRE(pst_block_free(run.t, c, kept[i], 1) == PST_OK);
+    }
+}
+
+/* Fills the rings, but for a few names, and lets nothing grow. */
+static void fill_rings(uint64_t *random) {
+    for (uint32_t c = 0; c < PST_CLASSES; c++)
+        REQUIRE(pst_ring_reserve(run.t, c, 4) == PST_OK);
+    run.t->arena.limit = run.t->arena.committed_total;
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        uint32_t *tail = &run.t->m->rings[c].tail;
+        while (pst_ring_push(run.t, c, 0) == PST_OK)
+            ;
+        *tail -= (uint32_t)(check_random(random) % 3);
+    }
+}
+
+/* What has become free is anybody's. */
+static void spoil_freed(const uint32_t *tails) {
+    for (uint32_t c = 0; c < PST_CLASSES; c++)
+        for (uint32_t p = tails[c]; p != run.t->m->rings[c].tail; p++)
+            memset(pst_block(run.t, pst_ring_at(run.t, c, p)), 0xEE, pst_class_size(c));
+}
+
+/* What cannot be moved, for want of memory to free what it leaves, stays whole where it was: blocks that
+ * were let go of and are still in use would be given to two. The number of blocks that were left. */
+static uint32_t refused_moves(const pst_schema *schema, int shared, uint64_t seed) {
+    uint32_t tails[PST_CLASSES], moved = 0;
+    uint64_t random = seed;
+    open_run(schema, shared);
+    memset(items, 0, sizeof items);
+    memset(sizes, 0, sizeof sizes);
+    for (uint32_t k = 0; k < 100; k++)
+        if (schema == &TEXTS)
+            put_text(k, 20 + (uint32_t)(check_random(&random) % 900));
+        else
+            set_items(k, (uint32_t)(check_random(&random) % 60));
+    seal();
+    keep_blocks();
+    REQUIRE(pst_undo_reserve(run.t, 200) == PST_OK);
+    for (uint32_t i = 0; i < pst_span_count(run.t); i++)
+        pst_span_at(run.t, i)->state |= PST_SPAN_LEAVING;
+    run.t->h->spans.phase = PST_SPANS_LEFT;
+    fill_rings(&random);
+    for (uint32_t c = 0; c < PST_CLASSES; c++)
+        tails[c] = run.t->m->rings[c].tail;
+    for (uint32_t slot = 0; slot < run.t->m->slots; slot++) {
+        run.t->h->spans.slot = slot; /* the sweep waits where it was refused */
+        pst_evacuate(run.t);
+    }
+    for (uint32_t c = 0; c < PST_CLASSES; c++)
+        moved += run.t->m->rings[c].tail - tails[c];
+    CHECK(run.t->arena.refused > 0);
+    spoil_freed(tails);
+    if (schema == &TEXTS)
+        check_texts();
+    else
+        check_items();
+    run.t->arena.limit = (uint64_t)1 << 30;
+    close_run();
+    return moved;
+}
+
+static void test_refused_moves(int shared) {
+    uint32_t texts = 0, elements = 0;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        texts += refused_moves(&TEXTS, shared, seed);
+        elements += refused_moves(&COLLECTIONS, shared, seed);
+    }
+    CHECK(texts > 0 && elements > 0);
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 8;
     int fd = mkstemp(path);
@@ -404,6 +486,7 @@ int main(int argc, char **argv) {
         test_growing(shared);
         test_drifting(shared, rounds);
         test_collections(shared);
+        test_refused_moves(shared);
     }
     return check_report();
 }
