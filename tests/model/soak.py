@@ -555,9 +555,10 @@ class Life:
     def idle(self) -> None:
         """Epochs that do next to nothing, for as long as they give memory back."""
         before = self.backend.stats().committed_bytes + 1
-        while (now := self.backend.stats().committed_bytes) < before:
-            before = now
-            for _ in range(24 if self.bounded else 2):
+        while (now := self.backend.stats()).committed_bytes < before:
+            before = now.committed_bytes
+            # A seal looks at some thousand slots, and pages go when all have been looked at.
+            for _ in range(64 + now.slots // 2000 if self.bounded else 2):
                 self.guarded(self.add_one)
                 self.guarded(self.seal)
 
