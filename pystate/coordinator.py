@@ -14,6 +14,10 @@ and the coordinator decides whether they make an epoch. How epochs follow each o
   comes back would mix two inputs, and is refused.
 * A run (`run_key`) may come between two batches. While a query runs in another process the run's
   driver takes the checkpoint over, and the query stops with `FencedError` before it publishes.
+* Terms never fall along the chain: a driver that finds a newest manifest of a later term than its
+  own has been overtaken, whatever it thinks of who owns the checkpoint, and builds nothing on it.
+  What it may still publish once its successor has published is therefore of an epoch that is taken;
+  orphan collection rests on that (`pystate.retention`).
 * At most one manifest has sink transactions that are not known to be committed: the newest. They
   are committed again, which is idempotent, before anything else happens. Once they are,
   ``manifests/committed`` says so, and what has become of the output since is its readers' affair.
@@ -145,7 +149,9 @@ class Coordinator:
         self._history = History(storage)
         self._maintenance = Maintenance()
         self._merges = (
-            BaseMerges(storage, self._maintenance, merge_policy) if merge_policy else None
+            BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
+            if merge_policy
+            else None
         )
         self._settled: int | None = None
         self._tidied = False
@@ -288,8 +294,13 @@ class Coordinator:
                 try:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
                     manifest = epoch.complete(sinks)
-                except OvertakenError as error:
-                    _LOG.warning("%s; opening the next epoch", error)
+                except Exception as error:
+                    overtaken = self._overtaken(epoch, error)
+                    if overtaken is None:
+                        raise
+                    if not isinstance(overtaken, OvertakenError):
+                        raise overtaken from error
+                    _LOG.warning("%s; opening the next epoch", overtaken)
                     continue
                 return EpochResult(
                     manifest.epoch, manifest, False, len(epoch.discarded_evaluations) + 1
@@ -298,6 +309,34 @@ class Coordinator:
             f"checkpoint {self.storage.uri}: an older driver kept publishing before this one, "
             "which has taken the checkpoint over"
         )
+
+    def check_current(self, epoch: Epoch) -> None:
+        """Make sure that nobody else has published an open epoch, and that this driver may.
+
+        Raises
+        ------
+        FencedError
+            Another driver owns the checkpoint, or has published the epoch; `OvertakenError` where
+            that was an older driver.
+        """
+        self._ownership.check()
+        winner = self._history.find_published(epoch.number)
+        if winner is not None and winner.evaluation_id != epoch.evaluation_id:
+            raise self._lost(epoch.number, winner)
+
+    def _overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
+        """What ended an epoch, if that was another driver, whatever this one stumbled over."""
+        if isinstance(error, FencedError):
+            return error
+        if not epoch.is_open:
+            return None
+        try:
+            self.check_current(epoch)
+        except FencedError as fenced:
+            return fenced
+        except (PystateError, OSError):
+            pass
+        return None
 
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
@@ -357,6 +396,8 @@ class Coordinator:
         self._history.refresh()
         head = self._history.head
         if head is not None:
+            if head.term > self._ownership.term:
+                raise self._ownership.fenced(head.term)
             self._settle(head)
         if not self._tidied:
             self._tidied = True
@@ -393,11 +434,7 @@ class Coordinator:
             operators = self._merges.adopt(operators)
         manifest = self._manifest(epoch, operators, sinks)
         data = manifest.encode()
-        job = self._job.with_operators(epoch.entries())
         self._ownership.check()
-        if job is not self._job:
-            job.save(self.storage)
-            self._job = job
         try:
             self.storage.publish(manifest.path, data)
         except AlreadyPublishedError as error:
@@ -406,6 +443,7 @@ class Coordinator:
         self._history.add(manifest)
         self._has_published = True
         try:
+            self._note_operators(epoch)
             self._settle(manifest)
             self._keep_house(manifest)
         finally:
@@ -459,21 +497,32 @@ class Coordinator:
 
     def _check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
         """Tell an earlier try of our own from another driver's manifest."""
-        path = manifest_path(manifest.epoch)
-        try:
-            winner = Manifest.decode(self.storage.read_bytes(path), path)
-        except FileNotFoundError:
+        winner = self._history.find_published(manifest.epoch)
+        if winner is None:
             raise FencedError(
-                f"{path} was published, and retired since, by another driver; this one "
+                f"{manifest.path} was published, and retired since, by another driver; this one "
                 f"(run {manifest.run_id}) has changed nothing"
             ) from error
-        if winner.evaluation_id == manifest.evaluation_id:
+        if winner.evaluation_id != manifest.evaluation_id:
+            raise self._lost(manifest.epoch, winner) from error
+
+    def _lost(self, epoch: int, winner: Manifest) -> FencedError:
+        kind = OvertakenError if winner.term < self._ownership.term else FencedError
+        return kind(
+            f"{manifest_path(epoch)} was published by another driver (run {winner.run_id} on "
+            f"{winner.host}); this one (run {self.run_id}) has changed nothing"
+        )
+
+    def _note_operators(self, epoch: Epoch) -> None:
+        """Add the epoch's operators to ``job.json``: never before the epoch counts."""
+        job = self._job.with_operators(epoch.entries())
+        if job is self._job:
             return
-        kind = OvertakenError if winner.term < manifest.term else FencedError
-        raise kind(
-            f"{path} was published by another driver (run {winner.run_id} on {winner.host}); "
-            f"this one (run {manifest.run_id}) has changed nothing"
-        ) from error
+        try:
+            job.save(self.storage)
+            self._job = job
+        except (PystateError, OSError) as error:
+            _LOG.warning("epoch %d is published; updating job.json failed: %s", epoch.number, error)
 
     # ---- housekeeping ----------------------------------------------------------------------
 
@@ -497,6 +546,7 @@ class Coordinator:
     def _collect_orphans(self) -> None:
         collect_orphans(
             self.storage,
+            term=self._ownership.term,
             grace_ms=self._orphan_grace_ms,
             live=self._merges.live if self._merges is not None else frozenset,
             check_owner=self._ownership.check,

@@ -116,6 +116,27 @@ class History:
             self._cache[epoch] = Manifest.decode(data, path)
         return self._cache[epoch]
 
+    def find_published(self, epoch: int) -> Manifest | None:
+        """Read an epoch's manifest, whoever published it; None where there is none.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError
+            It cannot be understood.
+        FencedError
+            The epoch was published and retired.
+        """
+        path = manifest_path(epoch)
+        try:
+            return Manifest.decode(self._storage.read_bytes(path), path)
+        except FileNotFoundError:
+            if epoch <= _scan(self._storage).floor:
+                raise FencedError(
+                    f"{path} was published, and retired since, by another driver; this one has "
+                    "changed nothing"
+                ) from None
+            return None
+
     def add(self, manifest: Manifest) -> None:
         """Note a manifest that was just published."""
         self._cache[manifest.epoch] = manifest

@@ -10,6 +10,8 @@ Invariants
    the files that it was made from.
 3. The thread exists only while there is work, and `Maintenance.close` joins it.
 4. A merge that no manifest can adopt any more leaves no file behind.
+5. The name of a merged base says the term of the driver that made it, the only one whose manifests
+   can name it first.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pystate.errors import CheckpointError
 from pystate.files import Lineage, Source, merge_files, open_file
 from pystate.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.rescale import rescaled
-from pystate.retention import delete_files
+from pystate.retention import delete_files, merged_name
 from pystate.storage import CheckpointStorage
 
 __all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
@@ -124,11 +126,16 @@ class BaseMerges:
     """The base merges that are planned, running, or ready for the next manifest."""
 
     def __init__(
-        self, storage: CheckpointStorage, maintenance: Maintenance, policy: MergePolicy
+        self,
+        storage: CheckpointStorage,
+        maintenance: Maintenance,
+        policy: MergePolicy,
+        term: Callable[[], int],
     ) -> None:
         self._storage = storage
         self._maintenance = maintenance
         self._policy = policy
+        self._term = term
         self._lock = threading.Lock()
         self._merges: dict[_Key, _Merge] = {}
         self._ready: dict[_Key, FileRef] = {}
@@ -159,7 +166,8 @@ class BaseMerges:
                     waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
                     if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
                         continue
-                    output = state_path(*key, sources[-1].epoch, uuid.uuid4().hex, "base")
+                    name = merged_name(self._term(), uuid.uuid4().hex)
+                    output = state_path(*key, sources[-1].epoch, name, "base")
                     rest = state.files[len(sources) :]
                     merged_id = rest[0].parent if rest else state.id
                     self._merges[key] = _Merge(

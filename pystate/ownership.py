@@ -8,7 +8,8 @@ Invariants
 1. Terms only grow, and each is taken once: the newest owner files are never removed, since a name
    that became free could be taken again by a driver whose listing was overtaken.
 2. Safety does not rest on the check, which can be passed a moment before another driver takes
-   over, but on manifests being put-if-absent; the check makes an older driver stop early.
+   over, but on manifests being put-if-absent, and on nobody building on a manifest of a later term
+   than its own; the check makes an older driver stop early.
 """
 
 from __future__ import annotations
@@ -90,11 +91,14 @@ class Ownership:
             Somebody did; the message says who.
         """
         newest = max(_terms(self._storage), default=0)
-        if newest == self.term:
-            return
+        if newest != self.term:
+            raise self.fenced(newest)
+
+    def fenced(self, newest: int) -> FencedError:
+        """The error of a driver that finds another one's term in the place of its own."""
         owner = _read(self._storage, newest) if newest > self.term else None
         who = "its owner files were removed" if owner is None else _describe(owner)
-        raise FencedError(
+        return FencedError(
             f"checkpoint {self._storage.uri} has another owner now: {who}; "
             f"this driver (run {self.run_id}) has published nothing since and must stop"
         )

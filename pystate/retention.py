@@ -2,15 +2,30 @@
 
 Thread safety: `collect_orphans` may run beside everything else.
 
-Why nothing that matters is removed
------------------------------------
-1. Files are listed first, manifests second, ownership is checked third. A driver that took over
-   later builds on manifests that were there at the second step, and makes files that were not
-   there at the first.
-2. Files of epochs after the newest manifest, finished or not, may belong to a running evaluation
-   and stay. Those of other epochs can only be named by a manifest already, or by a base merge of
-   this process, which is passed in as `live`.
-3. A grace period on top of that covers attempts that outlive their evaluation.
+Which files a manifest may still come to name
+---------------------------------------------
+A driver that is held up before it publishes its manifest may go on at any time, so that no age
+makes a file safe to remove. The order of epochs and terms says which files it may name.
+
+1. A driver builds on manifests of its own term and of earlier ones only (`Coordinator`), so that
+   terms never fall along the chain of manifests. Once a manifest of term t exists, as epoch e, a
+   driver of an earlier term has a base before e, and what it may still publish is of an epoch up to
+   e. Each of those names is taken; or it was taken and retired, and does not count (`History`).
+2. So a manifest that will count is of an epoch after the newest manifest, and of a term not before
+   that one's.
+3. A delta can first be named by the manifest of its own epoch. One of an epoch up to the newest
+   manifest's is named by now, or never will be.
+4. A merged base can first be named by a manifest of the term in its own name. One of an earlier
+   term than the newest manifest's is named by now, or never will be; one of this driver's term is
+   named, or passed in as `live`, or never will be. Those of later terms are its successors'.
+   A driver therefore leaves what its predecessor merged alone until it has published itself.
+5. A base without a term in its name was made by a version that wrote none, hence by another driver:
+   it goes once this driver has published.
+6. Files are listed before `live` is asked, and that before the manifests are read: what is made
+   later is not listed, and what moves from one to the other is seen in at least one of them.
+
+The grace period is a courtesy to attempts that outlive their evaluation, whose writes would fail.
+Nothing rests on it, nor on any clock.
 """
 
 from __future__ import annotations
@@ -25,30 +40,46 @@ from pystate.history import retained_epochs
 from pystate.manifest import Manifest, manifest_path
 from pystate.storage import CheckpointStorage, final_name
 
-__all__ = ["collect_orphans", "delete_files"]
+__all__ = ["collect_orphans", "delete_files", "merged_name"]
 
 _LOG = logging.getLogger("pystate.retention")
 _STATE = "state"
-_STATE_FILE = re.compile(r".*/(\d{8,})-[0-9a-f]+\.(?:delta|base)")
+_STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _FOLDERS = ("manifests", "owners", "runs")
 # For leftovers of small files, whose writers cannot be told dead from alive.
 _LEAST_GRACE_MS = 60_000
 
 
+def merged_name(term: int, unique: str) -> str:
+    """Name a merged base, for `state_path`, so that it says whose it is.
+
+    Parameters
+    ----------
+    term : int
+        The driver's.
+    unique : str
+        Hexadecimal digits that no other file has.
+    """
+    return f"t{term}-{unique}"
+
+
 def collect_orphans(
     storage: CheckpointStorage,
     *,
+    term: int,
     grace_ms: int,
     live: Callable[[], Collection[str]],
     check_owner: Callable[[], None],
     now_ms: int | None = None,
 ) -> int:
-    """Delete state files that no manifest names, and leftovers of unfinished writes.
+    """Delete state files that no manifest can name any more, and leftovers of unfinished writes.
 
     Parameters
     ----------
     storage : CheckpointStorage
         The checkpoint.
+    term : int
+        This driver's.
     grace_ms : int
         Younger files stay.
     live : callable
@@ -71,29 +102,40 @@ def collect_orphans(
     files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
     protected = set(live())
-    epochs = retained_epochs(storage)
-    for epoch in epochs:
+    newest = None
+    for epoch in retained_epochs(storage):
         path = manifest_path(epoch)
         try:
-            protected |= Manifest.decode(storage.read_bytes(path), path).paths
+            newest = Manifest.decode(storage.read_bytes(path), path)
         except FileNotFoundError:
             return 0  # retired a moment ago: the next collection sees the new list
+        protected |= newest.paths
     check_owner()
-    newest = epochs[-1] if epochs else 0
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
     doomed = [entry.path for entry in others if entry.modified_ms <= now_ms - small_ms]
     for entry in files:
         final = final_name(entry.path)
-        match = _STATE_FILE.fullmatch(final)
         if (
-            match is not None
-            and int(match[1]) <= newest
+            newest is not None
             and final not in protected
+            and not _may_be_named(final, newest, term)
             and entry.modified_ms <= now_ms - grace_ms
         ):
             doomed.append(entry.path)
     return delete_files(storage, doomed)
+
+
+def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
+    """Whether a manifest may still come to name a file that is named nowhere."""
+    match = _STATE_FILE.fullmatch(path)
+    if match is None or int(match[1]) > newest.epoch:
+        return True
+    if match[3] == "delta":
+        return False
+    if match[2] is None:
+        return newest.term != term
+    return int(match[2]) >= newest.term and int(match[2]) != term
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:

@@ -885,6 +885,40 @@ def test_publish_is_safe_without_the_early_check(
     second.close()
 
 
+def test_nothing_is_built_on_a_successors_epoch(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a listing of the owners shows: the successor has removed what could be needed."""
+    first, second = work.coordinator(), work.coordinator()
+    first.run(work.evaluate("b0"), **batch(0))
+    second.run(work.evaluate("b1"), **batch(1))
+    monkeypatch.setattr(first._ownership, "check", lambda: None)
+    with pytest.raises(FencedError, match=f"another owner now: run {second.run_id}"):
+        first.open_epoch(**batch(2))
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("error", [OSError("a folder is gone"), CheckpointError("no such file")])
+def test_overtaken_driver_says_so_whatever_it_stumbles_over(
+    work: FakeWork, error: Exception
+) -> None:
+    first, second = work.coordinator(), work.coordinator()
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        if second.head is None:
+            second.run(work.evaluate("second"), **batch(0))
+        raise error
+
+    with pytest.raises(FencedError, match="another owner") as caught:
+        first.run(evaluate, **batch(0))
+    assert caught.value.__cause__ is error
+    with pytest.raises(type(error)):
+        work.coordinator().run(evaluate, **batch(1))
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_driver_held_up_until_its_epoch_is_retired(
     work: FakeWork, monkeypatch: pytest.MonkeyPatch, dies: bool

@@ -16,7 +16,7 @@ from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from pystate.history import History, retained_epochs
 from pystate.maintenance import Maintenance, MergePolicy
 from pystate.manifest import FileRef, RangeState, manifest_path
-from pystate.retention import collect_orphans, delete_files
+from pystate.retention import collect_orphans, delete_files, merged_name
 from pystate.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
 from tests.conftest import FakeWork
 
@@ -325,7 +325,7 @@ def orphan(storage: CheckpointStorage, epoch: int, kind: str = "delta") -> str:
 
 
 def collect(storage: CheckpointStorage, **options: Any) -> int:
-    options = {"grace_ms": 0, "live": frozenset, "check_owner": lambda: None, **options}
+    options = {"term": 1, "grace_ms": 0, "live": frozenset, "check_owner": lambda: None, **options}
     return collect_orphans(storage, **options)
 
 
@@ -341,6 +341,34 @@ def test_orphans_and_only_orphans(work: FakeWork) -> None:
     assert collect(work.storage, live=lambda: {merging}) == len(losers)
     left = {entry.path for entry in work.storage.list("state")}
     assert left == named | {running, merging, foreign}
+
+
+@pytest.mark.parametrize(
+    ("newest", "own", "gone"),
+    [
+        # The driver has not published: what the term of the newest manifest merged may still come.
+        (1, 3, {"t0", "t3"}),
+        (2, 3, {"t0", "t1", "t3"}),
+        # It has: nothing that an earlier one merged can come any more, nor what it has given up.
+        (3, 3, {"t0", "t1", "t2", "t3", "other"}),
+        # It is itself overtaken.
+        (4, 3, {"t0", "t1", "t2", "t3"}),
+    ],
+)
+def test_merged_bases_go_by_their_term(
+    work: FakeWork, newest: int, own: int, gone: set[str]
+) -> None:
+    for _ in range(newest):
+        with work.coordinator() as coordinator:
+            run(coordinator, work, "a")
+    assert coordinator.head is not None and coordinator.head.term == newest
+    folder = "state/op/00000-00127"
+    paths = {f"t{term}": f"{folder}/00000001-{merged_name(term, 'ab')}.base" for term in range(6)}
+    paths["other"] = orphan(work.storage, 1, "base")
+    for term in range(6):
+        work.storage.publish(paths[f"t{term}"], b"")
+    collect(work.storage, term=own)
+    assert {name for name, path in paths.items() if not work.storage.exists(path)} == gone
 
 
 def test_grace(work: FakeWork) -> None:
