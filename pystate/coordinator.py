@@ -416,7 +416,15 @@ class Coordinator:
                     "has no sink to commit them: start it with the sink that wrote them, or their "
                     "output is lost"
                 )
-            self._commit_sinks(manifest)
+            try:
+                self._commit_sinks(manifest)
+            except Exception as error:
+                # The owner commits it as well, and what it has done since is no failure.
+                try:
+                    self._ownership.check()
+                except FencedError as fenced:
+                    raise fenced from error
+                raise
             self._history.note_committed(manifest)
         self._settled = manifest.epoch
 

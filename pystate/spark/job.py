@@ -491,7 +491,7 @@ class Job:
         epochs: list[Epoch] = []
 
         def evaluate(epoch: Epoch) -> Sequence[Any]:
-            outputs.prepare(epoch.number)
+            _prepare_outputs(outputs, coordinator, epoch)
             evaluation = Evaluation(
                 epoch, session, box, self._storage, self._tables, coordinator.parallelism, outputs
             )
@@ -539,3 +539,20 @@ class Job:
         """The checkpoint's folder, if it is one."""
         results = self._storage.local_path(_RESULTS)
         return None if results is None else os.path.dirname(results)
+
+
+def _prepare_outputs(outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> None:
+    """Prepare the sinks, on behalf of the driver that owns the checkpoint.
+
+    Raises
+    ------
+    FencedError
+        Another driver owns it. The output that is in the way may be what that one published, after
+        this driver was found to be the owner: hence the check of what is found, too.
+    """
+    coordinator.check_current(epoch)
+    try:
+        outputs.prepare(epoch.number)
+    except CheckpointError:
+        coordinator.check_current(epoch)
+        raise

@@ -84,12 +84,17 @@ class ParquetSink:
         return f"ParquetSink({self.path!r})"
 
     def prepare(self, epoch: int) -> None:
-        """Refuse a folder that already holds this epoch: another checkpoint's output."""
+        """Refuse a folder that already holds this epoch: another checkpoint's output.
+
+        Unless another driver of this checkpoint has published the epoch, which the caller checks
+        when this fails, and not before: only then is it known of what was found.
+        """
         final = self._final(epoch)
         if os.path.exists(final):
             raise CheckpointError(
                 f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
-                "output of another checkpoint; use another folder, or remove it"
+                "output of another checkpoint, or of this one before it was set back; use another "
+                "folder"
             )
 
     def check_columns(self, names: Sequence[str]) -> None:
@@ -106,7 +111,7 @@ class ParquetSink:
         """Write the frame, sync the files, and describe them."""
         staging = self._staging(epoch, evaluation_id)
         frame.write.parquet(local_uri(staging))
-        files = _data_files(staging)
+        files = _data_files(staging) or []
         for name, _ in files:
             _sync_file(os.path.join(staging, name))
         return self._staged(staging, epoch, files)
@@ -253,30 +258,43 @@ def _commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
-    staged, published = os.path.isdir(staging), os.path.isdir(final)
-    if staged and published:
-        raise CheckpointError(
-            f"cannot publish {staging}: {final} exists already, written by another checkpoint; "
-            "move one of them away and start the job again"
-        )
-    if not staged and not published:
+    # Another driver may commit the same at the same time: what is not found in one place may have
+    # gone to the other since, so that the final one is looked at again before anything is said.
+    if _data_files(final) is None:
+        staged = _data_files(staging)
+        if staged is not None:
+            _check_files(staging, staged, wanted)
+            with contextlib.suppress(OSError):
+                os.rename(staging, final)
+    published = _data_files(final)
+    if published is None:
+        if os.path.isdir(staging):
+            os.rename(staging, final)  # fails once more, and says why
         raise CheckpointError(
             f"output is lost: neither {staging} nor {final} exists, but the checkpoint says that "
             f"the epoch's {len(wanted)} files were written; put them back from a backup"
         )
-    where = staging if staged else final
-    found = _data_files(where)
-    if found != wanted:
-        missing = [name for name, size in wanted if (name, size) not in found]
+    if published != wanted and os.path.isdir(staging):
         raise CheckpointError(
-            f"{where} does not hold the {len(wanted)} files that the checkpoint names"
-            + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
+            f"cannot publish {staging}: {final} exists already and holds other files than the "
+            "checkpoint names: another checkpoint wrote them; give each its own folder, move "
+            "those files to where they belong and start the job again"
         )
-    if staged:
-        os.rename(staging, final)
-        sync_folder(root)
+    _check_files(final, published, wanted)
+    sync_folder(root)
+    with contextlib.suppress(FileNotFoundError):
         sync_folder(os.path.dirname(staging))
     _sweep_staging(root, int(final.rpartition("=")[2]))
+
+
+def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
+    if found == wanted:
+        return
+    missing = [name for name, size in wanted if (name, size) not in found]
+    raise CheckpointError(
+        f"{where} does not hold the {len(wanted)} files that the checkpoint names"
+        + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
+    )
 
 
 def _sweep_staging(root: str, epoch: int) -> None:
@@ -289,9 +307,13 @@ def _sweep_staging(root: str, epoch: int) -> None:
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 
-def _data_files(folder: str) -> list[tuple[str, int]]:
-    names = (name for name in os.listdir(folder) if not name.startswith(("_", ".")))
-    return sorted((name, os.path.getsize(os.path.join(folder, name))) for name in names)
+def _data_files(folder: str) -> list[tuple[str, int]] | None:
+    """The names and sizes of a folder's files; None where there is no such folder."""
+    try:
+        names = (name for name in os.listdir(folder) if not name.startswith(("_", ".")))
+        return sorted((name, os.path.getsize(os.path.join(folder, name))) for name in names)
+    except FileNotFoundError:
+        return None
 
 
 def _sync_file(path: str) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.coordinator import Coordinator, OvertakenError
+from pystate.epoch import Epoch
+from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
+from pystate.spark.job import _prepare_outputs
+from pystate.spark.side import Outputs
 from pystate.spark.sink import ParquetSink, commit, relocatable
+from pystate.storage import LocalStorage
+from tests.conftest import FakeWork
 
 
 def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, Any]:
@@ -41,6 +49,36 @@ def test_commit_is_one_rename_and_can_be_repeated(tmp_path: Path) -> None:
     # What lost is gone; what belongs to a later epoch is not.
     assert [p.name for p in (tmp_path / "_staging").iterdir()] == ["4-later"]
     assert ParquetSink(tmp_path).epochs() == [3]
+
+
+def test_two_drivers_commit_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them, whole, before each look or change of the other."""
+    calls = 0
+    for turn in range(100):
+        folder = tmp_path / str(turn)
+        transaction = staged(folder)
+        calls = 0
+
+        def counted(real: Any, turn: int = turn, transaction: Any = transaction) -> Any:
+            def call(*arguments: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == turn + 1:
+                    commit(transaction)
+                return real(*arguments)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("listdir", "rename", "open"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            for name in ("getsize", "isdir"):
+                patch.setattr(os.path, name, counted(getattr(os.path, name)))
+            commit(transaction)
+        assert len(list((folder / "epoch=3").glob("part*"))) == 2
+        if calls <= turn:
+            break
+    assert 5 < turn < 99
 
 
 @pytest.mark.parametrize("where", ["_staging/3-abc", "epoch=3"])
@@ -105,8 +143,69 @@ def test_unknown_kind(tmp_path: Path) -> None:
 def test_prepare_refuses_another_checkpoints_output(tmp_path: Path) -> None:
     commit(staged(tmp_path))
     ParquetSink(tmp_path).prepare(4)
-    with pytest.raises(CheckpointError, match="output of another checkpoint"):
+    with pytest.raises(CheckpointError, match="output of another checkpoint") as caught:
         ParquetSink(tmp_path).prepare(3)
+    # It may be what this very checkpoint published, before it was brought back from a copy.
+    assert not re.search("remove|delete|move", str(caught.value))
+
+
+@pytest.mark.parametrize("published", ["by a successor", "by a predecessor", "by another job"])
+def test_output_in_the_way_is_another_drivers(tmp_path: Path, published: str) -> None:
+    """Who finds its epoch's output there looks first whether it is still the owner."""
+    work = FakeWork(LocalStorage(tmp_path / "checkpoint"))
+    outputs = Outputs(ParquetSink(tmp_path / "out"))
+    one, other = work.coordinator(), work.coordinator()
+
+    def publish(epoch: Epoch) -> None:
+        for report in work.reports(epoch):
+            epoch.report(report)
+        epoch.complete()
+        commit(staged(tmp_path / "out", epoch.number))
+
+    def opened(coordinator: Coordinator) -> Epoch:
+        epoch = coordinator.open_epoch()
+        assert isinstance(epoch, Epoch)
+        return epoch
+
+    epoch = opened(one)
+    if published == "by another job":
+        commit(staged(tmp_path / "out", 1))
+        with pytest.raises(CheckpointError, match="output of another checkpoint"):
+            _prepare_outputs(outputs, one, epoch)
+    elif published == "by a successor":
+        publish(opened(other))
+        with pytest.raises(FencedError, match=f"another owner now: run {other.run_id}"):
+            _prepare_outputs(outputs, one, epoch)
+    else:
+        check, checks = one._ownership.check, []
+        later = opened(other)
+        # Held up after its last check, until the owner is about to prepare its sinks.
+        one._ownership.check = lambda: checks.append(1)  # type: ignore[method-assign]
+        publish(epoch)
+        one._ownership.check = check  # type: ignore[method-assign]
+        with pytest.raises(OvertakenError, match=f"published by another driver.*{one.run_id}"):
+            _prepare_outputs(outputs, other, later)
+    one.close()
+    other.close()
+
+
+def test_zombie_that_passed_the_check_before(tmp_path: Path) -> None:
+    """It was the owner then, and is not any more when it finds the output."""
+    work = FakeWork(LocalStorage(tmp_path / "checkpoint"))
+    one, other = work.coordinator(), work.coordinator()
+    epoch = one.open_epoch()
+    assert isinstance(epoch, Epoch)
+
+    class Held(ParquetSink):
+        def prepare(self, number: int) -> None:
+            other.run(work.evaluate())
+            commit(staged(tmp_path / "out", number))
+            super().prepare(number)
+
+    with pytest.raises(FencedError, match=f"another owner now: run {other.run_id}"):
+        _prepare_outputs(Outputs(Held(tmp_path / "out")), one, epoch)
+    one.close()
+    other.close()
 
 
 def test_only_file_systems(tmp_path: Path) -> None:

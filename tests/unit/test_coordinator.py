@@ -899,6 +899,24 @@ def test_nothing_is_built_on_a_successors_epoch(
     second.close()
 
 
+@pytest.mark.parametrize("newest", [True, False])
+def test_overtaken_driver_whose_output_was_taken_away(work: FakeWork, newest: bool) -> None:
+    """Its successor has committed it, and somebody has fetched it since."""
+    other = work.coordinator()
+
+    def commit(manifest: Manifest) -> None:
+        if newest:
+            other.run(work.evaluate(), **batch(1))
+        raise CheckpointError("output is lost: put it back from a backup")
+
+    driver = work.coordinator(commit_sinks=commit)
+    with pytest.raises(FencedError if newest else CheckpointError) as caught:
+        driver.run(work.evaluate(), **batch(0))
+    assert isinstance(caught.value, FencedError) == newest
+    driver.close()
+    other.close()
+
+
 @pytest.mark.parametrize("error", [OSError("a folder is gone"), CheckpointError("no such file")])
 def test_overtaken_driver_says_so_whatever_it_stumbles_over(
     work: FakeWork, error: Exception
