@@ -34,6 +34,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pystate.clock import MAX_STEP_MS, advance, warn
 from pystate.epoch import Epoch, RangeReport
 from pystate.errors import (
     AlreadyPublishedError,
@@ -102,6 +103,10 @@ class Coordinator:
         Number of times that `run` evaluates one epoch.
     merge_policy : MergePolicy or None
         When bases are merged; None for never.
+    max_clock_step_ms : int
+        Number of milliseconds by which processing time follows a clock that jumps.
+    allow_time_back : bool
+        Take processing time back to a clock that is behind it by more than that.
     epoch_wait_s : float
         How long `open_epoch` waits for another thread's epoch to end.
 
@@ -130,6 +135,8 @@ class Coordinator:
         orphan_grace_ms: int = 600_000,
         max_evaluations: int = 4,
         merge_policy: MergePolicy | None = MergePolicy(),  # noqa: B008
+        max_clock_step_ms: int = MAX_STEP_MS,
+        allow_time_back: bool = False,
         epoch_wait_s: float = 600.0,
     ) -> None:
         if retained < 1 or max_evaluations < 1 or orphan_grace_ms < 0:
@@ -144,6 +151,9 @@ class Coordinator:
         self._allow_unclaimed_state = allow_unclaimed_state
         self._orphan_grace_ms = orphan_grace_ms
         self._max_evaluations = max_evaluations
+        self._max_clock_step_ms = max_clock_step_ms
+        self._allow_time_back = allow_time_back
+        self._has_opened = False
         self._epoch_wait_s = epoch_wait_s
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
@@ -196,8 +206,8 @@ class Coordinator:
         run_key : str, optional
             Makes a run idempotent: the same key again is `AlreadyDone`.
         processing_time_ms : int, optional
-            The epoch's one processing time, which must be the same on every replay of a batch;
-            now by default.
+            What the clock says, which must be the same on every replay of a batch; now by default.
+            The epoch's one processing time follows from it, see `pystate.clock`.
         restore : {"latest"}, optional
             Lets a query that the checkpoint does not know begin with the state that is there.
             Means nothing for a query that it knows.
@@ -230,11 +240,18 @@ class Coordinator:
             base = self._history.head
             check_follows(self.storage.uri, position, base, restore)
             self._opened_s = time.monotonic()
+            read_ms = _now_ms() if processing_time_ms is None else processing_time_ms
+            time_ms, clock = advance(
+                base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
+            )
+            warn(base, time_ms, clock, always=not self._has_opened)
+            self._has_opened = True
             self._epoch = Epoch(
                 number=1 if base is None else base.epoch + 1,
                 base=base,
                 position=position,
-                processing_time_ms=_now_ms() if processing_time_ms is None else processing_time_ms,
+                processing_time_ms=time_ms,
+                clock=clock,
                 job=self._job,
                 parallelism=self.parallelism,
                 allow_unclaimed_state=self._allow_unclaimed_state,
@@ -487,6 +504,7 @@ class Coordinator:
             run_key=position.run_key,
             queries=tuple(queries[query_id] for query_id in sorted(queries)),
             sinks=tuple(sinks),
+            read_clock=epoch.clock,
         )
 
     def _check_visible(self, epoch: Epoch) -> None:

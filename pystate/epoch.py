@@ -10,8 +10,9 @@ Invariants
 2. An epoch completes with exactly one report per declared (operator, range), each built on exactly
    the id that the base names.
 3. Nothing is visible before the manifest, and nothing is undone after it.
-4. Processing time and watermark are the base's and the position's alone: an epoch that is computed
-   again has the same ones, and neither ever goes back.
+4. Processing time and watermark follow from the base and the position alone: an epoch that is
+   computed again has the same ones. No watermark goes back, and no processing time unless the job
+   allows it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pystate.errors import (
 from pystate.evolution import evolved_ranges
 from pystate.jobfile import JobFile, OperatorEntry, check_schemas
 from pystate.manifest import (
+    ClockReading,
     FileRef,
     Manifest,
     OperatorState,
@@ -111,6 +113,8 @@ class Epoch:
         Where its input comes from.
     processing_time_ms : int
         The one processing time of the epoch.
+    clock : ClockReading
+        What it follows from.
     watermark_ms : int or None
         The watermark of the epoch, which the base left behind.
     """
@@ -122,6 +126,7 @@ class Epoch:
         base: Manifest | None,
         position: Position,
         processing_time_ms: int,
+        clock: ClockReading,
         job: JobFile,
         parallelism: int,
         allow_unclaimed_state: bool,
@@ -131,10 +136,8 @@ class Epoch:
         self.number = number
         self.base = base
         self.position = position
-        # Never backwards, whatever the host's clock does; the same on every replay.
-        self.processing_time_ms = (
-            processing_time_ms if base is None else max(processing_time_ms, base.processing_time_ms)
-        )
+        self.processing_time_ms = processing_time_ms
+        self.clock = clock
         self.watermark_ms = None if base is None else base.watermark_ms
         self.discarded_evaluations: list[str] = []
         self._job = job

@@ -27,6 +27,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFESTS",
     "TIMERS",
+    "ClockReading",
     "FileRef",
     "Manifest",
     "OperatorState",
@@ -46,8 +47,9 @@ __all__ = [
 ]
 
 #: Version 2 knows event time and timers; a file of version 1 is read as one without. Version 3
-#: knows whether an operator has timers, and since when states count.
-FORMAT_VERSION = 3
+#: knows whether an operator has timers, and since when states count. Version 4 knows what the clock
+#: said.
+FORMAT_VERSION = 4
 MANIFESTS = "manifests"
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
@@ -342,6 +344,21 @@ class QueryProgress:
 
 
 @dataclass(frozen=True)
+class ClockReading:
+    """What the driver's clock said for an epoch; the next epoch's processing time follows from it.
+
+    See `pystate.clock`.
+    """
+
+    read_ms: int
+    """The clock's time for the epoch's position; processing time may be before or after it."""
+    pause_ms: int = 0
+    """The longest pause between epochs lately."""
+    doubted_since_ms: int | None = None
+    """The first reading that was too far ahead, while the clock is doubted."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An epoch that is complete.
 
@@ -375,7 +392,14 @@ class Manifest:
     """Every streaming query that the state contains, with its last batch."""
     sinks: tuple[Any, ...] = ()
     """Transactions to commit once this manifest exists; any JSON."""
+    read_clock: ClockReading | None = None
+    """What the clock said; None where that is not known."""
     format_version: int = FORMAT_VERSION
+
+    @property
+    def clock(self) -> ClockReading:
+        """What the clock said, or is taken to have said."""
+        return self.read_clock or ClockReading(self.processing_time_ms)
 
     @property
     def path(self) -> str:
@@ -423,6 +447,8 @@ class Manifest:
             "operators": [operator._encode() for operator in self.operators],
             "sinks": self.sinks,
         }
+        if self.format_version >= 4:
+            fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
         try:
             return encode_document("manifest", self.format_version, fields)
         except (TypeError, ValueError) as error:
@@ -473,6 +499,7 @@ class Manifest:
                 for item in fields.items("operators")
             ),
             sinks=tuple(fields.items("sinks")),
+            read_clock=_decode_clock(fields, path) if fields.version >= 4 else None,
             format_version=fields.version,
         )
         fields.finish()
@@ -493,6 +520,20 @@ def _signed(fields: Fields, name: str, path: str) -> int:
     if value is None:
         raise CorruptFileError(f"{path}: field {name!r} is null")
     return value
+
+
+def _decode_clock(fields: Fields, path: str) -> ClockReading | None:
+    content = fields.anything("clock")
+    if content is None:
+        return None
+    inner = Fields(content, path)
+    clock = ClockReading(
+        read_ms=_signed(inner, "read_ms", path),
+        pause_ms=inner.integer("pause_ms"),
+        doubted_since_ms=inner.optional_integer("doubted_since_ms"),
+    )
+    inner.finish()
+    return clock
 
 
 def _decode_progress(content: Any, path: str) -> QueryProgress:

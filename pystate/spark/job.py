@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from pystate.clock import MAX_STEP_MS
 from pystate.coordinator import Coordinator
-from pystate.durations import Duration
+from pystate.durations import Duration, milliseconds
 from pystate.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction
@@ -81,6 +82,13 @@ class Job:
         range from files, which only pays for tiny states.
     max_evaluations : int
         How often an epoch may be computed before its failure is the job's.
+    max_clock_step : str, timedelta or int
+        By how much one epoch's processing time follows a clock that jumps ahead, beyond the pauses
+        that the job is used to. A clock that goes on for so long after a jump is believed, so that
+        processing time is late for a while after a longer pause than ever.
+    allow_time_back : bool
+        Take processing time back where it is further ahead of the clock than that, for one start
+        after a clock was wrong for long. Timers and times to live that were set by it stay.
 
     Notes
     -----
@@ -104,6 +112,8 @@ class Job:
         memory_limit_bytes: int = 0,
         shared_tables: bool = True,
         max_evaluations: int = 4,
+        max_clock_step: Duration = MAX_STEP_MS,
+        allow_time_back: bool = False,
     ) -> None:
         for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
             if number is not None and number < 1:
@@ -118,6 +128,8 @@ class Job:
         self._retained = retained
         self._allow_unclaimed_state = allow_unclaimed_state
         self._max_evaluations = max_evaluations
+        self._max_clock_step_ms = milliseconds(max_clock_step, "max_clock_step", least=1)
+        self._allow_time_back = allow_time_back
         self._tables = TableOptions(shared_tables, memory_limit_bytes)
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
@@ -450,6 +462,8 @@ class Job:
                     commit_sinks=self._commit_all,
                     allow_unclaimed_state=self._allow_unclaimed_state,
                     max_evaluations=self._max_evaluations,
+                    max_clock_step_ms=self._max_clock_step_ms,
+                    allow_time_back=self._allow_time_back,
                 )
             return self._coordinator
 

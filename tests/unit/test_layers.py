@@ -74,7 +74,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "housekeeping": ({"maintenance", "rescale", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (
-        {"coordinator", "epoch", "evaluation", "evolution", "ownership", "succession"},
+        {"clock", "coordinator", "epoch", "evaluation", "evolution", "ownership", "succession"},
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (
