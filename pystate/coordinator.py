@@ -32,6 +32,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pystate.clock import MAX_STEP_MS, advance, warn
@@ -49,6 +50,7 @@ from pystate.jobfile import JobFile, library, open_job
 from pystate.maintenance import BaseMerges, Maintenance, MergePolicy
 from pystate.manifest import Manifest, OperatorState, QueryProgress, manifest_path
 from pystate.ownership import Ownership
+from pystate.parts import share
 from pystate.retention import collect_orphans, delete_files
 from pystate.storage import CheckpointStorage
 from pystate.succession import AlreadyDone, Position, Restore, check_follows, find_done
@@ -457,8 +459,16 @@ class Coordinator:
             patience_s = time.monotonic() - self._opened_s if first else 0.0
             self._merges.wait(operators, patience_s, first=first)
             operators = self._merges.adopt(operators)
-        manifest = self._manifest(epoch, operators, sinks)
+        use, part = share(
+            operators,
+            epoch.number,
+            uuid.uuid4().hex,
+            None if epoch.base is None else epoch.base.part,
+        )
+        manifest = replace(self._manifest(epoch, operators, sinks), part=use)
         data = manifest.encode()
+        if use is not None and part is not None:
+            self.storage.publish(use.part.path, part)
         self._ownership.check()
         try:
             self.storage.publish(manifest.path, data)

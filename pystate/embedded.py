@@ -46,6 +46,7 @@ from pystate.manifest import (
     RangeState,
     Schema,
     empty_range,
+    read_manifest,
     state_path,
 )
 from pystate.retention import delete_files
@@ -354,7 +355,7 @@ class Store:
 
     def _is_there(self, manifest: Manifest) -> bool:
         try:
-            found = Manifest.decode(self._storage.read_bytes(manifest.path), manifest.path)
+            found = read_manifest(self._storage, manifest.path)
         except (PystateError, OSError):
             return False
         return found.evaluation_id == manifest.evaluation_id

@@ -30,7 +30,8 @@ from pystate.errors import (
     CorruptFileError,
     FencedError,
 )
-from pystate.manifest import MANIFESTS, Manifest, manifest_epoch, manifest_path
+from pystate.manifest import MANIFESTS, Manifest, manifest_epoch, manifest_path, read_manifest
+from pystate.parts import Parts
 from pystate.storage import CheckpointStorage
 
 __all__ = ["History", "read_head", "retained_epochs"]
@@ -57,6 +58,7 @@ class History:
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
+        self._parts = Parts(storage)
         self._cache: dict[int, Manifest] = {}
         self._epochs: tuple[int, ...] = ()
         self._leftovers: tuple[str, ...] = ()
@@ -110,10 +112,9 @@ class History:
         if epoch not in self._cache:
             path = manifest_path(epoch)
             try:
-                data = self._storage.read_bytes(path)
+                self._cache[epoch] = read_manifest(self._storage, path, self._parts)
             except FileNotFoundError as error:
                 raise FencedError(f"{path} was retired by another driver") from error
-            self._cache[epoch] = Manifest.decode(data, path)
         return self._cache[epoch]
 
     def find_published(self, epoch: int) -> Manifest | None:
@@ -128,7 +129,7 @@ class History:
         """
         path = manifest_path(epoch)
         try:
-            return Manifest.decode(self._storage.read_bytes(path), path)
+            return read_manifest(self._storage, path, self._parts)
         except FileNotFoundError:
             if epoch <= _scan(self._storage).floor:
                 raise FencedError(
@@ -140,6 +141,8 @@ class History:
     def add(self, manifest: Manifest) -> None:
         """Note a manifest that was just published."""
         self._cache[manifest.epoch] = manifest
+        if manifest.part is not None:
+            self._parts.keep(manifest.part.part)
         self._epochs = (*self._epochs, manifest.epoch)
         content = encode_document("latest", 1, {"epoch": manifest.epoch})
         # Without it only the detection of a lost manifest is weaker.
@@ -240,7 +243,7 @@ class History:
         Returns
         -------
         frozenset of str
-            State files that only removed manifests named. None while a manifest that stays is
+            State files and parts that only removed manifests named. None while one that stays is
             damaged, nor those of a damaged one that goes: they are left to orphan collection.
         """
         removed: set[str] = set()

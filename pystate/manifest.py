@@ -5,22 +5,39 @@ Thread safety: all types are immutable.
 Invariants
 ----------
 1. ``manifests/<epoch>.manifest`` is published once and never changed.
-2. A manifest is complete by itself: for every operator and range it names all files that the state
-   consists of, oldest first, and where every streaming query stands.
+2. A manifest with its part, a file of its own that several may share, is complete: for every
+   operator and range they name all files that the state consists of, oldest first, and where every
+   streaming query stands. No other manifest is needed to read it.
 3. Decoding is strict: a byte that differs from what was written is a `CorruptFileError`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
-from urllib.parse import quote
 
 from pystate.document import Fields, decode_document, encode_document
 from pystate.errors import CorruptFileError, InvalidArgumentError
+from pystate.parts import MANIFESTS, Parts, PartUse, decode_operators, encode_operators
+from pystate.refs import (
+    EMPTY_ID,
+    TIMERS,
+    FileRef,
+    OperatorState,
+    RangeState,
+    Schema,
+    as_schema,
+    decode_schema,
+    empty_range,
+    has_timers,
+    range_bounds,
+    state_folder,
+    state_path,
+    uid_folder,
+)
+from pystate.storage import CheckpointStorage
 
 __all__ = [
     "EMPTY_ID",
@@ -41,6 +58,7 @@ __all__ = [
     "manifest_epoch",
     "manifest_path",
     "range_bounds",
+    "read_manifest",
     "state_folder",
     "state_path",
     "uid_folder",
@@ -48,19 +66,9 @@ __all__ = [
 
 #: Version 2 knows event time and timers; a file of version 1 is read as one without. Version 3
 #: knows whether an operator has timers, and since when states count. Version 4 knows what the clock
-#: said.
+#: said, and names files in a part that manifests share.
 FORMAT_VERSION = 4
-MANIFESTS = "manifests"
-#: The lineage id of a range that has never been written: the empty table.
-EMPTY_ID = "0" * 32
-#: What state files name timers.
-TIMERS = "#timers"
-_ID_DIGITS = 32
-_CHECKSUM_DIGITS = 16
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
-
-#: Columns in order: (name, type in DDL).
-Schema = tuple[tuple[str, str], ...]
 
 
 def manifest_path(epoch: int) -> str:
@@ -74,263 +82,6 @@ def manifest_epoch(path: str) -> int | None:
     if match is None or manifest_path(int(match[1])) != path:
         return None
     return int(match[1])
-
-
-def uid_folder(uid: str) -> str:
-    """Turn an operator's uid into the name of a folder, by percent-encoding it."""
-    name = quote(uid, safe="")
-    if not name or name.strip(".") == "" or len(name) > 200:
-        raise InvalidArgumentError(
-            f"uid {uid!r}: an operator's uid names a folder: "
-            "at least one character that is not a dot, at most 200 once percent-encoded"
-        )
-    return name
-
-
-def state_folder(uid: str, first_key_group: int, last_key_group: int) -> str:
-    """Name the folder of a range's files."""
-    return f"state/{uid_folder(uid)}/{first_key_group:05d}-{last_key_group:05d}"
-
-
-def state_path(
-    uid: str, first_key_group: int, last_key_group: int, epoch: int, file_id: str, kind: str
-) -> str:
-    """Name a delta (`file_id`: its lineage id) or a base file (`file_id`: any fresh id)."""
-    return f"{state_folder(uid, first_key_group, last_key_group)}/{epoch:08d}-{file_id}.{kind}"
-
-
-def range_bounds(index: int, max_parallelism: int, parallelism: int) -> tuple[int, int]:
-    """First and last key group, inclusive, of range `index`; Flink's arithmetic."""
-    first = (index * max_parallelism + parallelism - 1) // parallelism
-    last = ((index + 1) * max_parallelism - 1) // parallelism
-    return first, last
-
-
-@dataclass(frozen=True)
-class FileRef:
-    """A state file as a manifest names it."""
-
-    path: str
-    """Relative to the checkpoint's root."""
-    kind: str
-    """``"delta"`` or ``"base"``."""
-    id: str
-    """The lineage id that a table has once this file is applied."""
-    parent: str
-    """The lineage id that a delta was built on."""
-    epoch: int
-    first_key_group: int
-    """First key group for which the file counts here; the file itself may hold more."""
-    last_key_group: int
-    """Last one, inclusive."""
-    file_bytes: int
-    checksum: int
-    """XXH64 of the whole file."""
-    rows: int
-    tombstones: int
-    raw_bytes: int
-
-    @classmethod
-    def from_info(cls, path: str, info: Any) -> FileRef:
-        """Name a file that was just written, from the `FileInfo` that its writer returned."""
-        return cls(
-            path=path,
-            kind=info.kind,
-            id=info.id,
-            parent=info.parent,
-            epoch=info.epoch,
-            first_key_group=info.first_key_group,
-            last_key_group=info.last_key_group,
-            file_bytes=info.file_bytes,
-            checksum=info.checksum,
-            rows=info.rows,
-            tombstones=info.tombstones,
-            raw_bytes=info.raw_bytes,
-        )
-
-    def _encode(self) -> dict[str, Any]:
-        return {**asdict(self), "checksum": f"{self.checksum:016x}"}
-
-    @classmethod
-    def _decode(cls, content: Any, path: str) -> FileRef:
-        fields = Fields(content, path)
-        kind = fields.text("kind")
-        if kind not in ("delta", "base"):
-            raise CorruptFileError(f"{path}: {kind!r} is not a kind of state file")
-        ref = cls(
-            path=fields.text("path"),
-            kind=kind,
-            id=fields.hexadecimal("id", _ID_DIGITS),
-            parent=fields.hexadecimal("parent", _ID_DIGITS),
-            epoch=fields.integer("epoch"),
-            first_key_group=fields.integer("first_key_group"),
-            last_key_group=fields.integer("last_key_group"),
-            file_bytes=fields.integer("file_bytes"),
-            checksum=int(fields.hexadecimal("checksum", _CHECKSUM_DIGITS), 16),
-            rows=fields.integer("rows"),
-            tombstones=fields.integer("tombstones"),
-            raw_bytes=fields.integer("raw_bytes"),
-        )
-        fields.finish()
-        return ref
-
-
-@dataclass(frozen=True)
-class RangeState:
-    """The state of one key-group range: a base, then deltas, oldest first.
-
-    After a change of parallelism the deltas begin with the files of the old ranges, each narrowed
-    to the key groups for which it counts.
-    """
-
-    index: int
-    first_key_group: int
-    last_key_group: int
-    id: str
-    """The lineage id of the whole: what a table must stand at to be this state."""
-    base: FileRef | None = None
-    deltas: tuple[FileRef, ...] = ()
-    next_event_timer_ms: int | None = None
-    """The earliest event-time timer that the range holds, or an earlier time; None for none."""
-    next_processing_timer_ms: int | None = None
-    """The same of its processing-time timers."""
-    since: tuple[tuple[str, int], ...] = ()
-    """States that count only in files of this epoch and later ones, by name: in older files it is
-    another state's, which was dropped. A state that the operator does not have counts in none."""
-
-    @property
-    def files(self) -> tuple[FileRef, ...]:
-        """All files to restore from, oldest first."""
-        return self.deltas if self.base is None else (self.base, *self.deltas)
-
-    def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
-        """Find the deltas that bring a table standing at `table_id` to this state.
-
-        Returns
-        -------
-        tuple of FileRef or None
-            Oldest first, empty where the table is already there; None where the table's id is not
-            in the chain, so that only a restore helps.
-
-        Notes
-        -----
-        Walks the parents back from `id`, so that files inherited from other ranges, which end the
-        walk, are never applied to a table.
-        """
-        wanted = self.id
-        for position in range(len(self.deltas), -1, -1):
-            if wanted == table_id:
-                return self.deltas[position:]
-            delta = self.deltas[position - 1] if position else None
-            if delta is None or delta.id != wanted or delta.kind != "delta":
-                return None
-            wanted = delta.parent
-        return None
-
-    def _encode(self) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "first_key_group": self.first_key_group,
-            "last_key_group": self.last_key_group,
-            "id": self.id,
-            "base": None if self.base is None else self.base._encode(),
-            "deltas": [delta._encode() for delta in self.deltas],
-            "next_event_timer_ms": self.next_event_timer_ms,
-            "next_processing_timer_ms": self.next_processing_timer_ms,
-            "since": dict(self.since),
-        }
-
-    @classmethod
-    def _decode(cls, content: Any, path: str, version: int) -> RangeState:
-        fields = Fields(content, path)
-        base = fields.anything("base")
-        state = cls(
-            index=fields.integer("index"),
-            first_key_group=fields.integer("first_key_group"),
-            last_key_group=fields.integer("last_key_group"),
-            id=fields.hexadecimal("id", _ID_DIGITS),
-            base=None if base is None else FileRef._decode(base, path),
-            deltas=tuple(FileRef._decode(item, path) for item in fields.items("deltas")),
-            next_event_timer_ms=_since_2(fields, "next_event_timer_ms", version),
-            next_processing_timer_ms=_since_2(fields, "next_processing_timer_ms", version),
-            since=_decode_since(fields.mapping("since"), path) if version >= 3 else (),
-        )
-        fields.finish()
-        return state
-
-
-def has_timers(ranges: tuple[RangeState, ...]) -> bool:
-    """Whether any timer waits in these ranges."""
-    times = ((s.next_event_timer_ms, s.next_processing_timer_ms) for s in ranges)
-    return any(pair != (None, None) for pair in times)
-
-
-def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeState:
-    """Return a range that holds nothing yet."""
-    first, last = range_bounds(index, max_parallelism, parallelism)
-    return RangeState(index, first, last, EMPTY_ID)
-
-
-@dataclass(frozen=True)
-class OperatorState:
-    """One operator: its ranges cover all key groups."""
-
-    uid: str
-    parallelism: int
-    key_schema: Schema
-    state_schema: Schema
-    ranges: tuple[RangeState, ...]
-    max_event_time_ms: int | None = None
-    """The largest event time that the operator has ever seen."""
-    timers: bool = False
-    """Whether it has timers, beside the states of its schema."""
-
-    @property
-    def states(self) -> frozenset[str]:
-        """The names under which state files keep what the operator has."""
-        names = frozenset(name for name, _ in self.state_schema)
-        return names | {TIMERS} if self.timers else names
-
-    @property
-    def files(self) -> tuple[FileRef, ...]:
-        """The files of all ranges."""
-        return tuple(ref for state in self.ranges for ref in state.files)
-
-    def _encode(self) -> dict[str, Any]:
-        return {
-            "uid": self.uid,
-            "parallelism": self.parallelism,
-            "key_schema": self.key_schema,
-            "state_schema": self.state_schema,
-            "ranges": [state._encode() for state in self.ranges],
-            "max_event_time_ms": self.max_event_time_ms,
-            "timers": self.timers,
-        }
-
-    @classmethod
-    def _decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
-        fields = Fields(content, path)
-        ranges = tuple(RangeState._decode(r, path, version) for r in fields.items("ranges"))
-        operator = cls(
-            uid=fields.text("uid"),
-            parallelism=fields.integer("parallelism", least=1),
-            key_schema=decode_schema(fields.items("key_schema"), path),
-            state_schema=decode_schema(fields.items("state_schema"), path),
-            ranges=ranges,
-            max_event_time_ms=_since_2(fields, "max_event_time_ms", version),
-            timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
-        )
-        fields.finish()
-        bounds = [
-            (i, *range_bounds(i, groups, operator.parallelism)) for i in range(operator.parallelism)
-        ]
-        found = [(r.index, r.first_key_group, r.last_key_group) for r in operator.ranges]
-        if found != bounds:
-            raise CorruptFileError(
-                f"{path}: operator {operator.uid!r} does not have the {operator.parallelism} "
-                f"ranges of {groups} key groups"
-            )
-        return operator
 
 
 @dataclass(frozen=True)
@@ -394,6 +145,8 @@ class Manifest:
     """Transactions to commit once this manifest exists; any JSON."""
     read_clock: ClockReading | None = None
     """What the clock said; None where that is not known."""
+    part: PartUse | None = field(default=None, compare=False)
+    """Where most of the files are named, if not here."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -408,8 +161,11 @@ class Manifest:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """The paths of all state files that this epoch consists of."""
-        return frozenset(ref.path for operator in self.operators for ref in operator.files)
+        """The paths of all files that this epoch consists of: state files, and its part."""
+        part = () if self.part is None else (self.part.part.path,)
+        return frozenset(
+            (*part, *(ref.path for operator in self.operators for ref in operator.files))
+        )
 
     def operator(self, uid: str) -> OperatorState | None:
         """Find the operator of that uid."""
@@ -444,11 +200,15 @@ class Manifest:
             "offsets_hash": self.offsets_hash,
             "run_key": self.run_key,
             "queries": [asdict(progress) for progress in self.queries],
-            "operators": [operator._encode() for operator in self.operators],
             "sinks": self.sinks,
         }
         if self.format_version >= 4:
+            part = None if self.part is None else self.part.part
             fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
+            fields["part"] = None if self.part is None else self.part.encode()
+            fields["operators"] = encode_operators(self.operators, part)
+        else:
+            fields["operators"] = [operator.encode() for operator in self.operators]
         try:
             return encode_document("manifest", self.format_version, fields)
         except (TypeError, ValueError) as error:
@@ -457,7 +217,7 @@ class Manifest:
             ) from error
 
     @classmethod
-    def decode(cls, data: bytes, path: str) -> Manifest:
+    def decode(cls, data: bytes, path: str, parts: Parts | None = None) -> Manifest:
         """Verify and parse a manifest.
 
         Parameters
@@ -466,16 +226,33 @@ class Manifest:
             The whole file.
         path : str
             Its name, for errors.
+        parts : Parts, optional
+            Reads the manifest's part; without it a manifest that has one cannot be read.
 
         Raises
         ------
         CorruptFileError
-            Any byte is wrong or missing.
+            Any byte is wrong or missing, of the manifest or of its part.
         NewerFormatError
             A later pystate wrote it.
+        FileNotFoundError
+            Its part is not there.
         """
         fields = decode_document("manifest", FORMAT_VERSION, data, path)
         max_parallelism = fields.integer("max_parallelism", least=1)
+        use = None
+        if fields.version >= 4:
+            content = fields.anything("part")
+            if content is not None and parts is None:
+                raise InvalidArgumentError(f"{path}: to read it takes its part, too")
+            use = None if parts is None else parts.use(content, path, max_parallelism)
+            part = None if use is None else use.part
+            operators = decode_operators(fields.items("operators"), path, max_parallelism, part)
+        else:
+            operators = tuple(
+                OperatorState.decode(item, path, fields.version, max_parallelism)
+                for item in fields.items("operators")
+            )
         queries = (_decode_progress(item, path) for item in fields.items("queries"))
         manifest = cls(
             epoch=fields.integer("epoch", least=1),
@@ -494,25 +271,45 @@ class Manifest:
             offsets_hash=fields.optional_text("offsets_hash"),
             run_key=fields.optional_text("run_key"),
             queries=tuple(queries),
-            operators=tuple(
-                OperatorState._decode(item, path, fields.version, max_parallelism)
-                for item in fields.items("operators")
-            ),
+            operators=operators,
             sinks=tuple(fields.items("sinks")),
             read_clock=_decode_clock(fields, path) if fields.version >= 4 else None,
+            part=use,
             format_version=fields.version,
         )
         fields.finish()
         return manifest
 
 
-def _since_2(fields: Fields, name: str, version: int) -> int | None:
-    return fields.optional_integer(name) if version >= 2 else None
+def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = None) -> Manifest:
+    """Read a manifest and its part.
 
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    path : str
+        The manifest's file.
+    parts : Parts, optional
+        Keeps parts from one call to the next.
 
-def _decode_since(content: Any, path: str) -> tuple[tuple[str, int], ...]:
-    fields = Fields(content, path)
-    return tuple((name, fields.integer(name, least=1)) for name in sorted(content))
+    Raises
+    ------
+    CorruptFileError, NewerFormatError
+        It cannot be understood, or its part is lost.
+    FileNotFoundError
+        There is no such manifest, any more.
+    """
+    data = storage.read_bytes(path)
+    try:
+        return Manifest.decode(data, path, parts or Parts(storage))
+    except FileNotFoundError as error:
+        # Parts go after the manifests that name them: one that is still there has lost its own.
+        if not storage.exists(path):
+            raise
+        raise CorruptFileError(
+            f"{path}: its part {error.filename or error} is lost; bring it back from a copy"
+        ) from error
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:
@@ -546,23 +343,3 @@ def _decode_progress(content: Any, path: str) -> QueryProgress:
     )
     fields.finish()
     return progress
-
-
-def decode_schema(items: list[Any], path: str) -> Schema:
-    """Parse columns as `encode_document` wrote them."""
-    columns = []
-    for item in items:
-        if (
-            not isinstance(item, list)
-            or len(item) != 2
-            or not all(isinstance(part, str) for part in item)
-        ):
-            raise CorruptFileError(f"{path}: {item!r:.60} is not a column")
-        columns.append((item[0], item[1]))
-    return tuple(columns)
-
-
-def as_schema(columns: Mapping[str, str] | Schema) -> Schema:
-    """Bring columns into their stored form."""
-    pairs = columns.items() if isinstance(columns, Mapping) else columns
-    return tuple((str(name), str(ddl)) for name, ddl in pairs)

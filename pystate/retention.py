@@ -13,8 +13,8 @@ makes a file safe to remove. The order of epochs and terms says which files it m
    e. Each of those names is taken; or it was taken and retired, and does not count (`History`).
 2. So a manifest that will count is of an epoch after the newest manifest, and of a term not before
    that one's.
-3. A delta can first be named by the manifest of its own epoch. One of an epoch up to the newest
-   manifest's is named by now, or never will be.
+3. A delta, or a part, can first be named by the manifest of its own epoch. One of an epoch up to
+   the newest manifest's is named by now, or never will be.
 4. A merged base can first be named by a manifest of the term in its own name. One of an earlier
    term than the newest manifest's is named by now, or never will be; one of this driver's term is
    named, or passed in as `live`, or never will be. Those of later terms are its successors'.
@@ -37,7 +37,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from pystate.errors import CheckpointError
 from pystate.history import retained_epochs
-from pystate.manifest import Manifest, manifest_path
+from pystate.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
+from pystate.parts import Parts, part_epoch
 from pystate.storage import CheckpointStorage, final_name
 
 __all__ = ["collect_orphans", "delete_files", "merged_name"]
@@ -72,7 +73,7 @@ def collect_orphans(
     check_owner: Callable[[], None],
     now_ms: int | None = None,
 ) -> int:
-    """Delete state files that no manifest can name any more, and leftovers of unfinished writes.
+    """Delete files that no manifest can name any more, and leftovers of unfinished writes.
 
     Parameters
     ----------
@@ -100,13 +101,14 @@ def collect_orphans(
         A retained manifest cannot be read; nothing was deleted. `FencedError` likewise.
     """
     files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
+    files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
     protected = set(live())
-    newest = None
+    newest, parts = None, Parts(storage)
     for epoch in retained_epochs(storage):
         path = manifest_path(epoch)
         try:
-            newest = Manifest.decode(storage.read_bytes(path), path)
+            newest = read_manifest(storage, path, parts)
         except FileNotFoundError:
             return 0  # retired a moment ago: the next collection sees the new list
         protected |= newest.paths
@@ -128,6 +130,9 @@ def collect_orphans(
 
 def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
     """Whether a manifest may still come to name a file that is named nowhere."""
+    part = part_epoch(path)
+    if part is not None:
+        return part > newest.epoch
     match = _STATE_FILE.fullmatch(path)
     if match is None or int(match[1]) > newest.epoch:
         return True

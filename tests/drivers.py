@@ -275,4 +275,5 @@ def check(world: World, batches: int) -> None:
     assert texts == ",".join(f"b{n}" for n in range(batches))
     assert world.out == {n + 1: f"b{n}" for n in range(batches)}
     stored = {e.path for e in storage.list("state") + storage.list("state", temporary=True)}
+    stored |= {e.path for e in storage.list("manifests") if e.path.endswith(".part")}
     assert stored == named, (sorted(stored - named), sorted(named))

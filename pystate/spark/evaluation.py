@@ -24,6 +24,7 @@ import pyarrow as pa
 from pystate.backend import KeyedStateBackend
 from pystate.epoch import Epoch
 from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.planned import PlannedRanges
 from pystate.spark.columns import KeySchema, parse_schema
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
@@ -147,7 +148,7 @@ class Evaluation:
             uid=uid,
             key_schema=keys,
             states=dict(states),
-            ranges=ranges,
+            ranges=PlannedRanges(ranges, uid, epoch.base, self._storage, epoch.max_parallelism),
             storage=self._storage,
             application=epoch.job.application,
             epoch=epoch.number,

@@ -62,7 +62,7 @@ class OperatorPlan:
     uid: str
     key_schema: KeySchema
     states: Mapping[str, State]
-    ranges: tuple[RangeState, ...]
+    ranges: Sequence[RangeState]
     storage: CheckpointStorage
     application: bytes
     epoch: int

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import pystate.maintenance
+import pystate.parts
 from pystate.errors import FencedError
 from pystate.ownership import Ownership
 from tests.drivers import READS, Driver, World, check, fake_merge, run_whole
@@ -21,6 +22,7 @@ STRIDE = 3
 def merging() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pystate.maintenance, "merge_range", fake_merge)
+        patch.setattr(pystate.parts, "_LEAST_FILES", 0)
         yield
 
 
@@ -29,6 +31,7 @@ def before() -> World:
     """A checkpoint with a few epochs, that has seen merges."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pystate.maintenance, "merge_range", fake_merge)
+        patch.setattr(pystate.parts, "_LEAST_FILES", 0)
         world = World()
         run_whole(world, BEFORE)
     return world

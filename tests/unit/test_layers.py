@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "files": ({"files"}, {"core", "declarations", "errors"}),
     "storage": (
-        {"document", "history", "host", "jobfile", "manifest", "storage"},
+        {"document", "history", "host", "jobfile", "manifest", "parts", "refs", "storage"},
         {"errors"},
     ),
     "backend": (
@@ -78,7 +78,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (
-        {"attach", "embedded"},
+        {"attach", "embedded", "planned"},
         {"backend", "declarations", "errors", "files", "housekeeping", "storage"},
     ),
 }

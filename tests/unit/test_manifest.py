@@ -14,6 +14,7 @@ from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatEr
 from pystate.manifest import (
     EMPTY_ID,
     FORMAT_VERSION,
+    ClockReading,
     FileRef,
     Manifest,
     OperatorState,
@@ -68,6 +69,7 @@ def manifest(**changes: Any) -> Manifest:
         watermark_ms=None,
         queries=(QueryProgress("q", 3, "h", 42),),
         sinks=({"files": ["a", "b"], "n": 1.5},),
+        read_clock=ClockReading(-3, 7, None),
     )
     return dataclasses.replace(found, **changes)
 
@@ -99,7 +101,7 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 4 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 5 .* upgrade"):
         Manifest.decode(data, "m")
 
 
@@ -121,7 +123,7 @@ def without(content: Any, names: set[str]) -> Any:
 
 
 def test_version_1_is_read_as_without_event_time() -> None:
-    content = json.loads(manifest(watermark_ms=5).encode().splitlines()[0])
+    content = json.loads(manifest(watermark_ms=5, format_version=3).encode().splitlines()[0])
     fields = {k: v for k, v in content.items() if k not in ("kind", "format_version")}
     old = Manifest.decode(encode_document("manifest", 1, as_version_1(fields)), "m")
     assert (old.format_version, old.watermark_ms) == (1, 5)
@@ -141,7 +143,7 @@ def test_version_1_is_read_as_without_event_time() -> None:
 
 
 def test_version_2_has_timers_where_one_waits() -> None:
-    content = json.loads(manifest().encode().splitlines()[0])
+    content = json.loads(manifest(format_version=3).encode().splitlines()[0])
     fields = {k: v for k, v in content.items() if k not in ("kind", "format_version")}
     old = Manifest.decode(encode_document("manifest", 2, as_version_2(fields)), "m")
     assert [(op.timers, op.ranges[0].since) for op in old.operators] == [(True, ()), (False, ())]
@@ -150,6 +152,14 @@ def test_version_2_has_timers_where_one_waits() -> None:
         Manifest.decode(encode_document("manifest", 2, fields), "m")
     with pytest.raises(CorruptFileError, match="is missing"):
         Manifest.decode(encode_document("manifest", 3, as_version_2(fields)), "m")
+
+
+def test_version_3_is_read_as_without_a_clock() -> None:
+    data = manifest(format_version=3).encode()
+    assert b"next_event_timer_ms" in data and b'"clock"' not in data
+    old = Manifest.decode(data, "m")
+    assert old == manifest(format_version=3, read_clock=None)
+    assert old.clock == ClockReading(-5) and old.encode() == data
 
 
 def tampered(**fields: Any) -> bytes:
@@ -172,7 +182,8 @@ def tampered(**fields: Any) -> bytes:
         ({"host": None}, "'host' is not a string"),
         ({"processing_time_ms": None}, "null"),
         ({"operators": [7]}, "expected an object"),
-        ({"max_parallelism": 64}, "does not have the 1 ranges"),
+        ({"max_parallelism": 2}, "does not have the 3 ranges of 2 key groups"),
+        ({"clock": {}}, "'read_ms' is missing"),
         ({"queries": [{}]}, "'query_id' is missing"),
         ({"kind": "job"}, "not a manifest"),
     ],
