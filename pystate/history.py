@@ -8,8 +8,8 @@ Invariants
    and never skipped over.
 2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
    manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
-3. A manifest with a run key is not removed before ``runs/<key>.run`` exists. One that is damaged
-   may have had any: it is retired like others, and ``runs/unknown`` names its epoch.
+3. A manifest with a run key is not removed before `RunKeys` has the key. One that is damaged may
+   have had any: it is retired like others, and ``runs/unknown`` names its epoch.
 4. Before a manifest is removed ``manifests/<epoch>.retired`` exists: a driver that was held up
    between its last check and its publish finds the name free again, and must find out that the
    epoch is over. Manifests at or below the newest mark do not count.
@@ -17,21 +17,16 @@ Invariants
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from contextlib import suppress
 from typing import NamedTuple
 
 from pystate.document import decode_document, encode_document
-from pystate.errors import (
-    AlreadyPublishedError,
-    CheckpointError,
-    CorruptFileError,
-    FencedError,
-)
+from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from pystate.manifest import MANIFESTS, Manifest, manifest_epoch, manifest_path, read_manifest
 from pystate.parts import Parts
+from pystate.runs import RUNS, RunKeys
 from pystate.storage import CheckpointStorage
 
 __all__ = ["History", "read_head", "retained_epochs"]
@@ -39,7 +34,7 @@ __all__ = ["History", "read_head", "retained_epochs"]
 _LOG = logging.getLogger("pystate.history")
 _LATEST = f"{MANIFESTS}/latest"
 _COMMITTED = f"{MANIFESTS}/committed"
-_UNKNOWN_RUNS = "runs/unknown"
+_UNKNOWN_RUNS = f"{RUNS}/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
 # So many marks are kept, although only the newest counts: a listing beside a driver that makes a
@@ -59,6 +54,7 @@ class History:
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
         self._parts = Parts(storage)
+        self._runs = RunKeys(storage)
         self._cache: dict[int, Manifest] = {}
         self._epochs: tuple[int, ...] = ()
         self._leftovers: tuple[str, ...] = ()
@@ -190,21 +186,16 @@ class History:
                 damaged.append(epoch)
             elif manifest.run_key == run_key:
                 return epoch, manifest
-        path = _run_path(run_key)
-        try:
-            data = self._storage.read_bytes(path)
-        except FileNotFoundError:
+        retired = self._runs.find(run_key)
+        if retired is None:
             for epoch in damaged:
                 self._check_other(epoch, run_key)
             return None
-        fields = decode_document("run", 1, data, path)
-        if fields.text("run_key") != run_key:
-            raise CorruptFileError(f"{path}: belongs to another run key")
-        return fields.integer("epoch", least=1), None
+        return retired, None
 
     def _check_other(self, epoch: int, run_key: str) -> None:
         """Refuse a run that may have been applied, unless somebody has said that it was not."""
-        mark = f"runs/{epoch:08d}.other"
+        mark = f"{RUNS}/{epoch:08d}.other"
         if not self._storage.exists(mark):
             raise CheckpointError(
                 f"run {run_key!r} may be epoch {epoch}, whose manifest {manifest_path(epoch)} is "
@@ -255,10 +246,7 @@ class History:
                 unknown = {"epochs": [*_unknown_runs(self._storage), epoch]}
                 self._storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, unknown))
             elif manifest.run_key is not None:
-                record = {"run_key": manifest.run_key, "epoch": epoch}
-                with suppress(AlreadyPublishedError):
-                    path = _run_path(manifest.run_key)
-                    self._storage.publish(path, encode_document("run", 1, record))
+                self._runs.add(manifest.run_key, epoch)
             self._storage.replace(_mark_path(epoch), b"", durable=False)
             self._storage.delete(manifest_path(epoch))
             self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
@@ -372,7 +360,3 @@ def _unknown_runs(storage: CheckpointStorage) -> list[int]:
     except FileNotFoundError:
         return []
     return decode_document("unknown runs", 1, data, _UNKNOWN_RUNS).items("epochs")
-
-
-def _run_path(run_key: str) -> str:
-    return f"runs/{hashlib.sha256(run_key.encode()).hexdigest()}.run"

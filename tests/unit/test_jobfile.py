@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 
@@ -158,9 +159,16 @@ def test_run_key_that_collides(work: FakeWork) -> None:
         coordinator.run(work.evaluate(), run_key="b")
         (entry,) = work.storage.list("runs")
         data = work.storage.read_bytes(entry.path)
-        work.storage.replace(entry.path, data.replace(b'"a"', b'"z"'))
-        with pytest.raises(CorruptFileError, match=r"runs/.*\.run"):
+        work.storage.replace(entry.path, data.replace(b'"first"', b'"First"'))
+    with work.coordinator() as coordinator:
+        with pytest.raises(CorruptFileError, match=r"runs/.*\.keys"):
             coordinator.open_epoch(run_key="a")
-        work.storage.replace(entry.path, encode_document("run", 1, {"run_key": "z", "epoch": 1}))
+        content = {"first": 1, "last": 2, "runs": {}}
+        work.storage.replace(entry.path, encode_document("run keys", 1, content))
+        with pytest.raises(CorruptFileError, match="other epochs"):
+            coordinator.open_epoch(run_key="a")
+        work.storage.delete(entry.path)
+        path = f"runs/{hashlib.sha256(b'a').hexdigest()}.run"
+        work.storage.publish(path, encode_document("run", 1, {"run_key": "z", "epoch": 1}))
         with pytest.raises(CorruptFileError, match="another run key"):
             coordinator.open_epoch(run_key="a")
