@@ -48,10 +48,11 @@ from pystate.evaluation import evaluate_epoch
 from pystate.history import History
 from pystate.jobfile import JobFile, library, open_job
 from pystate.maintenance import BaseMerges, Maintenance, MergePolicy
-from pystate.manifest import Manifest, OperatorState, QueryProgress, manifest_path
+from pystate.manifest import Manifest, OperatorState, QueryProgress
 from pystate.ownership import Ownership
 from pystate.parts import share
 from pystate.retention import collect_orphans, delete_files
+from pystate.rivals import OvertakenError, Rivals
 from pystate.storage import CheckpointStorage
 from pystate.succession import AlreadyDone, Position, Restore, check_follows, find_done
 
@@ -69,13 +70,6 @@ class EpochResult(NamedTuple):
     manifest: Manifest | None
     already_done: bool
     evaluations: int
-
-
-class OvertakenError(FencedError):
-    """An older driver published the epoch before it noticed that it is not the owner any more.
-
-    `Coordinator.run` opens the next epoch by itself.
-    """
 
 
 class Coordinator:
@@ -159,6 +153,7 @@ class Coordinator:
         self._epoch_wait_s = epoch_wait_s
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
+        self._rivals = Rivals(self._ownership, self._history)
         self._maintenance = Maintenance()
         self._merges = (
             BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
@@ -314,7 +309,7 @@ class Coordinator:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
                     manifest = epoch.complete(sinks)
                 except Exception as error:
-                    overtaken = self._overtaken(epoch, error)
+                    overtaken = self._rivals.overtaken(epoch, error)
                     if overtaken is None:
                         raise
                     if not isinstance(overtaken, OvertakenError):
@@ -338,24 +333,7 @@ class Coordinator:
             Another driver owns the checkpoint, or has published the epoch; `OvertakenError` where
             that was an older driver.
         """
-        self._ownership.check()
-        winner = self._history.find_published(epoch.number)
-        if winner is not None and winner.evaluation_id != epoch.evaluation_id:
-            raise self._lost(epoch.number, winner)
-
-    def _overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
-        """What ended an epoch, if that was another driver, whatever this one stumbled over."""
-        if isinstance(error, FencedError):
-            return error
-        if not epoch.is_open:
-            return None
-        try:
-            self.check_current(epoch)
-        except FencedError as fenced:
-            return fenced
-        except (PystateError, OSError):
-            pass
-        return None
+        self._rivals.check_current(epoch)
 
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
@@ -473,7 +451,7 @@ class Coordinator:
         try:
             self.storage.publish(manifest.path, data)
         except AlreadyPublishedError as error:
-            self._check_winner(manifest, error)
+            self._rivals.check_winner(manifest, error)
         self._history.check_published(manifest)
         self._history.add(manifest)
         self._has_published = True
@@ -530,24 +508,6 @@ class Coordinator:
                     f"for the driver it {found} in {self.storage.uri}: the checkpoint must be on "
                     "a file system that all hosts share"
                 )
-
-    def _check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
-        """Tell an earlier try of our own from another driver's manifest."""
-        winner = self._history.find_published(manifest.epoch)
-        if winner is None:
-            raise FencedError(
-                f"{manifest.path} was published, and retired since, by another driver; this one "
-                f"(run {manifest.run_id}) has changed nothing"
-            ) from error
-        if winner.evaluation_id != manifest.evaluation_id:
-            raise self._lost(manifest.epoch, winner) from error
-
-    def _lost(self, epoch: int, winner: Manifest) -> FencedError:
-        kind = OvertakenError if winner.term < self._ownership.term else FencedError
-        return kind(
-            f"{manifest_path(epoch)} was published by another driver (run {winner.run_id} on "
-            f"{winner.host}); this one (run {self.run_id}) has changed nothing"
-        )
 
     def _note_operators(self, epoch: Epoch) -> None:
         """Add the epoch's operators to ``job.json``: never before the epoch counts."""

@@ -147,6 +147,9 @@ class History:
 
     def note_committed(self, manifest: Manifest) -> None:
         """Note that an epoch's sink transactions are committed."""
+        # A driver that was held up here may come back when its successors are further.
+        if self._committed()[0] > manifest.epoch:
+            return
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
         data = encode_document("committed", 1, content)
         # Not synced: where a power failure takes it back they are only committed once more.
@@ -155,13 +158,15 @@ class History:
 
     def is_committed(self, manifest: Manifest) -> bool:
         """Whether an epoch's sink transactions are known to be committed."""
+        return self._committed() == (manifest.epoch, manifest.evaluation_id)
+
+    def _committed(self) -> tuple[int, str]:
         try:
             data = self._storage.read_bytes(_COMMITTED)
             fields = decode_document("committed", 1, data, _COMMITTED)
-            found = fields.integer("epoch"), fields.text("evaluation_id")
+            return fields.integer("epoch"), fields.text("evaluation_id")
         except (FileNotFoundError, CheckpointError):
-            return False
-        return found == (manifest.epoch, manifest.evaluation_id)
+            return 0, ""
 
     def find_batch(self, query_id: str, batch_id: int) -> Manifest | None:
         """Find the retained epoch of a batch."""

@@ -899,6 +899,23 @@ def test_nothing_is_built_on_a_successors_epoch(
     second.close()
 
 
+def test_late_note_of_a_commit_hides_no_newer_one(work: FakeWork) -> None:
+    other = work.coordinator()
+    late = [True]
+
+    def commit(manifest: Manifest) -> None:
+        if late and late.pop():
+            other.run(work.evaluate(), **batch(1))
+
+    with work.coordinator(commit_sinks=commit) as driver:
+        driver.run(work.evaluate(), **batch(0))
+    other.close()
+    work.committed.clear()
+    with work.coordinator() as next_driver:
+        assert next_driver.run(work.evaluate(), **batch(1)).already_done
+    assert work.committed == []
+
+
 @pytest.mark.parametrize("newest", [True, False])
 def test_overtaken_driver_whose_output_was_taken_away(work: FakeWork, newest: bool) -> None:
     """Its successor has committed it, and somebody has fetched it since."""

@@ -74,7 +74,16 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "housekeeping": ({"maintenance", "rescale", "retention"}, {"errors", "files", "storage"}),
     "coordinator": (
-        {"clock", "coordinator", "epoch", "evaluation", "evolution", "ownership", "succession"},
+        {
+            "clock",
+            "coordinator",
+            "epoch",
+            "evaluation",
+            "evolution",
+            "ownership",
+            "rivals",
+            "succession",
+        },
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (
