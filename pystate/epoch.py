@@ -50,14 +50,29 @@ from pystate.manifest import (
 from pystate.rescale import rescaled
 from pystate.succession import Position
 
-__all__ = ["Epoch", "RangeReport", "RepeatedReportsError", "SideFile"]
+__all__ = ["Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
 
 #: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
 _LEAST_TIME_MS = -(1 << 63)
 
 
-class RepeatedReportsError(EvaluationError):
-    """A range reported more than once in one evaluation, which may be evaluated again."""
+class RepeatableError(EvaluationError):
+    """An evaluation that does not count, and may go better when it is repeated.
+
+    Parameters
+    ----------
+    message : str
+        What happened.
+    hint : str
+        What to do if it happens again.
+    kind : str, optional
+        The same where the same thing happens again; the message by default.
+    """
+
+    def __init__(self, message: str, hint: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.kind = kind or message
 
 
 @dataclass(frozen=True)
@@ -349,13 +364,23 @@ class Epoch:
             OperatorEntry(op.uid, op.key_schema, op.state_schema) for op in self._declared.values()
         )
 
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the (uid, range) pairs that have not reported, in the order of declaration."""
+        found = {(report.uid, report.index) for report in self.reports}
+        return [
+            (operator.uid, state.index)
+            for operator in self._declared.values()
+            for state in operator.ranges
+            if (operator.uid, state.index) not in found
+        ]
+
     def collect(self) -> tuple[OperatorState, ...]:
         """Check the reports and return every operator as the epoch leaves it.
 
         Raises
         ------
-        RepeatedReportsError, EvaluationError, LineageError, UnclaimedStateError
-            See `complete`.
+        EvaluationError, LineageError, UnclaimedStateError
+            See `complete`; a `RepeatableError` where reports are repeated.
         """
         self.check_declared()
         reports = tuple(dict.fromkeys(_Identity(report) for report in self.reports))
@@ -364,22 +389,19 @@ class Epoch:
         counts = Counter(identity.key for identity in reports)
         repeated = sorted(key for key, count in counts.items() if count > 1)
         if repeated:
-            raise RepeatedReportsError(
-                f"epoch {self.number}: {_ranges(repeated)} reported more than once: the operator "
-                "was evaluated twice, or a stage ran again after an executor was lost"
+            raise RepeatableError(
+                f"epoch {self.number}: {describe_ranges(repeated)} reported more than once: the "
+                "operator was evaluated twice, or a stage ran again after an executor was lost",
+                "localCheckpoint() what an operator returns before it is used more than once, so "
+                "that Spark computes it once",
             )
-        missing = sorted(
-            (operator.uid, state.index)
-            for operator in self._declared.values()
-            for state in operator.ranges
-            if (operator.uid, state.index) not in found
-        )
+        missing = self.missing()
         if missing:
             raise EvaluationError(
-                f"epoch {self.number}: no report from {_ranges(missing)}: nothing was published. "
-                "Likely causes: a limit() or take() that stops reading early, a join with an "
-                "empty side, or a branch of the pipeline that nothing uses; every stateful "
-                "operator must be read to its end"
+                f"epoch {self.number}: no report from {describe_ranges(missing)}: nothing was "
+                "published. Likely causes: a limit() or take() that stops reading early, a join "
+                "with an empty side, or a branch of the pipeline that nothing uses; every "
+                "stateful operator must be read to its end"
             )
         carried = () if self.base is None else self.base.operators
         return (
@@ -480,7 +502,7 @@ class _Identity:
         return isinstance(other, _Identity) and other.report == self.report
 
 
-def _ranges(keys: Sequence[tuple[str, int]]) -> str:
+def describe_ranges(keys: Sequence[tuple[str, int]]) -> str:
     """Describe (uid, index) pairs, a few at most per operator."""
     indices: dict[str, list[int]] = {}
     for uid, index in keys:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pystate.epoch import Epoch, RepeatedReportsError
+from pystate.epoch import Epoch, RepeatableError
 from pystate.errors import EvaluationError, PystateError
 
 __all__ = ["evaluate_epoch"]
@@ -47,42 +48,49 @@ def evaluate_epoch(
     Raises
     ------
     EvaluationError
-        Reports are missing, or the same ranges reported twice in two evaluations running.
+        Reports are missing, or what made an evaluation not count happened twice running.
     Exception
         What `evaluate` raised, if it is not retryable, came twice running, or came last.
     """
     previous: str | None = None
+    discarded: str | None = None
     while True:
         try:
             sinks = evaluate(epoch) or ()
             epoch.collect()
             return sinks
         except Exception as error:
-            repeated = isinstance(error, RepeatedReportsError)
+            repeated = isinstance(error, RepeatableError)
             if not repeated and not (retryable or _is_retryable)(error):
+                if discarded is not None:
+                    _note(error, f"the epoch's evaluation before was discarded: {discarded}")
                 raise
             signature = _signature(error)
             again = signature == previous
             if again or len(epoch.discarded_evaluations) + 1 >= max_evaluations:
-                if not repeated:
+                if not isinstance(error, RepeatableError):
                     raise
                 raise EvaluationError(
                     f"{error}. So it went in {len(epoch.discarded_evaluations) + 1} evaluations: "
-                    "if the pipeline uses an operator's output more than once, persist() or "
-                    "checkpoint() it, so that Spark computes it once"
+                    f"{error.hint}"
                 ) from error
-            previous = signature
+            previous, discarded = signature, _brief(error)
             _LOG.warning(
                 "epoch %d: evaluation %s is discarded and runs again: %s",
                 epoch.number,
                 epoch.evaluation_id,
-                _brief(error),
+                discarded,
             )
         epoch.restart()
 
 
 def _is_retryable(error: Exception) -> bool:
     return not isinstance(error, PystateError)
+
+
+def _note(error: Exception, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
 
 
 def _brief(error: Exception) -> str:
@@ -95,7 +103,7 @@ def _brief(error: Exception) -> str:
 
 def _signature(error: Exception) -> str:
     """What stays the same when the same thing fails again: no task numbers, ids or traces."""
+    if isinstance(error, RepeatableError):
+        return error.kind
     first_line = str(error).partition("\n")[0]
-    if isinstance(error, RepeatedReportsError):
-        return first_line
     return f"{type(error).__qualname__}: {_NUMBER.sub('#', first_line)}"

@@ -295,7 +295,7 @@ def test_repeated_in_the_same_way_is_an_error_with_a_hint(work: FakeWork) -> Non
         return ()
 
     with work.coordinator() as coordinator:
-        with pytest.raises(EvaluationError, match=r"'op', range 0 .*persist\(\)"):
+        with pytest.raises(EvaluationError, match=r"'op', range 0 .*localCheckpoint\(\)"):
             coordinator.run(evaluate, **batch(0))
         assert len(calls) == 2 and coordinator.head is None
 
