@@ -8,6 +8,8 @@ Invariants
 2. A commit may be repeated: after a crash, by another process, from the manifest alone.
 3. Rows of an evaluation that lost are never visible, whenever its tasks end.
 4. A transaction that cannot be committed stops the job: rows would be missing.
+5. What is staged is what the tasks have counted, rows, files and bytes, and not what a listing of
+   the folder happens to show.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from pystate.epoch import RepeatableError
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.environment import local_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark.written import Written
 
 __all__ = ["ParquetSink", "Sink", "Transaction", "commit", "relocatable", "sync_folder"]
 
@@ -32,6 +37,8 @@ __all__ = ["ParquetSink", "Sink", "Transaction", "commit", "relocatable", "sync_
 Transaction = dict[str, Any]
 
 _STAGING = "_staging"
+_ROWS = "_rows"
+_TASKS = "_tasks"
 
 
 class Sink(Protocol):
@@ -68,8 +75,8 @@ class ParquetSink:
     Notes
     -----
     ``spark.read.parquet(path)`` reads all published epochs, with the column ``epoch`` from the
-    folders' names. Tasks write ``_staging/<epoch>-<evaluation>/``, which readers skip; a commit is
-    one rename.
+    folders' names. Tasks write ``_staging/.<epoch>-<evaluation>/_rows/``, which is hidden also from
+    who reads ``<path>/*/*``; a commit is one rename.
 
     Examples
     --------
@@ -109,16 +116,19 @@ class ParquetSink:
 
     def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
         """Write the frame, sync the files, and describe them."""
+        from pystate.spark.written import write_parquet
+
         staging = self._staging(epoch, evaluation_id)
-        frame.write.parquet(local_uri(staging))
+        written = write_parquet(frame, local_uri(staging))
         files = _data_files(staging) or []
+        _check_complete(staging, files, written)
         for name, _ in files:
             _sync_file(os.path.join(staging, name))
-        return self._staged(staging, epoch, files)
+        return {**self._staged(staging, epoch, files), "rows": written.rows}
 
     def task_folder(self, epoch: int, evaluation_id: str) -> str:
         """Where the tasks write a side output, until `stage_files` says which files count."""
-        return f"{self._staging(epoch, evaluation_id)}.tasks"
+        return os.path.join(self._evaluation(epoch, evaluation_id), _TASKS)
 
     def stage_files(
         self, files: Sequence[tuple[str, int]], epoch: int, evaluation_id: str
@@ -147,8 +157,10 @@ class ParquetSink:
         return self._staged(staging, epoch, sorted(files))
 
     def _staged(self, staging: str, epoch: int, files: Sequence[tuple[str, int]]) -> Transaction:
-        sync_folder(staging)
-        sync_folder(os.path.dirname(staging))
+        folder = staging
+        while folder != os.path.dirname(self.path):
+            sync_folder(folder)
+            folder = os.path.dirname(folder)
         return {
             "kind": "parquet",
             "path": self.path,
@@ -159,11 +171,7 @@ class ParquetSink:
 
     def discard(self, epoch: int, evaluation_id: str) -> None:
         """Remove the staging folders of one evaluation."""
-        for folder in (
-            self._staging(epoch, evaluation_id),
-            self.task_folder(epoch, evaluation_id),
-        ):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._evaluation(epoch, evaluation_id), ignore_errors=True)
 
     def epochs(self) -> list[int]:
         """The published epochs, ascending."""
@@ -208,8 +216,12 @@ class ParquetSink:
     def _final(self, epoch: int) -> str:
         return os.path.join(self.path, f"epoch={epoch}")
 
+    def _evaluation(self, epoch: int, evaluation_id: str) -> str:
+        return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
+
     def _staging(self, epoch: int, evaluation_id: str) -> str:
-        return os.path.join(self.path, _STAGING, f"{epoch}-{evaluation_id}")
+        # Spark hides a folder of such a name from who reads the one above, and that only.
+        return os.path.join(self._evaluation(epoch, evaluation_id), _ROWS)
 
 
 def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
@@ -302,9 +314,27 @@ def _sweep_staging(root: str, epoch: int) -> None:
     parent = os.path.join(root, _STAGING)
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(parent):
-            number = name.partition("-")[0]
+            number = name.removeprefix(".").partition("-")[0]
             if number.isdigit() and int(number) <= epoch:
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Written) -> None:
+    """Compare a folder with what the tasks say that they wrote."""
+    if written.files is None:
+        from pyarrow.parquet import read_metadata
+
+        metadata = (read_metadata(os.path.join(folder, name)) for name, _ in files)
+        found, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
+    else:
+        found = f"{len(files)} files with {sum(size for _, size in files)} bytes"
+        wanted = f"{written.files} files with {written.size_bytes} bytes"
+    if found != wanted:
+        raise RepeatableError(
+            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {found}",
+            "the output's folder must be on a file system that all hosts share, and nothing else "
+            "may write to it",
+        )
 
 
 def _data_files(folder: str) -> list[tuple[str, int]] | None:

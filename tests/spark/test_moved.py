@@ -51,8 +51,9 @@ def test_moved_checkpoint_goes_on_without_its_old_output(
     (here / "manifests" / "committed").unlink()
     manifest = (here / "manifests" / "00000001.manifest").read_bytes()
     [transaction] = json.loads(manifest.splitlines()[0])["sinks"]
-    (here / "results" / "_staging").mkdir(exist_ok=True)
-    (here / "results" / "epoch=1").rename(here / "results" / transaction["staging"])
+    staging = here / "results" / transaction["staging"]
+    staging.parent.mkdir(parents=True)
+    (here / "results" / "epoch=1").rename(staging)
     here.rename(there)
     assert run(there) == [(1, 2), (2, 2)]
     assert not here.exists() and (there / "results" / "epoch=1").is_dir()

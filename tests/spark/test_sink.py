@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pystate.coordinator import Coordinator, OvertakenError
 from pystate.epoch import Epoch
-from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
+from pystate.errors import (
+    CheckpointError,
+    EvaluationError,
+    FencedError,
+    InvalidArgumentError,
+)
 from pystate.spark.job import _prepare_outputs
 from pystate.spark.side import Outputs
 from pystate.spark.sink import ParquetSink, commit, relocatable
 from pystate.storage import LocalStorage
 from tests.conftest import FakeWork
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, Any]:
-    staging = folder / "_staging" / f"{epoch}-{evaluation}"
+    staging = folder / "_staging" / f".{epoch}-{evaluation}" / "_rows"
     staging.mkdir(parents=True)
     (staging / "part-0.parquet").write_bytes(b"12345")
     (staging / "part-1.parquet").write_bytes(b"1")
@@ -29,7 +40,7 @@ def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, A
     transaction = {
         "kind": "parquet",
         "path": str(folder),
-        "staging": f"_staging/{epoch}-{evaluation}",
+        "staging": f"_staging/.{epoch}-{evaluation}/_rows",
         "final": f"epoch={epoch}",
         "files": [("part-0.parquet", 5), ("part-1.parquet", 1)],
     }
@@ -47,7 +58,7 @@ def test_commit_is_one_rename_and_can_be_repeated(tmp_path: Path) -> None:
             "part-1.parquet",
         ]
     # What lost is gone; what belongs to a later epoch is not.
-    assert [p.name for p in (tmp_path / "_staging").iterdir()] == ["4-later"]
+    assert [p.name for p in (tmp_path / "_staging").iterdir()] == [".4-later"]
     assert ParquetSink(tmp_path).epochs() == [3]
 
 
@@ -81,7 +92,17 @@ def test_two_drivers_commit_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 5 < turn < 99
 
 
-@pytest.mark.parametrize("where", ["_staging/3-abc", "epoch=3"])
+def test_a_folder_that_an_older_version_staged_is_committed_and_swept(tmp_path: Path) -> None:
+    transaction = staged(tmp_path)
+    parent = tmp_path / "_staging"
+    (parent / ".3-abc" / "_rows").rename(parent / "3-abc")
+    (parent / "3-lost.tasks").mkdir()
+    commit({**transaction, "staging": "_staging/3-abc"})
+    assert (tmp_path / "epoch=3" / "part-0.parquet").exists()
+    assert list(parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["_staging/.3-abc/_rows", "epoch=3"])
 @pytest.mark.parametrize("damage", ["missing", "short", "more"])
 def test_commit_of_other_files_is_loud(tmp_path: Path, where: str, damage: str) -> None:
     transaction = staged(tmp_path)
@@ -218,3 +239,66 @@ def test_only_file_systems(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=error):
             ParquetSink(path)
+
+
+def test_what_is_staged_is_what_the_tasks_have_counted(spark: SparkSession, tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    transaction = sink.stage(spark.range(0, 10, 1, 3), 3, "abc")
+    assert (transaction["rows"], len(transaction["files"])) == (10, 3)
+    commit(transaction)
+    assert sink.stage(spark.range(0), 4, "abc")["rows"] == 0
+    rows = spark.read.parquet(f"file://{tmp_path}/epoch=3").collect()
+    assert sorted(row.id for row in rows) == list(range(10))
+
+
+@pytest.mark.parametrize("counted", ["files", "rows"])
+@pytest.mark.parametrize("damage", ["lost", "cut", "strange"])
+def test_a_listing_that_is_not_complete_is_no_epoch(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    counted: str,
+    damage: str,
+) -> None:
+    from pystate.spark import written
+
+    write = written.write_parquet
+    if counted == "rows":
+        write = written._observed
+
+    def write_and_damage(frame: DataFrame, uri: str) -> written.Written:
+        done = write(frame, uri)
+        folder = Path(uri.removeprefix("file://"))
+        first, *_ = sorted(folder.glob("part-*"))
+        if damage == "lost":
+            first.unlink()
+        elif damage == "strange":
+            shutil.copy(first, first.with_name("part-9.parquet"))
+        elif counted == "files":
+            first.write_bytes(first.read_bytes()[:-1])
+        else:
+            shutil.copy(tmp_path / "none.parquet", first)
+        return done
+
+    none = pa.table({"id": pa.array([], pa.int64())})
+    pq.write_table(none, tmp_path / "none.parquet")
+    monkeypatch.setattr("pystate.spark.written.write_parquet", write_and_damage)
+    with pytest.raises(EvaluationError, match=r"the tasks wrote .* and the driver finds"):
+        ParquetSink(tmp_path / "out").stage(spark.range(0, 10, 1, 2), 3, "abc")
+
+
+def test_readers_by_pattern_see_what_is_published_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from glob import glob
+
+    sink = ParquetSink(tmp_path)
+    commit(sink.stage(spark.range(10), 3, "abc"))
+    sink.stage(spark.range(100), 4, "abc")
+    task = Path(sink.task_folder(4, "abc"))
+    task.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next((tmp_path / "epoch=3").glob("part-*")), task)
+    for pattern in ("", "/*", "/*/*"):
+        assert spark.read.parquet(f"file://{tmp_path}{pattern}").count() == 10, pattern
+    found = glob(f"{tmp_path}/**/*.parquet", recursive=True)
+    assert {Path(name).parent.name for name in found} == {"epoch=3"}

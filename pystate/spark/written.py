@@ -1,0 +1,70 @@
+"""Writing a frame to Parquet files, counted by the tasks that write them.
+
+Spark's tasks count rows, files and bytes as they close each file, and tell the driver when they
+are committed, one attempt of each. A listing of the folder says what is there, not what should be.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Written", "write_parquet"]
+
+
+class Written(NamedTuple):
+    """What the tasks of a write have counted."""
+
+    rows: int
+    files: int | None
+    """None, as the bytes, where this version of Spark keeps it to itself."""
+    size_bytes: int | None
+
+
+def write_parquet(frame: DataFrame, uri: str) -> Written:
+    """Write a frame to a folder that does not exist yet."""
+    session, jvm = frame.sparkSession, frame.sparkSession._jvm
+    assert jvm is not None
+    writer = frame.write.format("parquet")._jwrite
+    try:
+        # `DataFrameWriter.save` drops the execution, which holds what was counted.
+        command = writer.saveCommand(jvm.scala.Option.apply(uri))
+    except Py4JError as error:
+        if "does not exist" not in str(error):
+            raise
+        return _observed(frame, uri)
+    mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
+    execution = session._jsparkSession.sessionState().executePlan(command, mode)
+    metrics = _writing(execution.commandExecuted().commandPhysicalPlan()).metrics()
+    return Written(
+        metrics.apply("numOutputRows").value(),
+        metrics.apply("numFiles").value(),
+        metrics.apply("numOutputBytes").value(),
+    )
+
+
+def _observed(frame: DataFrame, uri: str) -> Written:
+    observation = Observation()
+    frame.observe(observation, F.count(F.lit(1)).alias("rows")).write.parquet(uri)
+    return Written(observation.get["rows"], None, None)
+
+
+def _writing(plan: Any) -> Any:
+    """Find the node that writes: adaptive execution wraps it."""
+    while not plan.metrics().contains("numFiles"):
+        kind = plan.getClass().getSimpleName()
+        if kind == "AdaptiveSparkPlanExec":
+            plan = plan.executedPlan()
+        elif kind.endswith("QueryStageExec"):
+            plan = plan.plan()
+        else:
+            plan = plan.children().head()
+    return plan
