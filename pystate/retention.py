@@ -38,6 +38,7 @@ from collections.abc import Callable, Collection, Iterable
 from pystate.errors import CheckpointError
 from pystate.history import retained_epochs
 from pystate.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
+from pystate.marks import EVALUATIONS
 from pystate.parts import Parts, part_epoch
 from pystate.storage import CheckpointStorage, final_name
 
@@ -46,6 +47,7 @@ __all__ = ["collect_orphans", "delete_files", "merged_name"]
 _LOG = logging.getLogger("pystate.retention")
 _STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
+_EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
 _FOLDERS = ("manifests", "owners", "runs")
 # For leftovers of small files, whose writers cannot be told dead from alive.
 _LEAST_GRACE_MS = 60_000
@@ -73,7 +75,9 @@ def collect_orphans(
     check_owner: Callable[[], None],
     now_ms: int | None = None,
 ) -> int:
-    """Delete files that no manifest can name any more, and leftovers of unfinished writes.
+    """Delete files that no manifest can name any more, and what was left of unfinished work.
+
+    That is of writes, and of evaluations whose driver ended before it could.
 
     Parameters
     ----------
@@ -125,6 +129,7 @@ def collect_orphans(
             and entry.modified_ms <= now_ms - grace_ms
         ):
             doomed.append(entry.path)
+    _remove_evaluations(storage, 0 if newest is None else newest.epoch, now_ms - small_ms)
     return delete_files(storage, doomed)
 
 
@@ -141,6 +146,18 @@ def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
     if match[2] is None:
         return newest.term != term
     return int(match[2]) >= newest.term and int(match[2]) != term
+
+
+def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> None:
+    """Remove the begin marks of evaluations whose driver ended before it could."""
+    seen: dict[str, int] = {}
+    for entry in storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True):
+        match = _EVALUATION.fullmatch(entry.path)
+        if match is not None and int(match[2]) <= newest:
+            seen[match[1]] = max(seen.get(match[1], 0), entry.modified_ms)
+    for folder, modified_ms in seen.items():
+        if modified_ms <= before_ms:
+            storage.remove_folder(folder)
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:

@@ -18,6 +18,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
@@ -109,6 +110,22 @@ class CheckpointStorage(Protocol):
 
     def local_path(self, path: str) -> str | None:
         """Return an absolute path that this host can open or map, or None."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder for marks."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that it holds; nothing where there is none."""
+
+    def mark(self, path: str, data: bytes) -> bytes | None:
+        """Create a small file unless there is one, and return what that one holds.
+
+        Complete at once for everybody, but not durable. `FileNotFoundError` where `make_folder`
+        has not made the folder, or it is gone.
+        """
+
+    def touch(self, path: str) -> bool:
+        """Bring a file's time of modification up to now; False where there is none."""
 
 
 class LocalStorage:
@@ -277,6 +294,51 @@ class LocalStorage:
         except OSError as error:
             _fail("look at", final, error)
         return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def make_folder(self, path: str) -> None:
+        """See `CheckpointStorage.make_folder`."""
+        final = self.local_path(path)
+        try:
+            os.makedirs(final, exist_ok=True)
+        except OSError as error:
+            _fail("create", final, error)
+
+    def remove_folder(self, path: str) -> None:
+        """See `CheckpointStorage.remove_folder`."""
+        # A late task may create a file meanwhile: then the folder stays, for orphan collection.
+        shutil.rmtree(self.local_path(path), ignore_errors=True)
+
+    def mark(self, path: str, data: bytes) -> bytes | None:
+        """See `CheckpointStorage.mark`."""
+        final = self.local_path(path)
+        folder, name = os.path.split(final)
+        temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+        try:
+            try:
+                with open(temporary, "xb", buffering=0) as out:
+                    _write_all(out, data)
+                os.link(temporary, final)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+        except FileNotFoundError:
+            raise
+        except FileExistsError:
+            return self.read_bytes(path)
+        except OSError as error:
+            _fail("write", final, error)
+        return None
+
+    def touch(self, path: str) -> bool:
+        """See `CheckpointStorage.touch`."""
+        final = self.local_path(path)
+        try:
+            os.utime(final)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _fail("touch", final, error)
+        return True
 
     def _temporary(self, final: str) -> str:
         """Return a fresh temporary name for `final`, whose folder is made durable on first use."""

@@ -6,7 +6,8 @@ Invariants
 ----------
 1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
    already run stages, and travels in every operator's closure.
-2. The sink's write is the one action; what the pipeline computes otherwise is the user's own.
+2. The sink's write is the one action; what the pipeline computes otherwise is the user's own, and
+   counts as long as each operator is evaluated once in all (`pystate.spark.once`).
 3. A side output has a sink, and a sink a side output, before anything is computed.
 """
 
@@ -22,16 +23,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend
-from pystate.epoch import Epoch
-from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.epoch import Epoch, RepeatableError, describe_ranges
+from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError
+from pystate.marks import BeginMarks
 from pystate.planned import PlannedRanges
 from pystate.spark.columns import KeySchema, parse_schema
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
+from pystate.spark.once import OperatorOutputs, executors
 from pystate.spark.reports import ReportBox
 from pystate.spark.side import Outputs
 from pystate.spark.sink import Transaction
-from pystate.spark.worker import OperatorPlan
+from pystate.spark.worker import STAGING, OperatorPlan
 from pystate.storage import CheckpointStorage
 from pystate.types import StateType, parse_type, refuse_nested_key
 
@@ -42,6 +45,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Split", "TableOptions"]
 
+_HINT = (
+    "call localCheckpoint() on what the operator returns before the pipeline uses it, so that "
+    "Spark computes it whole, and once"
+)
+_RDD_HINT = (
+    "call persist() and then localCheckpoint() on the RDD that the operator gives before the "
+    "pipeline uses it, so that Spark computes it whole, and once; without persist() PySpark "
+    "computes it as a part of whatever reads it"
+)
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
@@ -86,6 +98,9 @@ class Evaluation:
         Number of ranges of each operator.
     outputs : Outputs
         Where the rows go.
+    materialised : set of str
+        The uids of operators whose output earlier evaluations found to be read more than once, or
+        not to its end; grows.
     """
 
     def __init__(
@@ -97,6 +112,7 @@ class Evaluation:
         tables: TableOptions,
         parallelism: int,
         outputs: Outputs,
+        materialised: set[str],
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -108,6 +124,22 @@ class Evaluation:
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
         self._splits: dict[str, Split] = {}
         self._id = epoch.evaluation_id
+        self._marks = BeginMarks(storage, epoch.number, self._id)
+        self._once = OperatorOutputs(materialised)
+        self._executors: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Evaluation:
+        self._marks.open()
+        self._executors = executors(self.session.sparkContext)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._marks.close()
+        self._once.release()
+
+    def output(self, uid: str, frame: DataFrame) -> DataFrame:
+        """Take an operator's output, and return it as the pipeline is to see it."""
+        return self._once.add(uid, frame)
 
     def declare(
         self,
@@ -167,6 +199,7 @@ class Evaluation:
             limit_bytes=self._tables.limit_bytes,
             lock_timeout_ms=self._tables.lock_timeout_ms,
             reports=self._box.accumulator,
+            marks=self._marks,
         )
 
     def note_split(
@@ -230,16 +263,79 @@ class Evaluation:
                 self.epoch.check_declared()
                 self._check_sides()
                 outputs.main.check_columns(frame.columns)
-                transaction = outputs.main.stage(frame, number, self._id)
+                with self._staging():
+                    transaction = outputs.main.stage(frame, number, self._id)
         except Exception as error:
+            self._take_reports()
+            unsound = self._evaluated_twice()
+            if unsound is not None:
+                raise unsound from error
             original = original_error(error)
             if original is error:
                 raise
             raise original from error
-        finally:
-            for report in self._box.take():
-                self.epoch.report(report)
+        self._take_reports()
+        # The pipeline may have caught what a refused task raised.
+        unsound = self._evaluated_twice() or self._read_in_part(frame)
+        if unsound is not None:
+            raise unsound
         return [transaction, *outputs.stage_sides(self.epoch.reports, number, self._id)]
+
+    def _take_reports(self) -> None:
+        for report in self._box.take():
+            self.epoch.report(report)
+
+    @contextmanager
+    def _staging(self) -> Iterator[None]:
+        """Tell the tasks that their rows are staged, and seen by nobody unless they count."""
+        context = self.session.sparkContext
+        context.setLocalProperty(STAGING, self._id)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(STAGING, None)  # type: ignore[arg-type]
+
+    def _evaluated_twice(self) -> EvaluationError | None:
+        """Return what to raise where tasks were refused because another had begun their range."""
+        refused = self._marks.refused()
+        if not refused:
+            return None
+        ranges = sorted({(mark.uid, mark.index) for mark in refused})
+        text = f"epoch {self.epoch.number}: {describe_ranges(ranges)} evaluated twice"
+        first = self._marks.begun()
+        ran_again = all(mark.runs_again(first[mark.uid, mark.index].mark) for mark in refused)
+        if ran_again or not self._executors <= executors(self.session.sparkContext):
+            return RepeatableError(f"{text}: a stage ran again after an executor was lost", _HINT)
+        return self._materialise({uid for uid, _ in ranges}, f"{text}: it is read more than once")
+
+    def _read_in_part(self, frame: DataFrame) -> EvaluationError | None:
+        """Return what to raise where operators were not read to their end.
+
+        None also for one that nothing reads at all: that is for `Epoch.collect` to say.
+        """
+        missing = self.epoch.missing()
+        if not missing:
+            return None
+        begun = {uid for uid, _ in self._marks.begun()}
+        uids = dict.fromkeys(uid for uid, _ in missing)
+        if not all(
+            self._once.can_be_materialised([uid]) and (uid in begun or self._once.is_in(uid, frame))
+            for uid in uids
+        ):
+            return None
+        text = f"epoch {self.epoch.number}: {describe_ranges(missing)} not read to the end"
+        return self._materialise(set(uids), text)
+
+    def _materialise(self, uids: set[str], text: str) -> EvaluationError:
+        if not self._once.can_be_materialised(uids):
+            hint = _RDD_HINT if uids & self._splits.keys() else _HINT
+            return EvaluationError(f"{text}: {hint}")
+        wanted = self._once.materialise_from(uids)
+        return RepeatableError(
+            f"{text}; from now on the output of {', '.join(map(repr, wanted))} is materialised in "
+            "each epoch, once, before it is read",
+            _HINT,
+        )
 
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
         from pyspark.core.rdd import RDD

@@ -135,6 +135,7 @@ class Job:
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
         self._evaluation: Evaluation | None = None
+        self._materialised: set[str] = set()
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
         self._failure: BaseException | None = None
         self._progress: EpochProgress | None = None
@@ -507,7 +508,14 @@ class Job:
         def evaluate(epoch: Epoch) -> Sequence[Any]:
             _prepare_outputs(outputs, coordinator, epoch)
             evaluation = Evaluation(
-                epoch, session, box, self._storage, self._tables, coordinator.parallelism, outputs
+                epoch,
+                session,
+                box,
+                self._storage,
+                self._tables,
+                coordinator.parallelism,
+                outputs,
+                self._materialised,
             )
             epochs[:] = [epoch]
             try:
@@ -531,7 +539,8 @@ class Job:
     def _evaluating(self, evaluation: Evaluation) -> Iterator[None]:
         self._evaluation = evaluation
         try:
-            yield
+            with evaluation:
+                yield
         finally:
             self._evaluation = None
 

@@ -164,7 +164,9 @@ class KeyedFrame:
             namespace=namespace_type(function),
         )
         routed = self._routed(self._frame, plan, self._order_by)
-        return _operator(routed, plan, self._frame.columns, partial(FunctionBody, spec), declared)
+        body = partial(FunctionBody, spec)
+        out = _operator(routed, plan, self._frame.columns, body, declared)
+        return self._evaluation.output(self._uid, out)
 
     def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
         if self._event_time is None:
@@ -234,7 +236,8 @@ class KeyedFrame:
             routed = self._routed(self._frame.select(*columns), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        return _operator(routed, operator, names, body, declared)
+        out = _operator(routed, operator, names, body, declared)
+        return self._evaluation.output(self._uid, out)
 
     def _check_results(self, names: Sequence[str]) -> None:
         refuse_reserved(names, self._owner)

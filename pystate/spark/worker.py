@@ -14,13 +14,17 @@ Invariants
 3. The report is the task's last act: the file it names is durable, nothing is still running.
 4. Whatever happens, the table's lock is released, what was not sealed is rolled back, and files
    of side outputs that no report names are removed.
+5. A range is begun (`pystate.marks`) before its table is attached, and so before a row leaves.
+6. A task that was refused hands out nothing. It fails, unless all that it takes part in is the
+   staging of rows that the driver discards: then it ends without rows, since Spark would try a
+   failed one again, each time in a new process.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
-import threading
 import time
 import uuid
 from collections import deque
@@ -37,7 +41,9 @@ from pystate.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError
 from pystate.host import TableHome, ancestor_named, choose_home
 from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
+from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
 from pystate.spark.columns import KeySchema
+from pystate.spark.delta import DeltaWriter
 from pystate.spark.routing import KeyRouter, split_markers
 from pystate.spark.side import SideFiles
 from pystate.storage import CheckpointStorage
@@ -45,11 +51,14 @@ from pystate.storage import CheckpointStorage
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-    from pystate.backend import KeyedStateBackend, Snapshot
+    from pystate.backend import KeyedStateBackend
     from pystate.declarations import State
     from pystate.types import StateType
 
-__all__ = ["ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
+__all__ = ["STAGING", "ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
+
+#: Spark's local property that names the evaluation whose output a job stages.
+STAGING = "pystate.staging"
 
 #: Output batches that may wait while the delta file is being written beside them.
 _HELD_BATCHES = 32
@@ -80,6 +89,7 @@ class OperatorPlan:
     limit_bytes: int
     lock_timeout_ms: int
     reports: Accumulator[list[RangeReport]]
+    marks: BeginMarks
 
     @property
     def parallelism(self) -> int:
@@ -141,6 +151,7 @@ class RangeTask:
         self._side_files: tuple[SideFile, ...] = ()
         self._attachment: Attachment | None = None
         self._index: int | None = None
+        self._beginning: Beginning | None = None
         self._marker: int | None = None
 
     @property
@@ -198,11 +209,27 @@ class RangeTask:
     def _claim(self, index: int) -> None:
         if self._index is None:
             self._index = index
+            self._beginning = self.plan.marks.begin(_mark(self.plan.uid, index))
         elif self._index != index:
             raise EvaluationError(
                 f"{self.plan.describe(self._index)}: the partition also holds rows or the marker "
                 f"of range {index}: rows were moved between the shuffle and the operator"
             )
+
+    @property
+    def only_stages(self) -> bool:
+        """Whether all that comes of the task is staged by its evaluation, and by nobody else."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return context is not None and (
+            context.getLocalProperty(STAGING) == self.plan.evaluation_id
+        )
+
+    def go_on(self) -> None:
+        """Between two pieces of the input: give a sign of life, and end if nobody waits for it."""
+        if self._beginning is not None:
+            self._beginning.go_on()
 
     def check_marker(self) -> None:
         """Make sure, at the end of the input, that exactly one range announced itself."""
@@ -240,7 +267,7 @@ class RangeTask:
         if self._side is not None:
             self._side_files = self._side.finish()
 
-    def seal(self) -> _DeltaWriter | None:
+    def seal(self) -> DeltaWriter | None:
         """Seal the table; returns the thread that writes its delta, or None without a change."""
         if self._attachment is None:
             return None
@@ -265,7 +292,7 @@ class RangeTask:
             attempt.hex,
             "delta",
         )
-        writer = _DeltaWriter(plan.storage, path, snapshot)
+        writer = DeltaWriter(plan.storage, path, snapshot)
         writer.start()
         return writer
 
@@ -316,52 +343,6 @@ class RangeTask:
         side, self._side = self._side, None
         if side is not None:
             side.discard()
-
-
-class _DeltaWriter(threading.Thread):
-    """Writes one delta file; it appears complete and durable, or not at all."""
-
-    def __init__(self, storage: CheckpointStorage, path: str, snapshot: Snapshot) -> None:
-        super().__init__(name=f"pystate-delta-{os.path.basename(path)}", daemon=True)
-        self._storage = storage
-        self._path = path
-        self._snapshot = snapshot
-        self._error: BaseException | None = None
-        self._file: FileRef | None = None
-        self.took_ms = 0.0
-
-    def run(self) -> None:
-        began = time.perf_counter_ns()
-        try:
-            with self._storage.create(self._path) as file:
-                info = self._snapshot.write(file)
-            self._file = FileRef(
-                path=self._path,
-                kind=info.kind,
-                id=info.id,
-                parent=info.parent,
-                epoch=info.epoch,
-                first_key_group=info.first_key_group,
-                last_key_group=info.last_key_group,
-                file_bytes=info.file_bytes,
-                checksum=info.checksum,
-                rows=info.rows,
-                tombstones=info.tombstones,
-                raw_bytes=info.raw_bytes,
-            )
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._snapshot.close()
-            self.took_ms = _ms_since(began)
-
-    def result(self) -> FileRef:
-        """Wait for the file; raises what writing it raised."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        assert self._file is not None
-        return self._file
 
 
 #: Input as it arrives: rows or None, how many, and the markers beside them.
@@ -425,13 +406,14 @@ def run_task(
         Number of rows in an output.
     """
     began = time.perf_counter_ns()
-    writer: _DeltaWriter | None = None
+    writer: DeltaWriter | None = None
     held: deque[Any] = deque()
     metrics = task.metrics
     opened = False
     try:
         for rows, n_rows, markers in arrived:
             task.announce(markers)
+            task.go_on()
             if rows is None:
                 continue
             if not task.attached:
@@ -442,6 +424,7 @@ def run_task(
             for out in body.process(rows):
                 task.rows_out += size(out)
                 yield out
+                task.go_on()
         task.check_marker()
         if not task.attached and task.due:
             task.attach(task.state.index)
@@ -465,6 +448,12 @@ def run_task(
             file = writer.result()
             metrics["write_ms"] = writer.took_ms
         task.report(file)
+    except RefusedError:
+        if not task.only_stages:
+            raise
+        # What is not read would cost the worker its life.
+        for _ in arrived:
+            pass
     finally:
         try:
             if writer is not None:
@@ -474,6 +463,26 @@ def run_task(
         finally:
             task.discard_side()
             task.release()
+
+
+def _mark(uid: str, index: int) -> Mark:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    host, process = socket.gethostname(), os.getpid()
+    if context is None:
+        # Without Spark, in tests, every call is a stage of its own.
+        return Mark(uid, index, -1, index, 0, -1, host, process)
+    return Mark(
+        uid,
+        index,
+        context.stageId(),
+        context.partitionId(),
+        context.attemptNumber(),
+        context.taskAttemptId(),
+        host,
+        process,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -51,8 +51,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
-        # A stopped query's worker lives on for so long: a test needs it.
-        .config("spark.python.task.killTimeout", "20s")
+        # A stopped query's worker lives on until its test lets it end, however slow the host is.
+        .config("spark.python.task.killTimeout", "600s")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from pystate.backend import KeyedStateBackend
 from pystate.epoch import RangeReport
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.manifest import empty_range
+from pystate.marks import BeginMarks, RefusedError
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
 from pystate.spark.bodies import FunctionBody
-from pystate.spark.worker import ArrowOperator, OperatorPlan
+from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
 from pystate.storage import LocalStorage
 
 PARALLELISM = 2
@@ -52,7 +54,14 @@ def reports() -> Reports:
 
 
 @pytest.fixture
-def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
+def marks(tmp_path: Path) -> BeginMarks:
+    marks = BeginMarks(LocalStorage(tmp_path), 1, "e" * 32)
+    marks.open()
+    return marks
+
+
+@pytest.fixture
+def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
     return OperatorPlan(
         uid="counts",
         key_schema=(("k", "long"),),
@@ -75,6 +84,7 @@ def plan(tmp_path: Path, reports: Reports) -> OperatorPlan:
         limit_bytes=0,
         lock_timeout_ms=100,
         reports=reports,  # type: ignore[arg-type]
+        marks=marks,
     )
 
 
@@ -359,6 +369,8 @@ def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Repo
         (6, 19_000, [MARKER([1])]),
     ):
         plan = dataclasses.replace(plan, epoch=epoch, processing_time_ms=now)
+        plan.marks.close()
+        plan.marks.open()
         operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Fading())), ["k"])
         assert list(operator(iter(batches))) == []
         report = reports.reports[-1]
@@ -369,3 +381,30 @@ def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Repo
         state = dataclasses.replace(state, id=report.id, deltas=deltas)
         plan = dataclasses.replace(plan, ranges=(plan.ranges[0], state))
     assert found == [(None, None), (20, 0), (20, 0), (20, None), (5, 15), (0, 5)]
+
+
+@pytest.mark.parametrize("read", [1, 100])
+def test_a_range_is_begun_once_however_far_it_is_read(
+    operator: ArrowOperator, reports: Reports, plan: OperatorPlan, tmp_path: Path, read: int
+) -> None:
+    first = operator(iter([rows(keys_of(1, 5)), MARKER([1])]))
+    out = list(itertools.islice(first, read))
+    assert out and list(plan.marks.begun()) == [("counts", 1)]
+    before = (len(reports.reports), deltas(tmp_path))
+    # Another partition, before it has a table or hands out a row; also one without rows.
+    for batches in ([rows(keys_of(1, 5)), MARKER([1])], [MARKER([1])]):
+        with pytest.raises(RefusedError, match="'counts', epoch 1, range 1 was begun in"):
+            next(operator(iter(batches)))
+    assert (len(reports.reports), deltas(tmp_path)) == before
+    assert len(plan.marks.refused()) == 1
+    first.close()  # type: ignore[attr-defined]
+
+
+def test_a_refused_task_of_the_staging_ends_without_rows(
+    operator: ArrowOperator, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RangeTask, "only_stages", True)
+    assert len(list(operator(iter([rows(keys_of(1, 5)), MARKER([1])])))) == 1
+    rest = iter([rows(keys_of(1, 5)), MARKER([1]), rows(keys_of(1, 3))])
+    assert list(operator(rest)) == [] and next(rest, None) is None
+    assert len(reports.reports) == 1

@@ -50,7 +50,18 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "files": ({"files"}, {"core", "declarations", "errors"}),
     "storage": (
-        {"document", "history", "host", "jobfile", "manifest", "parts", "refs", "runs", "storage"},
+        {
+            "document",
+            "history",
+            "host",
+            "jobfile",
+            "manifest",
+            "marks",
+            "parts",
+            "refs",
+            "runs",
+            "storage",
+        },
         {"errors"},
     ),
     "backend": (

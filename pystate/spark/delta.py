@@ -1,0 +1,66 @@
+"""A task's delta file, written beside the streaming of its output.
+
+Thread safety: a `DeltaWriter` is a thread, which belongs to the task that starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from pystate.manifest import FileRef
+from pystate.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pystate.backend import Snapshot
+
+__all__ = ["DeltaWriter"]
+
+
+class DeltaWriter(threading.Thread):
+    """Writes one delta file; it appears complete and durable, or not at all."""
+
+    def __init__(self, storage: CheckpointStorage, path: str, snapshot: Snapshot) -> None:
+        super().__init__(name=f"pystate-delta-{os.path.basename(path)}", daemon=True)
+        self._storage = storage
+        self._path = path
+        self._snapshot = snapshot
+        self._error: BaseException | None = None
+        self._file: FileRef | None = None
+        self.took_ms = 0.0
+
+    def run(self) -> None:
+        """Write the file."""
+        began = time.perf_counter_ns()
+        try:
+            with self._storage.create(self._path) as file:
+                info = self._snapshot.write(file)
+            self._file = FileRef(
+                path=self._path,
+                kind=info.kind,
+                id=info.id,
+                parent=info.parent,
+                epoch=info.epoch,
+                first_key_group=info.first_key_group,
+                last_key_group=info.last_key_group,
+                file_bytes=info.file_bytes,
+                checksum=info.checksum,
+                rows=info.rows,
+                tombstones=info.tombstones,
+                raw_bytes=info.raw_bytes,
+            )
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._snapshot.close()
+            self.took_ms = (time.perf_counter_ns() - began) / 1e6
+
+    def result(self) -> FileRef:
+        """Wait for the file; raises what writing it raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._file is not None
+        return self._file

@@ -1,0 +1,232 @@
+"""What is published comes from the evaluation whose state is kept, however the output is read.
+
+The function draws another stamp in each evaluation and keeps it: every published stamp must be in
+the state.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import pystate as ps
+from pystate.errors import EvaluationError
+
+from .conftest import state_of
+
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import Job
+
+MakeJob = Callable[..., "Job"]
+KEYS = 60
+
+
+class Stamp(ps.KeyedProcessFunction):
+    stamp = ps.ValueState("string")
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+        stamp = uuid.uuid4().hex
+        self.stamp.update(stamp)
+        yield key, stamp
+
+
+def stamped(job: Job, df: DataFrame, uid: str = "stamps") -> DataFrame:
+    return job.key_by(df, "k", uid=uid).process(Stamp(), "k long, stamp string")
+
+
+def keys(spark: SparkSession) -> DataFrame:
+    return spark.range(KEYS).selectExpr("id AS k")
+
+
+def check(job: Job, spark: SparkSession, read: Callable[[DataFrame], DataFrame]) -> list[int]:
+    """Run two epochs; returns the number of evaluations of each."""
+    evaluations = []
+    for _ in range(2):
+        result = job.run_epoch(keys(spark), lambda df: read(stamped(job, df)))
+        state = state_of(job, "stamps")
+        assert len(state) == KEYS
+        rows = result.dataframe.collect()
+        assert rows and all(state[row.k] == row.stamp for row in rows)
+        assert job.last_progress is not None
+        evaluations.append(job.last_progress.evaluations)
+    checkpoint = Path(job.checkpoint)
+    assert list((checkpoint / "evaluations").iterdir()) == []
+    assert list((checkpoint / "results" / "_staging").iterdir()) == []
+    return evaluations
+
+
+def count_and_limit(out: DataFrame) -> DataFrame:
+    assert out.count() == KEYS
+    return out.limit(5)
+
+
+def show_and_all(out: DataFrame) -> DataFrame:
+    out.show(1)
+    return out
+
+
+def look_and_all(out: DataFrame) -> DataFrame:
+    assert not out.isEmpty() and out.first() is not None and len(out.take(3)) == 3
+    return out
+
+
+def persisted(out: DataFrame) -> DataFrame:
+    assert out.persist().count() == KEYS
+    return out.where("k % 2 = 0").union(out.limit(3))
+
+
+def checkpointed(out: DataFrame) -> DataFrame:
+    out = out.localCheckpoint()
+    assert not out.isEmpty()
+    return out.union(out)
+
+
+REPEATED = {
+    "count and limit": count_and_limit,
+    "limit": lambda out: out.limit(5),
+    "show": show_and_all,
+    "look": look_and_all,
+    "union with a part": lambda out: out.union(out.limit(3)),
+    "sort": lambda out: out.orderBy("k"),
+    "ranges": lambda out: out.repartitionByRange(3, "k"),
+    "broadcast": lambda out: out.join(F.broadcast(out.select("k")), "k"),
+    "cross join": lambda out: out.crossJoin(out.selectExpr("k AS other")).where("other < 2"),
+    "two filters": lambda out: out.where("k % 2 = 0").union(out.where("k % 2 = 1")),
+}
+AT_ONCE = {
+    "all": lambda out: out,
+    "persisted": persisted,
+    "checkpointed": checkpointed,
+    "coalesced": lambda out: out.coalesce(1),
+    "sampled": lambda out: out.sample(0.9, seed=1),
+    "distinct": lambda out: out.distinct(),
+    "window": lambda out: out.selectExpr(
+        "k", "stamp", "row_number() OVER (PARTITION BY k ORDER BY stamp) AS n"
+    ),
+    "semi-join": lambda out: out.join(keys(out.sparkSession).where("k < 9"), "k", "left_semi"),
+}
+
+
+@pytest.mark.parametrize("form", REPEATED)
+def test_what_is_read_twice_or_in_part_is_materialised(
+    spark: SparkSession, make_job: MakeJob, form: str
+) -> None:
+    # The first epoch finds out; the second one knows.
+    assert check(make_job(), spark, REPEATED[form]) == [2, 1]
+
+
+@pytest.mark.parametrize("form", AT_ONCE)
+def test_what_is_read_once_is_evaluated_once(
+    spark: SparkSession, make_job: MakeJob, form: str
+) -> None:
+    assert check(make_job(), spark, AT_ONCE[form]) == [1, 1]
+
+
+def test_a_join_with_a_side_that_is_empty_today(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def read(out: DataFrame) -> DataFrame:
+        return out.join(spark.range(0).selectExpr("id AS k").localCheckpoint(), "k")
+
+    for wanted in (2, 1):
+        result = job.run_epoch(keys(spark), lambda df: read(stamped(job, df)))
+        assert result.dataframe.count() == 0 and len(state_of(job, "stamps")) == KEYS
+        assert job.last_progress is not None and job.last_progress.evaluations == wanted
+
+
+def test_a_second_action_of_the_pipeline_fails_rather_than_to_see_other_rows(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job()
+    seen: list[Any] = []
+
+    def read(out: DataFrame) -> DataFrame:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        out.write.parquet(f"file://{tmp_path}/copy")
+        try:
+            seen.append({row.k: row.stamp for row in out.collect()})
+        except Exception as error:
+            seen.append(str(error))
+        return out.sparkSession.read.parquet(f"file://{tmp_path}/copy")
+
+    assert check(job, spark, read) == [2, 1]
+    assert "was begun in stage" in seen[0]
+    assert seen[2] == state_of(job, "stamps")
+
+
+def test_operators_that_follow_each_other(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def read(out: DataFrame) -> DataFrame:
+        return look_and_all(stamped(job, out.select("k"), "second")).select("k", "stamp")
+
+    for wanted in (2, 1):
+        result = job.run_epoch(keys(spark), lambda df: read(stamped(job, df)))
+        state = state_of(job, "second")
+        rows = result.dataframe.collect()
+        assert len(rows) == KEYS and all(state[row.k] == row.stamp for row in rows)
+        assert job.last_progress is not None and job.last_progress.evaluations == wanted
+
+
+def test_nothing_is_held_after_the_epoch(spark: SparkSession, make_job: MakeJob) -> None:
+    context = spark.sparkContext._jsc
+    cache = spark._jsparkSession.sharedState().cacheManager()
+    before = set(context.getPersistentRDDs().keySet())
+    mine = keys(spark).persist()
+    assert mine.count() == KEYS
+    own = set(context.getPersistentRDDs().keySet()) - before
+    for read in (persisted, show_and_all):
+        job = make_job(name="test")
+        check(job, spark, lambda out, read=read: read(out))
+    assert set(context.getPersistentRDDs().keySet()) - before == own and not cache.isEmpty()
+    mine.unpersist()
+
+
+def test_an_rdd_that_is_read_twice_is_an_error_that_says_how(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job = make_job()
+    calls = []
+
+    def pipeline(rdd: RDD[Any], keep: bool = False) -> RDD[Any]:
+        calls.append(keep)
+        out = job.partition_by(rdd, int, key_type="long", uid="stamps").mapPartitions(
+            job.partitions(Stamp(), uid="stamps")
+        )
+        if keep:
+            out.persist().localCheckpoint()
+        assert out.count() == KEYS
+        return out
+
+    rdd = spark.sparkContext.parallelize(range(KEYS), 2)
+    schema = "k long, stamp string"
+    with pytest.raises(EvaluationError, match=r"'stamps', range.*evaluated twice.*persist\(\)"):
+        job.run_epoch(rdd, pipeline, schema=schema)
+    assert calls == [False]
+    result = job.run_epoch(rdd, lambda rdd: pipeline(rdd, keep=True), schema=schema)
+    state = state_of(job, "stamps")
+    assert {row.k: row.stamp for row in result.dataframe.collect()} == state
+
+
+def test_an_output_cannot_be_used_after_its_epoch(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    outs = []
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        outs.append(stamped(job, df))
+        return outs[0]
+
+    job.run_epoch(keys(spark), pipeline)
+    before = state_of(job, "stamps")
+    with pytest.raises(Exception, match="this evaluation has ended"):
+        outs[0].collect()
+    assert state_of(job, "stamps") == before
