@@ -34,6 +34,7 @@ from pystate.spark.once import OperatorOutputs, executors
 from pystate.spark.reports import ReportBox
 from pystate.spark.side import Outputs
 from pystate.spark.sink import Transaction
+from pystate.spark.watch import Watch
 from pystate.spark.worker import STAGING, OperatorPlan
 from pystate.storage import CheckpointStorage
 from pystate.types import StateType, parse_type, refuse_nested_key
@@ -54,6 +55,8 @@ _RDD_HINT = (
     "pipeline uses it, so that Spark computes it whole, and once; without persist() PySpark "
     "computes it as a part of whatever reads it"
 )
+#: Tasks that hang, named in a message.
+_SHOWN = 8
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
@@ -101,6 +104,8 @@ class Evaluation:
     materialised : set of str
         The uids of operators whose output earlier evaluations found to be read more than once, or
         not to its end; grows.
+    timeout_ms : int or None
+        How long it may go without progress.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Evaluation:
         parallelism: int,
         outputs: Outputs,
         materialised: set[str],
+        timeout_ms: int | None,
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -126,6 +132,7 @@ class Evaluation:
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._once = OperatorOutputs(materialised)
+        self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
 
     def __enter__(self) -> Evaluation:
@@ -257,8 +264,10 @@ class Evaluation:
     def run(self, data: Any, pipeline: Callable[[Any], Any], schema: Any) -> list[Transaction]:
         """Call the pipeline, write its result through the sinks, collect the reports."""
         number, outputs = self.epoch.number, self._outputs
+        context, timeout_ms = self.session.sparkContext, self._timeout_ms
+        watch = Watch(context, self._marks, f"pystate-{self._id}", timeout_ms)
         try:
-            with large_batches(self.session):
+            with watch, large_batches(self.session):
                 frame = self._as_frame(pipeline(data), schema)
                 self.epoch.check_declared()
                 self._check_sides()
@@ -267,7 +276,7 @@ class Evaluation:
                     transaction = outputs.main.stage(frame, number, self._id)
         except Exception as error:
             self._take_reports()
-            unsound = self._evaluated_twice()
+            unsound = self._evaluated_twice() or self._hung(watch)
             if unsound is not None:
                 raise unsound from error
             original = original_error(error)
@@ -284,6 +293,27 @@ class Evaluation:
     def _take_reports(self) -> None:
         for report in self._box.take():
             self.epoch.report(report)
+
+    def _hung(self, watch: Watch) -> EvaluationError | None:
+        """Return what to raise where the evaluation was given up."""
+        if not watch.expired:
+            return None
+        reported = {(report.uid, report.index) for report in self.epoch.reports}
+        hung = {key: mark for key, (mark, _) in self._marks.begun().items() if key not in reported}
+        assert self._timeout_ms is not None
+        text = f"epoch {self.epoch.number}: no progress in {self._timeout_ms / 1000:g} s"
+        if hung:
+            text += f": {describe_ranges(sorted(hung))} began and did not end"
+        where = [
+            f"{uid!r}, range {index}: process {mark.process_id} on {mark.host}, stage {mark.stage}"
+            for (uid, index), mark in sorted(hung.items())[:_SHOWN]
+        ]
+        return RepeatableError(
+            "\n".join([text, *where, *watch.stages]),
+            "look for a function that waits for something, or give epochs more time, "
+            "Job(epoch_timeout=...)",
+            "timeout",
+        )
 
     @contextmanager
     def _staging(self) -> Iterator[None]:

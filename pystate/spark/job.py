@@ -89,6 +89,11 @@ class Job:
     allow_time_back : bool
         Take processing time back where it is further ahead of the clock than that, for one start
         after a clock was wrong for long. Timers and times to live that were set by it stay.
+    epoch_timeout : str, timedelta, int or None
+        How long an epoch may go without any progress, that is without a Spark task that ended or
+        a batch of rows that an operator took, as ``"10 minutes"``, a timedelta, or milliseconds.
+        Then it is computed once more, and if that hangs too the job fails and says where. None
+        for ever.
 
     Notes
     -----
@@ -114,6 +119,7 @@ class Job:
         max_evaluations: int = 4,
         max_clock_step: Duration = MAX_STEP_MS,
         allow_time_back: bool = False,
+        epoch_timeout: Duration | None = "1 hour",
     ) -> None:
         for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
             if number is not None and number < 1:
@@ -130,6 +136,9 @@ class Job:
         self._max_evaluations = max_evaluations
         self._max_clock_step_ms = milliseconds(max_clock_step, "max_clock_step", least=1)
         self._allow_time_back = allow_time_back
+        self._timeout_ms = (
+            None if epoch_timeout is None else milliseconds(epoch_timeout, "epoch_timeout", least=1)
+        )
         self._tables = TableOptions(shared_tables, memory_limit_bytes)
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
@@ -516,6 +525,7 @@ class Job:
                 coordinator.parallelism,
                 outputs,
                 self._materialised,
+                self._timeout_ms,
             )
             epochs[:] = [epoch]
             try:

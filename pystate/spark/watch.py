@@ -1,0 +1,117 @@
+"""A watch over an evaluation: ends it once nothing goes on any more.
+
+A user's function that hangs, or a task that was lost, would hold the epoch for ever. What counts
+is progress, not time: an epoch may be as long as its rows are many. Progress is a task of the
+evaluation's Spark jobs that ended, or a sign of life of an operator's task, which it gives between
+two batches of rows. Time in which no Spark job runs is the user's own code on the driver, which
+nobody could interrupt, and does not count.
+
+Thread safety: a `Watch` is used by the thread that runs the epoch; it starts another one, which
+ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from pystate.marks import BeginMarks
+
+__all__ = ["Watch"]
+
+_LOG = logging.getLogger("pystate.spark.watch")
+_MOST_S = 10.0
+_LOOKS = 8
+
+
+class Watch:
+    """A context manager: the Spark jobs that its block starts are watched.
+
+    Parameters
+    ----------
+    context : SparkContext
+        Where they run.
+    marks : BeginMarks
+        Of the evaluation.
+    tag : str
+        Names its jobs.
+    timeout_ms : int or None
+        How long they may go without progress; None for ever.
+
+    Attributes
+    ----------
+    stages : list of str
+        What was running when the time was up.
+    """
+
+    def __init__(
+        self, context: SparkContext, marks: BeginMarks, tag: str, timeout_ms: int | None
+    ) -> None:
+        self.stages: list[str] = []
+        self._context = context
+        self._marks = marks
+        self._tag = tag
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        self._ended = threading.Event()
+        self._expired = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the jobs were cancelled."""
+        return self._expired
+
+    def __enter__(self) -> Watch:
+        self._context.addJobTag(self._tag)
+        if self._timeout_s is not None:
+            self._thread = threading.Thread(target=self._watch, name="pystate-watch", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._context.removeJobTag(self._tag)
+
+    def _watch(self) -> None:
+        assert self._timeout_s is not None
+        last: object = None
+        since_s = time.monotonic()
+        while not self._ended.wait(min(self._timeout_s / _LOOKS, _MOST_S)):
+            try:
+                running = self._running()
+                sign = (self._marks.last_sign_ms(), [numbers for numbers, _ in running])
+            except Exception as error:
+                # Spark may be going down, or the storage be slow: looked at again soon.
+                _LOG.info("the epoch's progress is not known: %s", error)
+                continue
+            if sign != last or not running:
+                last, since_s = sign, time.monotonic()
+            elif time.monotonic() - since_s >= self._timeout_s:
+                if not self._expired:
+                    self.stages = [text for _, text in running]
+                self._expired = True
+                # Again at every look: the pipeline may start another job.
+                self._context.cancelJobsWithTag(self._tag)
+
+    def _running(self) -> list[tuple[tuple[int, int], str]]:
+        """The stages at work: (number, tasks that have ended), and how to name it."""
+        tracker = self._context._jsc.sc().statusTracker()
+        active = set(tracker.getActiveStageIds())
+        found = []
+        for job in tracker.getJobIdsForTag(self._tag):
+            info = tracker.getJobInfo(job)
+            stages: list[Any] = list(info.get().stageIds()) if info.isDefined() else []
+            for number in sorted(active.intersection(stages)):
+                stage = tracker.getStageInfo(number)
+                if stage.isDefined():
+                    done, tasks = stage.get().numCompletedTasks(), stage.get().numTasks()
+                    text = f"stage {number} ({stage.get().name()}), {done} of {tasks} tasks done"
+                    found.append(((number, done), text))
+        return found
