@@ -100,6 +100,12 @@ class Job:
     One epoch is one micro-batch, or one `run_epoch`. All operators of a pipeline and its output
     commit together or not at all.
 
+    What an operator returns is computed once in an epoch, however often and far the pipeline reads
+    it. Where that is more than once, or not to the end (a second action, `limit`, `isEmpty`, a
+    sort, a self-join), the job notices in its first epoch, which is computed again, and
+    materialises the rows in each, as `localCheckpoint` does. A pipeline that reads once, to the
+    end, is faster.
+
     Examples
     --------
     >>> job = Job("flights", checkpoint="/data/flights", parallelism=4)  # doctest: +SKIP
