@@ -49,6 +49,7 @@ from pystate.manifest import (
     read_manifest,
     state_path,
 )
+from pystate.registry import refuse_pickled
 from pystate.retention import delete_files
 from pystate.snapshots import SealedReader
 from pystate.storage import LocalStorage
@@ -154,6 +155,7 @@ class Store:
         retained: int = 3,
         lock_timeout_ms: int = 0,
         allow_unclaimed_state: bool = False,
+        allow_pickle: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
@@ -164,6 +166,8 @@ class Store:
         self._rebase = False
         self._unsynced = False
         KeyedStateBackend(key, states=states)  # a wrong declaration makes no folder
+        if not allow_pickle:
+            refuse_pickled(states, f"the store {self.path}")
         self._lock = _Lock(self.path, lock_timeout_ms)
         try:
             self._storage = LocalStorage(self.path)
@@ -453,6 +457,7 @@ def open(
     retained: int = 3,
     lock_timeout_ms: int = 0,
     allow_unclaimed_state: bool = False,
+    allow_pickle: bool = True,
     clock: Callable[[], int] | None = None,
 ) -> Store:
     """Open a durable keyed store, making it where there is none.
@@ -478,6 +483,9 @@ def open(
     allow_unclaimed_state : bool
         Whether stored states that `states` does not name are dropped, for good with the next
         checkpoint.
+    allow_pickle : bool
+        Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
+        write to the folder can have any code run where such a state is read.
     clock : callable, optional
         Gives milliseconds since 1970, by which states with a time to live expire; by default the
         system's time. It is asked when the store is opened and at each checkpoint, and stands
@@ -490,6 +498,8 @@ def open(
 
     Raises
     ------
+    DeclarationError
+        The states cannot be kept like this, or would be pickled although that is not allowed.
     TableBusyError
         Another process, or this one, has it open.
     SchemaError, UnclaimedStateError
@@ -519,6 +529,7 @@ def open(
         retained=retained,
         lock_timeout_ms=lock_timeout_ms,
         allow_unclaimed_state=allow_unclaimed_state,
+        allow_pickle=allow_pickle,
         clock=clock,
     )
 

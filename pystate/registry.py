@@ -24,7 +24,7 @@ from pystate.errors import DeclarationError
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import NestedHandle, ObjectHandle, ValueHandle
 
-__all__ = ["Handle", "StateRegistry"]
+__all__ = ["Handle", "StateRegistry", "refuse_pickled"]
 
 Handle: TypeAlias = "ValueHandle | ListHandle | MapHandle | ReducingHandle | AggregatingHandle"
 
@@ -136,6 +136,31 @@ class StateRegistry:
     def expires(self) -> bool:
         """Whether any state has a time to live."""
         return any(declaration.ttl is not None for declaration in self._declarations.values())
+
+
+def refuse_pickled(states: Mapping[str, State], owner: str) -> None:
+    """Refuse states whose values would be unpickled where they are read.
+
+    Parameters
+    ----------
+    states : mapping from name to State
+        All that is kept.
+    owner : str
+        Whose they are, as errors name it.
+
+    Raises
+    ------
+    DeclarationError
+        Some are pickled; they are named.
+    """
+    found = [name for name, state in states.items() if state.type.is_object]
+    if found:
+        raise DeclarationError(
+            f"{owner}: {', '.join(map(repr, found))} would be pickled, and allow_pickle=False "
+            "refuses that: whoever can write to a checkpoint could have any code run where its "
+            "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
+            "of object, and one of pystate's aggregators in place of an AggregateFunction"
+        )
 
 
 def _kept(handle: Handle) -> ObjectHandle | None:

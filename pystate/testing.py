@@ -89,6 +89,8 @@ class Harness:
         Most rows that a `VectorizedFunction` sees at once.
     uid : str
         The operator's name in errors and in `ctx`.
+    allow_pickle : bool
+        Whether states may be pickled, as of `Job`; a harness that is restored keeps to it.
 
     Attributes
     ----------
@@ -138,6 +140,7 @@ class Harness:
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
         uid: str = "harness",
+        allow_pickle: bool = True,
     ) -> None:
         owner = f"operator {uid!r}"
         delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
@@ -151,6 +154,7 @@ class Harness:
             max_parallelism=max_parallelism,
             batch_rows=batch_rows,
             uid=uid,
+            allow_pickle=allow_pickle,
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)

@@ -20,10 +20,11 @@ from pystate.context import RuntimeContext
 from pystate.errors import InvalidArgumentError
 from pystate.event_time import event_times
 from pystate.faults import Fault, Observer, check_replay, rows_of
-from pystate.functions import StatefulFunction, copied, shape
+from pystate.functions import StatefulFunction, copied, declarations, shape
 from pystate.keys import parse_key
 from pystate.output import Output
 from pystate.ranges import Range, Ranges
+from pystate.registry import refuse_pickled
 from pystate.runtime import FunctionRuntime, FunctionSpec
 
 __all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
@@ -42,6 +43,7 @@ class Options:
     max_parallelism: int
     batch_rows: int
     uid: str
+    allow_pickle: bool = True
 
     @property
     def names_only(self) -> bool:
@@ -66,6 +68,8 @@ class Options:
         """
         shape(function)
         owner = f"operator {self.uid!r}"
+        if not self.allow_pickle:
+            refuse_pickled(declarations(function), owner)
         if self.event_time is None:
             for name, value in (
                 ("allowed_delay", self.allowed_delay_ms),

@@ -27,6 +27,7 @@ from pystate.epoch import Epoch, RepeatableError, describe_ranges
 from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError
 from pystate.marks import BeginMarks
 from pystate.planned import PlannedRanges
+from pystate.registry import refuse_pickled
 from pystate.spark.columns import KeySchema, parse_schema
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
@@ -71,6 +72,7 @@ class TableOptions:
     shared: bool = True
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
+    allow_pickle: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class Evaluation:
             The type of its namespaces.
         """
         epoch = self.epoch
+        if not self._tables.allow_pickle:
+            refuse_pickled(states, f"operator {uid!r}")
         _check_table(uid, keys, states, namespace, timers)
         schema = tuple((name, state.stored_as()) for name, state in states.items())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}

@@ -94,6 +94,9 @@ class Job:
         a batch of rows that an operator took, as ``"10 minutes"``, a timedelta, or milliseconds.
         Then it is computed once more, and if that hangs too the job fails and says where. None
         for ever.
+    allow_pickle : bool
+        Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
+        write to the checkpoint can have any code run where such a state is read.
 
     Notes
     -----
@@ -126,6 +129,7 @@ class Job:
         max_clock_step: Duration = MAX_STEP_MS,
         allow_time_back: bool = False,
         epoch_timeout: Duration | None = "1 hour",
+        allow_pickle: bool = True,
     ) -> None:
         for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
             if number is not None and number < 1:
@@ -145,7 +149,7 @@ class Job:
         self._timeout_ms = (
             None if epoch_timeout is None else milliseconds(epoch_timeout, "epoch_timeout", least=1)
         )
-        self._tables = TableOptions(shared_tables, memory_limit_bytes)
+        self._tables = TableOptions(shared_tables, memory_limit_bytes, allow_pickle=allow_pickle)
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
