@@ -155,6 +155,28 @@ class Attachment:
             entry.discard()
         entry.in_use = False
 
+    @property
+    def path(self) -> str | None:
+        """The table's file, if others can have it, too."""
+        return None if self._entry is None else self._entry.path
+
+    def move(self, home: TableHome) -> None:
+        """Give up a shared table that has outgrown its file system, for the next place.
+
+        What was not sealed is lost, and what was is restored there from files.
+
+        Raises
+        ------
+        OSError
+            It could not be noted.
+        """
+        entry = self._entry
+        assert entry is not None and entry.path is not None and not self._released
+        self._released = True
+        entry.discard(unlink=True)
+        entry.in_use = False
+        home.leave(entry.path)
+
     def __enter__(self) -> Attachment:
         return self
 
@@ -229,31 +251,39 @@ class TableCache:
             The state does not fit.
         """
         start = time.perf_counter_ns()
+        attachment = self._attach(spec, base)
+        if attachment.reason:
+            _LOG.info("operator %r: private replica: %s", spec.uid, attachment.reason)
+        attachment.duration_ns = time.perf_counter_ns() - start
+        return attachment
+
+    def _attach(self, spec: TableSpec, base: RangeState) -> Attachment:
         reason = "another task of this process uses the table"
         try:
             entry = self._reserve(spec, base)
         except OSError as error:
             entry, reason = None, f"no folder for tables: {error}"
         if entry is None:
-            attachment = _replica(spec, base, reason)
-        else:
-            try:
-                attachment = _attach_entry(entry, spec, base)
-            except TableBusyError as error:
-                entry.in_use = False
-                attachment = _replica(spec, base, str(error))
-            except _UNUSABLE as error:
-                entry.discard(unlink=True)
-                entry.in_use = False
-                attachment = _replica(spec, base, str(error))
-            except BaseException:
-                entry.discard()
-                entry.in_use = False
-                raise
-        if attachment.reason:
-            _LOG.info("operator %r: private replica: %s", spec.uid, attachment.reason)
-        attachment.duration_ns = time.perf_counter_ns() - start
-        return attachment
+            return _replica(spec, base, reason)
+        try:
+            return _attach_entry(entry, spec, base)
+        except TableBusyError as error:
+            entry.in_use = False
+            return _replica(spec, base, str(error))
+        except _UNUSABLE as error:
+            entry.discard(unlink=True)
+            entry.in_use = False
+            path = entry.path
+            full = isinstance(error, NoSpaceError)
+            if not full or path is None or not spec.home.has_room_beside(path):
+                return _replica(spec, base, str(error))
+            spec.home.leave(path)
+            _LOG.warning("operator %r: a table does not fit into %s: %s", spec.uid, path, error)
+        except BaseException:
+            entry.discard()
+            entry.in_use = False
+            raise
+        return self._attach(spec, base)
 
     def close(self) -> None:
         """Unmap all tables that no task uses."""

@@ -67,12 +67,18 @@ class RepeatableError(EvaluationError):
         What to do if it happens again.
     kind : str, optional
         The same where the same thing happens again; the message by default.
+    is_progress : bool
+        Whether something was put right that does not happen again: the evaluation is none of those
+        that a job allows.
     """
 
-    def __init__(self, message: str, hint: str, kind: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str, kind: str = "", *, is_progress: bool = False
+    ) -> None:
         super().__init__(message)
         self.hint = hint
         self.kind = kind or message
+        self.is_progress = is_progress
 
 
 @dataclass(frozen=True)

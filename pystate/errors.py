@@ -34,6 +34,7 @@ __all__ = [
     "SystemCallError",
     "TableBusyError",
     "TableMismatchError",
+    "TableMovedError",
     "UnclaimedStateError",
     "WrongKeyGroupError",
     "WrongTypeError",
@@ -106,6 +107,13 @@ class AddressSpaceError(PystateError, MemoryError):
 
 class NoSpaceError(PystateError, OSError):
     """A file system is full."""
+
+
+class TableMovedError(NoSpaceError):
+    """A shared table outgrew its file system within an epoch.
+
+    It lives elsewhere from now on, and the epoch is computed again.
+    """
 
 
 class TableBusyError(PystateError, TimeoutError):

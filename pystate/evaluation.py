@@ -35,7 +35,7 @@ def evaluate_epoch(
     evaluate : callable
         Runs the work once and returns the sink transactions.
     max_evaluations : int
-        Upper bound.
+        Upper bound, but for those that put something right.
     retryable : callable, optional
         Whether an exception of `evaluate` is worth another evaluation; by default every one that
         is not a `PystateError`.
@@ -54,6 +54,8 @@ def evaluate_epoch(
     """
     previous: str | None = None
     discarded: str | None = None
+    failed = 0
+    put_right: set[str] = set()
     while True:
         try:
             sinks = evaluate(epoch) or ()
@@ -67,7 +69,12 @@ def evaluate_epoch(
                 raise
             signature = _signature(error)
             again = signature == previous
-            if again or len(epoch.discarded_evaluations) + 1 >= max_evaluations:
+            if isinstance(error, RepeatableError) and error.is_progress and not again:
+                failed += signature in put_right
+                put_right.add(signature)
+            else:
+                failed += 1
+            if again or failed >= max_evaluations:
                 if not isinstance(error, RepeatableError):
                     raise
                 raise EvaluationError(

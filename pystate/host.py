@@ -9,6 +9,8 @@ Invariants
 2. `sweep` removes tables only of an earlier boot, or of this boot and this pid namespace whose
    owner is gone. What another container keeps in a shared folder cannot be judged from here.
 3. Tables are only put below a folder that is this user's and nobody else may enter.
+4. A table that has outgrown its file system is not made there again while its owner lives: all
+   processes of the owner go on with it in the same next place.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _LEAST_BYTES = 256 * 1024 * 1024
 _BASE = re.compile(r"pystate-\d+")
 #: An owner's folder, an application's, an operator's.
 _LEVELS = 3
+_OUTGROWN = ".outgrown"
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
 
 
@@ -66,11 +69,18 @@ class TableHome:
     folder: str | None
     """None: there is no place to share tables in, use the heap."""
     identity: TableIdentity | None
+    fallback: str | None = None
+    """Where the folder is that a table goes to once it has outgrown this one; then the heap."""
 
     def table_path(
         self, uid: str, first_key_group: int, last_key_group: int, fingerprint: str
     ) -> str | None:
         """Name a table's file, whose folder is made; None for the heap.
+
+        Raises
+        ------
+        OSError
+            The folder cannot be made, or is not safe.
 
         Parameters
         ----------
@@ -84,10 +94,36 @@ class TableHome:
         if self.folder is None or self.identity is None:
             return None
         application = self.identity.application.hex()[:16]
-        folder = os.path.join(self.folder, application, uid_folder(uid))
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         name = f"{first_key_group:05d}-{last_key_group:05d}-{fingerprint[:16]}.table"
-        return os.path.join(folder, name)
+        for owner in (self.folder, self.fallback):
+            if owner is None:
+                break
+            if owner is self.fallback:
+                owner = _owner_folder(owner, self.identity)
+            folder = os.path.join(owner, application, uid_folder(uid))
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            path = os.path.join(folder, name)
+            if not os.path.exists(path + _OUTGROWN):
+                return path
+        return None
+
+    def leave(self, path: str) -> None:
+        """Put a table, by what `table_path` named, into the next place from now on.
+
+        Raises
+        ------
+        OSError
+            It could not be noted.
+        """
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        os.close(os.open(path + _OUTGROWN, os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def has_room_beside(self, path: str) -> bool:
+        """Whether a table that is too large for its folder has another one to go to."""
+        return self.fallback is not None and os.path.commonpath([path, self.fallback]) != (
+            self.fallback
+        )
 
 
 def choose_home(
@@ -108,7 +144,8 @@ def choose_home(
         The process whose end makes the tables worthless: for a Spark worker its executor's JVM.
         This process by default.
     fallback : str, optional
-        A local folder to use where `shm` is missing, too small or not safe to use.
+        A local folder to use where `shm` is missing, too small or not safe to use, and for tables
+        that have outgrown it.
     shm : str
         A folder of a memory file system.
     least_bytes : int
@@ -125,20 +162,15 @@ def choose_home(
     except CheckpointError as error:
         _LOG.warning("tables stay in the process: %s", error)
         return TableHome(None, None)
-    owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
     for parent in (shm if _has_room(shm, least_bytes) else None, fallback):
         if parent is None:
             continue
-        base = os.path.join(parent, f"pystate-{os.geteuid()}")
         try:
-            _make_private(base)
-            sweep(base)
-            folder = os.path.join(base, owner)
-            _make_private(folder)
+            folder = _owner_folder(parent, identity)
         except OSError as error:
-            _LOG.warning("no tables in %s: %s", base, error)
+            _LOG.warning("no tables in %s: %s", parent, error)
             continue
-        return TableHome(folder, identity)
+        return TableHome(folder, identity, None if parent == fallback else fallback)
     return TableHome(None, None)
 
 
@@ -162,6 +194,18 @@ def counted_home(path: str) -> tuple[str, int]:
     if path.endswith(".table"):
         return folder, 0
     return os.path.join(folder, os.path.basename(path)), 0
+
+
+def _owner_folder(parent: str, identity: TableIdentity) -> str:
+    """Make the folder of an owner's tables in another one, which is swept the first time."""
+    base = os.path.join(parent, f"pystate-{os.geteuid()}")
+    owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
+    folder = os.path.join(base, owner)
+    _make_private(base)
+    if not os.path.isdir(folder):
+        sweep(base)
+    _make_private(folder)
+    return folder
 
 
 def table_identity(application: bytes, owner_pid: int | None = None) -> TableIdentity:

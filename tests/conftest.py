@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,15 @@ class FakeWork:
 def work(tmp_path: Path) -> FakeWork:
     """Work on a fresh checkpoint."""
     return FakeWork(LocalStorage(tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A memory file system of 8 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs root and the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

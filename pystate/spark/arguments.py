@@ -5,6 +5,7 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "allowed_delay_ms",
     "as_columns",
+    "checked_home",
     "checked_uid",
     "element_delay_ms",
     "session_of",
@@ -45,6 +47,20 @@ def checked_uid(uid: str | None) -> str:
             "or in another order, could not tell whose state is whose"
         )
     return uid
+
+
+def checked_home(home: str | os.PathLike[str], shared: bool) -> str:
+    """Return where the workers keep their tables."""
+    text = os.fspath(home)
+    if text not in ("shm", "local", "heap") and not os.path.isabs(text):
+        raise InvalidArgumentError(
+            f"table_home is 'shm', 'local', 'heap' or the absolute path of a folder, not {home!r}"
+        )
+    if not shared and text not in ("shm", "heap"):
+        raise InvalidArgumentError(
+            f"shared_tables=False keeps tables in each worker's heap, not in {text}: leave it out"
+        )
+    return text if shared else "heap"
 
 
 def as_columns(order_by: str | Column | Sequence[str | Column] | None) -> list[Column]:

@@ -24,7 +24,12 @@ import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend
 from pystate.epoch import Epoch, RepeatableError, describe_ranges
-from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError
+from pystate.errors import (
+    DeclarationError,
+    EvaluationError,
+    InvalidArgumentError,
+    TableMovedError,
+)
 from pystate.marks import BeginMarks
 from pystate.planned import PlannedRanges
 from pystate.registry import refuse_pickled
@@ -58,6 +63,7 @@ _RDD_HINT = (
 )
 #: Tasks that hang, named in a message.
 _SHOWN = 8
+_HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
@@ -69,7 +75,8 @@ _OUR_BATCH_ROWS = "65536"
 class TableOptions:
     """How the workers hold their tables."""
 
-    shared: bool = True
+    home: str = "shm"
+    """``"shm"``, ``"local"``, ``"heap"``, or a folder."""
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
     allow_pickle: bool = True
@@ -204,7 +211,7 @@ class Evaluation:
             timers=timers,
             namespace=namespace,
             side_folders=folders,
-            shared_tables=self._tables.shared,
+            table_home=self._tables.home,
             # The epoch has compared the declarations: what files hold beside them was dropped.
             allow_unclaimed_state=True,
             limit_bytes=self._tables.limit_bytes,
@@ -284,6 +291,8 @@ class Evaluation:
             if unsound is not None:
                 raise unsound from error
             original = original_error(error)
+            if isinstance(original, TableMovedError):
+                raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
             if original is error:
                 raise
             raise original from error

@@ -22,7 +22,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction
 from pystate.history import read_head
 from pystate.manifest import Manifest
-from pystate.spark.arguments import as_columns, checked_uid, session_of, start_query
+from pystate.spark.arguments import as_columns, checked_home, checked_uid, session_of, start_query
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
@@ -79,7 +79,12 @@ class Job:
         (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
     shared_tables : bool
         Keep tables in memory that all workers of a host share. Otherwise every task restores its
-        range from files, which only pays for tiny states.
+        range from files, which only pays for tiny states: `table_home` is ``"heap"``.
+    table_home : str or PathLike
+        Where those are on each host: ``"shm"``, memory in ``/dev/shm``; ``"local"``, the first of
+        the executor's local directories; ``"heap"``, each worker's own; or a folder. A table that
+        outgrows ``/dev/shm`` or the folder goes to the local directory, and from there to the heap,
+        for as long as the executor lives; its epoch is computed again.
     max_evaluations : int
         How often an epoch may be computed before its failure is the job's.
     max_clock_step : str, timedelta or int
@@ -125,6 +130,7 @@ class Job:
         allow_unclaimed_state: bool = False,
         memory_limit_bytes: int = 0,
         shared_tables: bool = True,
+        table_home: str | os.PathLike[str] = "shm",
         max_evaluations: int = 4,
         max_clock_step: Duration = MAX_STEP_MS,
         allow_time_back: bool = False,
@@ -149,7 +155,9 @@ class Job:
         self._timeout_ms = (
             None if epoch_timeout is None else milliseconds(epoch_timeout, "epoch_timeout", least=1)
         )
-        self._tables = TableOptions(shared_tables, memory_limit_bytes, allow_pickle=allow_pickle)
+        self._tables = TableOptions(
+            checked_home(table_home, shared_tables), memory_limit_bytes, allow_pickle=allow_pickle
+        )
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
         self._lock = threading.Lock()

@@ -24,13 +24,11 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -38,12 +36,12 @@ import pyarrow as pa
 from pystate.attach import Attachment, TableSpec, tables
 from pystate.backend import Lineage
 from pystate.epoch import RangeReport, SideFile
-from pystate.errors import EvaluationError
-from pystate.host import TableHome, ancestor_named, choose_home
+from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
 from pystate.spark.columns import KeySchema
 from pystate.spark.delta import DeltaWriter
+from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter, split_markers
 from pystate.spark.side import SideFiles
 from pystate.storage import CheckpointStorage
@@ -84,7 +82,7 @@ class OperatorPlan:
     timers: bool
     namespace: StateType | None
     side_folders: Mapping[str, str]
-    shared_tables: bool
+    table_home: str
     allow_unclaimed_state: bool
     limit_bytes: int
     lock_timeout_ms: int
@@ -150,6 +148,7 @@ class RangeTask:
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
         self._attachment: Attachment | None = None
+        self._spec: TableSpec | None = None
         self._index: int | None = None
         self._beginning: Beginning | None = None
         self._marker: int | None = None
@@ -188,9 +187,9 @@ class RangeTask:
         self._claim(index)
         if self._attachment is None:
             plan = self.plan
-            spec = TableSpec(
+            self._spec = TableSpec(
                 storage=plan.storage,
-                home=_home(plan.application) if plan.shared_tables else TableHome(None, None),
+                home=executor_home(plan.application, plan.table_home),
                 uid=plan.uid,
                 key=plan.key_schema,
                 states=plan.states,
@@ -202,7 +201,7 @@ class RangeTask:
                 timers=plan.timers,
                 query=plan.query,
             )
-            self._attachment = tables.attach(spec, self.state)
+            self._attachment = tables.attach(self._spec, self.state)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
 
@@ -338,6 +337,13 @@ class RangeTask:
         if attachment is not None:
             attachment.release()
 
+    def move_table(self, error: NoSpaceError) -> TableMovedError | None:
+        """Give up a table that has outgrown its file system; None where there is none."""
+        attachment, spec = self._attachment, self._spec
+        if attachment is None or spec is None:
+            return None
+        return move_table(attachment, spec, self.state, self.plan.describe(self._index), error)
+
     def discard_side(self) -> None:
         """Remove the side outputs' files unless they were reported."""
         side, self._side = self._side, None
@@ -448,6 +454,14 @@ def run_task(
             file = writer.result()
             metrics["write_ms"] = writer.took_ms
         task.report(file)
+    except NoSpaceError as error:
+        if opened:
+            opened = False
+            body.close()
+        moved = None if writer is not None else task.move_table(error)
+        if moved is None:
+            raise
+        raise moved from error
     except RefusedError:
         if not task.only_stages:
             raise
@@ -482,18 +496,6 @@ def _mark(uid: str, index: int) -> Mark:
         context.taskAttemptId(),
         host,
         process,
-    )
-
-
-@lru_cache(maxsize=64)
-def _home(application: bytes) -> TableHome:
-    """The folder for tables that all workers of this executor share.
-
-    They belong to the executor's JVM: its workers come and go.
-    """
-    folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
-    return choose_home(
-        application, owner_pid=ancestor_named("java"), fallback=folders.split(",")[0]
     )
 
 

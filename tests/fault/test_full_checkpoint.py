@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +18,6 @@ from tests.peer import Worker
 
 EMPTY = empty_range(0, 128, 1)
 MEGABYTE = 1 << 20
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A memory file system of 8 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs root and the right to mount")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:
@@ -153,3 +139,50 @@ def test_table_that_cannot_be_made_or_restored(small: Path, tmp_path: Path) -> N
     assert worker.attach(EMPTY)[0] == "current"
     worker.stop()
     heap.stop()
+
+
+def grow(worker: Worker, most: int = 1_000_000) -> None:
+    for start in range(0, most, 1000):
+        worker.add(dict.fromkeys(range(start, start + 1000), 1))
+
+
+def test_table_that_outgrew_its_place_goes_to_the_next(small: Path, tmp_path: Path) -> None:
+    home = choose_home(bytes(32), shm=str(small), least_bytes=0, fallback=str(tmp_path / "local"))
+    worker = Worker(str(tmp_path / "ck"), home)
+    base = after(EMPTY, worker.epoch(EMPTY, {1: 1}, 1))
+    for place, how in ((str(small), "current"), (str(tmp_path / "local"), "restored")):
+        assert worker.attach(base)[0] == how
+        path = worker.attachment.path
+        assert path is not None and path.startswith(place) and worker.read() == {1: 1}
+        if how == "current":
+            with pytest.raises(NoSpaceError):
+                grow(worker)
+        worker.attachment.move(home)
+        worker.release()
+        assert not os.path.exists(path)
+        assert not list(Path(place).rglob("*.table"))
+    # The memory of the process is the last place, and stays it.
+    for _ in range(2):
+        worker.attach(base)
+        assert worker.attachment.path is None and worker.read() == {1: 1}
+        worker.release()
+    other = Worker(str(tmp_path / "ck"), home)
+    assert other.attach(base)[0] == "restored" and other.attachment.path is None
+    other.release()
+    for stopped in (worker, other):
+        stopped.stop()
+
+
+def test_table_that_cannot_be_restored_goes_to_the_next_place(small: Path, tmp_path: Path) -> None:
+    heap = Worker(str(tmp_path / "ck"), TableHome(None, None))
+    counts = {k: k for k in range(150_000)}
+    base = after(EMPTY, heap.epoch(EMPTY, counts, 1))
+    home = choose_home(bytes(32), shm=str(small), least_bytes=0, fallback=str(tmp_path / "local"))
+    worker = Worker(str(tmp_path / "ck"), home)
+    for how in ("restored", "current"):
+        assert worker.attach(base)[0] == how
+        assert worker.read() == counts
+        worker.release()
+    assert not list(small.rglob("*.table"))
+    for stopped in (worker, heap):
+        stopped.stop()

@@ -79,7 +79,7 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
         timers=False,
         namespace=None,
         side_folders={},
-        shared_tables=False,
+        table_home="heap",
         allow_unclaimed_state=False,
         limit_bytes=0,
         lock_timeout_ms=100,

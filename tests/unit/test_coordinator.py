@@ -12,7 +12,7 @@ import pytest
 
 from pystate.coordinator import AlreadyDone, Coordinator
 from pystate.document import encode_document
-from pystate.epoch import Epoch, RangeReport
+from pystate.epoch import Epoch, RangeReport, RepeatableError
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -315,6 +315,37 @@ def test_evaluations_are_bounded(work: FakeWork) -> None:
         with pytest.raises(EvaluationError, match="3 evaluations"):
             coordinator.run(evaluate, **batch(0))
         assert len(calls) == 3
+
+
+def test_evaluations_that_put_something_right_do_not_count(work: FakeWork) -> None:
+    moved = iter(["a", "b", "c", "d", "e"])
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        for table in moved:
+            raise RepeatableError(f"table {table} moved", "a hint", is_progress=True)
+        for report in work.reports(epoch):
+            epoch.report(report)
+        return ()
+
+    with work.coordinator(max_evaluations=3) as coordinator:
+        assert coordinator.run(evaluate, **batch(0)).evaluations == 6
+
+
+@pytest.mark.parametrize("moved", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_what_was_put_right_and_happens_again_counts(work: FakeWork, moved: list[str]) -> None:
+    calls: list[int] = []
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        calls.append(1)
+        table = moved[len(calls) % len(moved)]
+        raise RepeatableError(f"table {table} moved", "a hint", is_progress=True)
+
+    with (
+        work.coordinator(max_evaluations=3) as coordinator,
+        pytest.raises(EvaluationError, match=r"moved.*a hint"),
+    ):
+        coordinator.run(evaluate, **batch(0))
+    assert len(calls) == (2 if len(moved) == 1 else len(moved) + 3)
 
 
 def test_the_same_report_twice_counts_once(work: FakeWork) -> None:

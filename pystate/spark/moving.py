@@ -1,0 +1,97 @@
+"""What a task does with a table that has outgrown its file system.
+
+The rows that the task has read are gone, so that it cannot go on in another table: it gives the
+table up for the next place and fails. Whoever computes the range again, a retry of the task or the
+epoch's next evaluation, finds the table there, restored from files.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pystate.errors import NoSpaceError, TableMovedError
+from pystate.host import TableHome, ancestor_named, choose_home
+
+if TYPE_CHECKING:
+    from pystate.attach import Attachment, TableSpec
+    from pystate.manifest import RangeState
+
+__all__ = ["executor_home", "move_table"]
+
+
+@lru_cache(maxsize=64)
+def executor_home(application: bytes, wanted: str) -> TableHome:
+    """The folder for tables that all workers of this executor share.
+
+    They belong to the executor's JVM: its workers come and go.
+
+    Parameters
+    ----------
+    application : bytes
+        Names the checkpoint.
+    wanted : str
+        ``"shm"``, ``"local"``, ``"heap"``, or a folder, which is made.
+    """
+    if wanted == "heap":
+        return TableHome(None, None)
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+    local, owner = folders.split(",")[0], ancestor_named("java")
+    if wanted == "shm":
+        return choose_home(application, owner_pid=owner, fallback=local)
+    folder = local if wanted == "local" else wanted
+    os.makedirs(folder, exist_ok=True)
+    return choose_home(application, owner_pid=owner, shm=folder, least_bytes=0, fallback=local)
+
+
+def move_table(
+    attachment: Attachment, spec: TableSpec, base: RangeState, where: str, error: NoSpaceError
+) -> TableMovedError | None:
+    """Give up a table that has no room to grow, for the next place.
+
+    Parameters
+    ----------
+    attachment : Attachment
+        The table; released.
+    spec : TableSpec
+        Which one it is.
+    base : RangeState
+        The range.
+    where : str
+        Names the range, for the message.
+    error : NoSpaceError
+        What happened.
+
+    Returns
+    -------
+    TableMovedError or None
+        What to raise; None where the table is no file, so that the error is about something else.
+    """
+    path = attachment.path
+    if path is None:
+        return None
+    table, system = os.stat(path), os.statvfs(path)
+    has = _megabytes(table.st_blocks * 512)
+    total = _megabytes(system.f_blocks * system.f_frsize)
+    free = _megabytes(system.f_bavail * system.f_frsize)
+    try:
+        attachment.move(spec.home)
+        bounds = (base.first_key_group, base.last_key_group)
+        to = spec.home.table_path(spec.uid, *bounds, spec.fingerprint(base.since))
+    except OSError:
+        return None
+    return TableMovedError(
+        errno.ENOSPC,
+        f"{where}: its table has taken {has} and needs more, but {path} is on a file system of "
+        f"{total} with {free} left ({error.strerror}); from now on it is "
+        f"{to or 'in the memory of each worker'}. Job(table_home=...) says where tables are",
+    )
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MB"
