@@ -180,6 +180,11 @@ class Coordinator:
         return self._ownership.run_id
 
     @property
+    def term(self) -> int:
+        """Of this driver; 0 before it has taken the checkpoint over."""
+        return self._ownership.term
+
+    @property
     def head(self) -> Manifest | None:
         """The newest epoch that this coordinator knows of."""
         return self._history.head
@@ -355,6 +360,7 @@ class Coordinator:
         self._maintenance.close()
         if self._merges is not None:
             self._merges.discard_unused()
+        self._ownership.close()
 
     def __enter__(self) -> Coordinator:
         return self

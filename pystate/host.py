@@ -93,19 +93,33 @@ class TableHome:
         """
         if self.folder is None or self.identity is None:
             return None
-        application = self.identity.application.hex()[:16]
         name = f"{first_key_group:05d}-{last_key_group:05d}-{fingerprint[:16]}.table"
         for owner in (self.folder, self.fallback):
             if owner is None:
                 break
             if owner is self.fallback:
                 owner = _owner_folder(owner, self.identity)
-            folder = os.path.join(owner, application, uid_folder(uid))
+            folder = os.path.join(owner, self.application, uid_folder(uid))
             os.makedirs(folder, mode=0o700, exist_ok=True)
             path = os.path.join(folder, name)
             if not os.path.exists(path + _OUTGROWN):
                 return path
         return None
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The owner's folders, that for tables which have outgrown the first one included."""
+        if self.folder is None or self.fallback is None:
+            return () if self.folder is None else (self.folder,)
+        return self.folder, os.path.join(
+            self.fallback, f"pystate-{os.geteuid()}", os.path.basename(self.folder)
+        )
+
+    @property
+    def application(self) -> str:
+        """The name of the checkpoint's folder in those."""
+        assert self.identity is not None
+        return self.identity.application.hex()[:16]
 
     def leave(self, path: str) -> None:
         """Put a table, by what `table_path` named, into the next place from now on.

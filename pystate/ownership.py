@@ -18,10 +18,12 @@ import os
 import platform
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pystate.document import decode_document, encode_document
-from pystate.errors import AlreadyPublishedError, FencedError
+from pystate.errors import AlreadyPublishedError, FencedError, PystateError
+from pystate.janitor import closing_mark
 from pystate.storage import CheckpointStorage
 
 __all__ = ["Owner", "Ownership", "current_owner"]
@@ -80,6 +82,7 @@ class Ownership:
             for older in terms:
                 if older <= term - _KEPT:
                     self._storage.delete(_path(older))
+                    self._storage.delete(closing_mark(older))
             return
 
     def check(self) -> None:
@@ -93,6 +96,12 @@ class Ownership:
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
             raise self.fenced(newest)
+
+    def close(self) -> None:
+        """Say that this driver needs nothing any more that it has in the memory of hosts."""
+        if self.term:
+            with suppress(OSError, PystateError):  # the checkpoint may be gone
+                self._storage.mark(closing_mark(self.term), b"")
 
     def fenced(self, newest: int) -> FencedError:
         """The error of a driver that finds another one's term in the place of its own."""

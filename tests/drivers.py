@@ -105,6 +105,12 @@ class MemoryStorage:
                     found.append(FileEntry(path, len(data), _NEVER if young else 0))
         return sorted(found)
 
+    def mark(self, path: str, data: bytes) -> bytes | None:
+        self._step("mark", path)
+        found = self._files.get(path)
+        self._files.setdefault(path, data)
+        return found
+
     def delete(self, path: str) -> bool:
         self._step("delete", path)
         return self._files.pop(path, None) is not None

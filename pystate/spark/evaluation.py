@@ -79,6 +79,8 @@ class TableOptions:
     """``"shm"``, ``"local"``, ``"heap"``, or a folder."""
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000
+    term: int = 0
+    """The driver's."""
     allow_pickle: bool = True
 
 
@@ -212,6 +214,7 @@ class Evaluation:
             namespace=namespace,
             side_folders=folders,
             table_home=self._tables.home,
+            term=self._tables.term,
             # The epoch has compared the declarations: what files hold beside them was dropped.
             allow_unclaimed_state=True,
             limit_bytes=self._tables.limit_bytes,

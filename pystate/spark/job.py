@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -460,7 +461,10 @@ class Job:
         return None if manifest is None else manifest.epoch
 
     def close(self) -> None:
-        """Wait for maintenance to end. A job that is used again opens its checkpoint again."""
+        """Wait for maintenance to end, and give up what the job has in the memory of hosts.
+
+        A job that is used again opens its checkpoint again.
+        """
         with self._lock:
             coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
@@ -539,7 +543,7 @@ class Job:
                 session,
                 box,
                 self._storage,
-                self._tables,
+                replace(self._tables, term=coordinator.term),
                 coordinator.parallelism,
                 outputs,
                 self._materialised,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pystate.errors import NoSpaceError, TableMovedError
 from pystate.host import TableHome, ancestor_named, choose_home
+from pystate.upkeep import engage_janitor
 
 if TYPE_CHECKING:
     from pystate.attach import Attachment, TableSpec
@@ -43,10 +44,13 @@ def executor_home(application: bytes, wanted: str) -> TableHome:
     folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
     local, owner = folders.split(",")[0], ancestor_named("java")
     if wanted == "shm":
-        return choose_home(application, owner_pid=owner, fallback=local)
-    folder = local if wanted == "local" else wanted
-    os.makedirs(folder, exist_ok=True)
-    return choose_home(application, owner_pid=owner, shm=folder, least_bytes=0, fallback=local)
+        home = choose_home(application, owner_pid=owner, fallback=local)
+    else:
+        folder = local if wanted == "local" else wanted
+        os.makedirs(folder, exist_ok=True)
+        home = choose_home(application, owner_pid=owner, shm=folder, least_bytes=0, fallback=local)
+    engage_janitor(home)
+    return home
 
 
 def move_table(

@@ -45,6 +45,7 @@ from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter, split_markers
 from pystate.spark.side import SideFiles
 from pystate.storage import CheckpointStorage
+from pystate.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -83,6 +84,7 @@ class OperatorPlan:
     namespace: StateType | None
     side_folders: Mapping[str, str]
     table_home: str
+    term: int
     allow_unclaimed_state: bool
     limit_bytes: int
     lock_timeout_ms: int
@@ -201,7 +203,9 @@ class RangeTask:
                 timers=plan.timers,
                 query=plan.query,
             )
+            note_use(self._spec.home, plan.storage.local_path("job.json"), plan.term)
             self._attachment = tables.attach(self._spec, self.state)
+            remove_outdated(self._spec, self.state, plan.parallelism)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
 

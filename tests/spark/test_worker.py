@@ -80,6 +80,7 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
         namespace=None,
         side_folders={},
         table_home="heap",
+        term=1,
         allow_unclaimed_state=False,
         limit_bytes=0,
         lock_timeout_ms=100,

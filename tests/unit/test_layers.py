@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "document",
             "history",
             "host",
+            "janitor",
             "jobfile",
             "manifest",
             "marks",
@@ -98,7 +99,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (
-        {"attach", "embedded", "planned"},
+        {"attach", "embedded", "planned", "upkeep"},
         {"backend", "declarations", "errors", "files", "housekeeping", "storage"},
     ),
 }

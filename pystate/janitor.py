@@ -1,0 +1,172 @@
+"""Frees the shared memory of tables that nobody needs any more; a small process beside an executor.
+
+Nobody who uses a table can be trusted to free it: workers are killed, executors too, and a job that
+is closed on one host has tables on others. So the first worker of an executor starts this file as a
+program of its own. It waits, and removes
+
+* an executor's tables when its Java process has ended, or all of its Python daemons have, as after
+  ``spark.stop()``; then it ends itself,
+* a job's tables when its driver has closed it, or its checkpoint is gone.
+
+It is run without site packages and imports nothing but the standard library: it starts in an
+instant and takes little memory.
+
+Thread safety: functions without state.
+
+Invariants
+----------
+1. One janitor looks after an owner's folder: it holds a lock there.
+2. Tables are a cache of files: to remove one costs its next user a restore, and nothing else.
+3. The memory of a table that is removed goes back at once, unless somebody holds its lock: other
+   processes may still map it, and find zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+
+__all__ = [
+    "DAEMON",
+    "LOCK",
+    "USE",
+    "closing_mark",
+    "main",
+    "read_use",
+    "remove_folder",
+    "remove_table",
+]
+
+#: Files in an owner's folder: who looks after it, and a prefix of who works for the owner.
+LOCK = "janitor"
+DAEMON = "daemon-"
+#: What an application's tables are for: the checkpoint, and a path in it that says it is closed.
+USE = "use-"
+_TABLE = ".table"
+_POLL_S = 2.0
+_PATIENCE_S = 2.0
+_PUNCH_HOLE = 0x01 | 0x02
+
+
+def closing_mark(term: int) -> str:
+    """Name the file of a checkpoint that says that the driver of a term has closed the job."""
+    return f"owners/{term:08d}.closed"
+
+
+def remove_table(path: str) -> None:
+    """Remove a table's file, and give its memory back where nobody works with it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        return
+    try:
+        with suppress(OSError):
+            os.unlink(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = ctypes.c_int64(os.fstat(descriptor).st_size)
+        ctypes.CDLL(None).fallocate64(descriptor, _PUNCH_HOLE, ctypes.c_int64(0), size)
+    except (OSError, AttributeError):
+        pass  # whoever holds its lock is the last to map it
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of tables with all that it holds."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(_TABLE):
+                remove_table(os.path.join(parent, name))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether a process that started then, in clock ticks since boot, still runs."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in "ZX" and int(fields[19]) == start
+
+
+def read_use(folder: str, application: str) -> tuple[str, str] | None:
+    """Read what the tables of an application are for; None where nobody has said it."""
+    try:
+        with open(os.path.join(folder, USE + application), encoding="utf-8") as file:
+            checkpoint, closed = file.read().split("\0")
+    except (OSError, ValueError):
+        return None
+    return checkpoint, closed
+
+
+def is_over(checkpoint: str, closed: str) -> bool:
+    """Whether a job is closed, or its checkpoint gone."""
+    try:
+        os.stat(os.path.join(checkpoint, "job.json"))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # a file system that is away says nothing
+    return os.path.exists(os.path.join(checkpoint, closed))
+
+
+def has_ended(folder: str, pid: int, start: int) -> bool:
+    """Whether an executor has ended: its process, or all that work for it."""
+    if not is_alive(pid, start):
+        return True
+    names = [name for name in os.listdir(folder) if name.startswith(DAEMON)]
+    return not any(is_alive(*map(int, name[len(DAEMON) :].split("-"))) for name in names)
+
+
+def look_after(folders: list[str], pid: int, start: int) -> None:
+    """Remove what nobody needs, until the executor has ended.
+
+    Parameters
+    ----------
+    folders : list of str
+        The owner's, the one with the notes first.
+    pid, start : int
+        The executor's process.
+    """
+    while not has_ended(folders[0], pid, start):
+        for name in os.listdir(folders[0]):
+            if name.startswith(USE):
+                application = name[len(USE) :]
+                use = read_use(folders[0], application)
+                if use is not None and is_over(*use):
+                    for folder in folders:
+                        remove_folder(os.path.join(folder, application))
+        time.sleep(_POLL_S)
+    for folder in folders:
+        remove_folder(folder)
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a program: the owner's process, its start, and its folders."""
+    pid, start, folders = int(arguments[0]), int(arguments[1]), arguments[2:]
+    lock = os.open(os.path.join(folders[0], LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # Somebody looks whether there is a janitor; or there is one.
+            if time.monotonic() > deadline:
+                return 0
+            time.sleep(0.05)
+    with suppress(FileNotFoundError):  # somebody else has swept the folder
+        look_after(folders, pid, start)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

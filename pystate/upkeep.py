@@ -1,0 +1,118 @@
+"""What a task does so that tables do not outlive their use.
+
+Thread safety: functions without state of their own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from pystate import janitor
+from pystate.attach import TableSpec
+from pystate.host import TableHome, process_start
+from pystate.manifest import RangeState, range_bounds, uid_folder
+
+__all__ = ["engage_janitor", "note_use", "remove_outdated"]
+
+_LOG = logging.getLogger("pystate.upkeep")
+_NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
+
+
+def engage_janitor(home: TableHome) -> None:
+    """Have the executor's tables looked after, and say that this worker's daemon works for it."""
+    if home.folder is None or home.identity is None:
+        return
+    parent = os.getppid()
+    start = process_start(parent)
+    if start is None:
+        return  # the daemon has ended, and this worker is about to
+    try:
+        os.close(os.open(f"{home.folder}/{janitor.DAEMON}{parent}-{start}", os.O_CREAT, 0o600))
+        if not _is_looked_after(home.folder):
+            _start_janitor(home)
+    except OSError as error:
+        _LOG.warning("nobody frees the tables in %s once they are done with: %s", home, error)
+
+
+def _is_looked_after(folder: str) -> bool:
+    path = os.path.join(folder, janitor.LOCK)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _start_janitor(home: TableHome) -> None:
+    assert home.identity is not None
+    owner = map(str, (home.identity.owner_pid, home.identity.owner_start))
+    program = [sys.executable, "-I", "-S", janitor.__file__, *owner, *home.folders]
+    streams = [(os.POSIX_SPAWN_OPEN, i, os.devnull, os.O_RDWR, 0) for i in range(3)]
+    # In a session of its own, so that it outlives the group that its executor is killed with.
+    os.posix_spawn(sys.executable, program, os.environ, file_actions=streams, setsid=True)
+
+
+@lru_cache(maxsize=64)
+def note_use(home: TableHome, job_file: str | None, term: int) -> None:
+    """Say which checkpoint the tables belong to, and under which driver.
+
+    Parameters
+    ----------
+    home : TableHome
+        Of the tables.
+    job_file : str or None
+        The path of its ``job.json``, if it is in a file system.
+    term : int
+        The driver's. What one with a later term has said stays.
+    """
+    if home.folder is None or job_file is None:
+        return
+    checkpoint = os.path.dirname(job_file)
+    closed = janitor.closing_mark(term)
+    known = janitor.read_use(home.folder, home.application)
+    if known is not None and known[0] == checkpoint and known[1] >= closed:
+        return
+    path = os.path.join(home.folder, janitor.USE + home.application)
+    with suppress(OSError):
+        temporary = f"{path}.{os.getpid()}"
+        Path(temporary).write_text(f"{checkpoint}\0{closed}", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None:
+    """Remove an operator's tables of another parallelism, and of this range in another schema.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table that is in use.
+    base : RangeState
+        Its range.
+    parallelism : int
+        Number of ranges.
+    """
+    home, groups, fingerprint = spec.home, spec.max_parallelism, spec.fingerprint(base.since)
+    mine = base.first_key_group, base.last_key_group
+    ranges = {range_bounds(i, groups, parallelism) for i in range(parallelism)}
+    for owner in home.folders:
+        folder = os.path.join(owner, home.application, uid_folder(spec.uid))
+        names: list[str] = []
+        with suppress(FileNotFoundError):
+            names = os.listdir(folder)
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            bounds = int(match[1]), int(match[2])
+            if bounds not in ranges or (bounds == mine and not fingerprint.startswith(match[3])):
+                janitor.remove_table(os.path.join(folder, name))
