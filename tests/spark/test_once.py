@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
 import pystate as ps
-from pystate.errors import EvaluationError
+from pystate.errors import EvaluationError, FencedError
+from pystate.spark import ParquetSink
 
-from .conftest import state_of
+from .conftest import state_of, wait_for
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -90,6 +93,10 @@ def checkpointed(out: DataFrame) -> DataFrame:
     return out.union(out)
 
 
+def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
 REPEATED = {
     "count and limit": count_and_limit,
     "limit": lambda out: out.limit(5),
@@ -112,6 +119,8 @@ AT_ONCE = {
     "window": lambda out: out.selectExpr(
         "k", "stamp", "row_number() OVER (PARTITION BY k ORDER BY stamp) AS n"
     ),
+    "barrier": lambda out: out.mapInArrow(pass_on, out.schema, barrier=True),
+    "anti-join": lambda out: out.join(keys(out.sparkSession).where("k < 9"), "k", "left_anti"),
     "semi-join": lambda out: out.join(keys(out.sparkSession).where("k < 9"), "k", "left_semi"),
 }
 
@@ -161,6 +170,60 @@ def test_a_second_action_of_the_pipeline_fails_rather_than_to_see_other_rows(
     assert check(job, spark, read) == [2, 1]
     assert "was begun in stage" in seen[0]
     assert seen[2] == state_of(job, "stamps")
+
+
+def test_a_barrier_stage_that_fails_runs_again_from_the_base(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """All its tasks do, under the same stage and as first attempts."""
+    job, flag = make_job(), tmp_path / "failed"
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not flag.exists():
+            flag.touch()
+            raise OSError("a disk that fails once")
+
+    def read(out: DataFrame) -> DataFrame:
+        return out.mapInArrow(fail_once, out.schema, barrier=True)
+
+    assert check(job, spark, read) == [2, 1]
+
+
+def test_two_drivers_at_once(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    """Each takes the checkpoint over again and again: every run counts once, or is refused."""
+    sink = ParquetSink(tmp_path / "out")
+
+    def drive(run_keys: Sequence[str]) -> None:
+        for run_key in run_keys:
+            before = sink.epochs()
+            while not ran(make_job(), spark, run_key, sink):
+                # The one that took over publishes, unless it is taken over from in its turn.
+                wait_for(lambda before=before: sink.epochs() != before, "the other driver")
+                before = sink.epochs()
+
+    names = [[f"{driver}-{run}" for run in range(3)] for driver in "ab"]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(drive, names))
+    assert state_of(make_job(), "counts") == dict.fromkeys(range(KEYS), 6)
+    rows = sink.read(spark).collect()
+    wanted = [(n, n) for n in range(1, 7) for _ in range(KEYS)]
+    assert sorted((row.epoch, row.n) for row in rows) == wanted
+
+
+def ran(job: Job, spark: SparkSession, run_key: str, sink: ParquetSink) -> bool:
+    """Run an epoch; False where another driver took over."""
+    with job:
+        try:
+            job.run_epoch(
+                keys(spark),
+                lambda df: job.key_by(df, "k", uid="counts").aggregate(n=ps.count()),
+                run_key=run_key,
+                sink=sink,
+            )
+        except FencedError:
+            return False
+    return True
 
 
 def test_operators_that_follow_each_other(spark: SparkSession, make_job: MakeJob) -> None:
