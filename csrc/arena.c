@@ -186,6 +186,16 @@ static pst_status ask(pst_arena *a, uint64_t bytes) {
     return a->refused ? PST_LIMIT : pst_budget_take(a->budget, memory_of(a), bytes, a->bound);
 }
 
+int pst_arena_has_room(pst_arena *a, uint64_t bytes) {
+    uint64_t refused = a->refused;
+    pst_status s = ask(a, bytes);
+    a->refused = refused;
+    /* What is shared is counted from files, where this is not. */
+    if (!s && a->fd < 0)
+        pst_budget_drop(a->budget, bytes);
+    return !s;
+}
+
 static pst_status commit_piece(pst_arena *a, int space, uint64_t at, uint64_t size) {
     uint64_t offset = a->start[space] + at;
     int err = a->fd < 0 ? 0 : allocate(a->fd, offset, size);

@@ -58,6 +58,9 @@ pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh
  * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
 
+/* Would so much more be granted now? Where memory is short for others, they may come first. */
+int pst_arena_has_room(pst_arena *a, uint64_t bytes);
+
 /* Gives all but the first `keep` bytes of a space back to the system; nothing may refer to the rest.
  * Where the system cannot do that, nothing changes. */
 void pst_arena_give_back(pst_arena *a, int space, uint64_t keep);

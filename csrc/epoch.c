@@ -177,7 +177,8 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
     for (int r = 0; r < PST_RINGS; r++)
         tails[r] = t->m->rings[r].tail;
     memcpy(hot, t->m->hot, sizeof hot);
-    if (t->deaths)
+    s = t->poisoned;
+    if (!s && t->deaths)
         s = retire_dead(t);
     if (!s)
         s = pst_block_settle(t);

@@ -2,6 +2,7 @@
 
 #include "alloc.h"
 #include "huge.h"
+#include "timers.h"
 #include "value.h"
 
 #ifndef PST_PATIENCE
@@ -12,18 +13,29 @@
 #define PST_CUT_LOOKS 4096 /* tests have less */
 #endif
 
-enum {
-    LOOKS = PST_CUT_LOOKS,      /* rows looked at per seal */
-    MOVES = PST_CUT_LOOKS / 48, /* rows moved per seal */
-    TURNS = PST_CUT_LOOKS * 2,  /* names turned over per seal */
-    PATIENCE = PST_PATIENCE,
-    PIN_EPOCHS = 64 *
-        PST_PATIENCE /* for which a row that could not be moved is believed to be there */
-};
+#ifndef PST_MOVED_TIMERS
+#define PST_MOVED_TIMERS 256 /* tests have less */
+#endif
+
+#ifndef PST_TREE_ROOM
+#define PST_TREE_ROOM (1 << 18) /* tests have too little */
+#endif
 
 #ifndef PST_CUT_LEAST
 #define PST_CUT_LEAST 65536u /* bytes of rows that are worth a cut; tests have less */
 #endif
+
+enum {
+    LOOKS = PST_CUT_LOOKS,          /* rows looked at per seal */
+    MOVES = PST_CUT_LOOKS / 48,     /* rows moved per seal */
+    TURNS = PST_CUT_LOOKS * 2,      /* names turned over per seal */
+    MOST_TIMERS = PST_MOVED_TIMERS, /* collected per pass over a key group's */
+    TIMED_MOVES = MOVES / 2,
+    TREE_ROOM = PST_TREE_ROOM, /* bytes that moving their timers may take */
+    PATIENCE = PST_PATIENCE,
+    /* For which a row that could not be moved is believed to be there. */
+    PIN_EPOCHS = 64 * PST_PATIENCE
+};
 
 static pst_ring *slot_ring(const pst_table *t) {
     return &t->m->rings[PST_RING_SLOTS];
@@ -188,41 +200,100 @@ static pst_status move_row(pst_table *t, uint32_t from) {
     return PST_OK;
 }
 
-static int has_timers(const pst_table *t, uint32_t slot) {
-    return t->lay.timers >= 0 && pst_row_has(&t->lay, pst_row(t, slot), t->lay.timers);
-}
-
 /* May the ring's next slot be taken, and does it lie below the cut? */
 static int has_slot(const pst_table *t) {
     const pst_ring *r = slot_ring(t);
     return r->head != r->sealed_tail[2] && pst_ring_at(t, PST_RING_SLOTS, r->head) < t->m->cut;
 }
 
-int pst_slots_move(pst_table *t) {
-    pst_meta *m = t->m;
-    uint32_t at = m->cut_at;
+/* Moves a row with its timers: n of them, which are all it has. */
+static pst_status move_timed(pst_table *t, const pst_timer *timers, int n) {
+    int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, timers->slot)));
+    uint32_t to = pst_ring_at(t, PST_RING_SLOTS, slot_ring(t)->head);
+    pst_status s = move_row(t, timers->slot);
+    return s ? s : pst_poison(t, pst_timers_move(t, group, timers, n, to));
+}
+
+/* Moves those rows of `timers` that are there with all they have. How many. */
+static int move_complete(pst_table *t, const pst_timer *timers, int n) {
     int moved = 0;
-    if (m->cut_phase != PST_CUT_MOVE)
-        return 0;
-    for (uint32_t looks = LOOKS; looks && at > m->cut && moved < MOVES; looks--, at--) {
-        if (!pst_is_live(pst_row(t, at - 1)[0]))
+    for (int i = 0, end; i < n && moved < TIMED_MOVES; i = end) {
+        for (end = i + 1; end < n && timers[end].slot == timers[i].slot; end++)
+            ;
+        if ((uint32_t)(end - i) != pst_timer_count(t, timers[i].slot))
             continue;
-        if (has_timers(t, at - 1)) {
-            pst_put32(&t->h->slots.pinned, at);
-            pst_put32(&t->h->slots.since, (uint32_t)m->epoch);
-            begin_phase(t, PST_CUT_RELIST, m->cut);
-            return moved;
-        }
+        if (!has_slot(t) || move_timed(t, timers + i, end - i))
+            break;
+        moved++;
+    }
+    return moved;
+}
+
+/* Moves a row that has timers, with others of its key group: what they are in the trees is known only
+ * when those are looked through. PST_NOT_FOUND: it stays, what it has cannot be told in bounded time. */
+static pst_status move_with_timers(pst_table *t, uint32_t slot, int *moved) {
+    pst_timer timers[MOST_TIMERS];
+    int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, slot)));
+    /* Trees do not take back what they were refused half way. */
+    if (!pst_arena_has_room(&t->arena, TREE_ROOM))
+        return PST_NO_MEMORY;
+    int n = pst_timers_of_rows(t, group, t->m->cut, t->m->slots, timers, MOST_TIMERS);
+    if (n > 0)
+        *moved += move_complete(t, timers, n);
+    if (n < 0 || *moved || t->poisoned)
+        return n < 0 ? PST_NOT_FOUND : PST_OK;
+    n = pst_timers_of_rows(t, group, slot, slot + 1, timers, MOST_TIMERS);
+    if (n < 0 || (uint32_t)n != pst_timer_count(t, slot))
+        return PST_NOT_FOUND;
+    *moved += move_complete(t, timers, n);
+    return PST_OK;
+}
+
+/* The row at the cut's end stays where it is, so the cut goes no further. */
+static void pin(pst_table *t, uint32_t slot) {
+    pst_put32(&t->h->slots.pinned, slot + 1);
+    pst_put32(&t->h->slots.since, (uint32_t)t->m->epoch);
+    begin_phase(t, PST_CUT_RELIST, t->m->cut);
+}
+
+/* Moves rows from `at` down; where it stopped. */
+static uint32_t move_some(pst_table *t, uint32_t at, int *moved) {
+    pst_meta *m = t->m;
+    for (uint32_t looks = LOOKS; looks && at > m->cut && *moved < MOVES; looks--, at--) {
+        uint32_t slot = at - 1;
+        if (!pst_is_live(pst_row(t, slot)[0]))
+            continue;
         if (!has_slot(t)) {
             /* Without names to come there never will be one. */
             if (slot_ring(t)->head == slot_ring(t)->tail)
                 begin_phase(t, PST_CUT_RELIST, m->cut);
             break;
         }
-        if (move_row(t, at - 1))
-            break;
-        moved++;
+        if (!pst_timer_count(t, slot)) {
+            if (move_row(t, slot))
+                break;
+            ++*moved;
+            continue;
+        }
+        /* One such pass is work enough for a seal. */
+        if (!*moved && (move_with_timers(t, slot, moved) == PST_NOT_FOUND || t->poisoned))
+            pin(t, slot);
+        break;
     }
+    return at;
+}
+
+int pst_slots_move(pst_table *t) {
+    pst_meta *m = t->m;
+    int moved = 0;
+    if (m->cut_phase != PST_CUT_MOVE)
+        return 0;
+    if (t->h->slots.pinned > m->cut) {
+        /* What could not be moved poisoned the epoch, and undoing it took back that it was given up. */
+        begin_phase(t, PST_CUT_RELIST, m->cut);
+        return 0;
+    }
+    uint32_t at = move_some(t, m->cut_at, &moved);
     if (m->cut_phase != PST_CUT_MOVE)
         return moved;
     if (at > m->cut)

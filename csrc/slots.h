@@ -24,8 +24,10 @@
  *       epoch is returned to, no entry names a slot that was made anew. Pages go once no epoch of the window
  *       has as many slots, and no reader lags.
  *  SL5. The cut is in the meta, so undoing an epoch undoes it. Work per seal is bounded by a constant;
- *       purging is the work of writes, see pst_index_tidy. A row with timers does not move: no cut goes
- *       below it.
+ *       purging is the work of writes, see pst_index_tidy.
+ *  SL6. The timers of a row move with it, so that a tree never names a row that has gone. Where a key
+ *       group has too many to look through (PST_TIMERS_MOST), or a row, they stay: no cut goes below
+ *       such a row. What a tree is refused poisons the epoch; it is not tried again soon.
  */
 #ifndef PST_SLOTS_H
 #define PST_SLOTS_H

@@ -18,13 +18,6 @@ static pst_status check_timers(const pst_table *t, pst_domain domain) {
                : PST_INVALID;
 }
 
-static void store_root(pst_tree_root *at, pst_tree_root root) {
-    uint64_t word;
-    memcpy(&word, &root, sizeof word);
-    PST_FENCE(__ATOMIC_RELEASE);
-    pst_put64(at, word);
-}
-
 /* Adds `by` to the row's count of timers. */
 static void count(pst_table *t, uint32_t slot, int32_t by) {
     uint64_t *row = pst_row(t, slot);
@@ -47,7 +40,7 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
     pst_status s = pst_tree_put(t, &pst_timer_shape, &root, &e);
     if (s || root.count == at->count)
         return s;
-    store_root(at, root);
+    pst_timer_store_root(at, root);
     count(t, slot, 1);
     if (time_ms <= t->due_until[domain])
         t->timers_missed++;
@@ -61,7 +54,7 @@ pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int6
     pst_status s = pst_tree_remove(t, &pst_timer_shape, &root, &e);
     if (s)
         return s;
-    store_root(at, root);
+    pst_timer_store_root(at, root);
     count(t, slot, -1);
     return PST_OK;
 }

@@ -31,6 +31,13 @@ static inline pst_tree_root *pst_timer_root(const pst_table *t, pst_meta *m, int
     return roots + 2 * (key_group - t->first_key_group) + domain;
 }
 
+static inline void pst_timer_store_root(pst_tree_root *at, pst_tree_root root) {
+    uint64_t word;
+    memcpy(&word, &root, sizeof word);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(at, word);
+}
+
 /* Times compare as signed numbers, the tree's words as unsigned ones. */
 static inline uint64_t pst_timer_word(int64_t time_ms) {
     return (uint64_t)time_ms ^ (UINT64_C(1) << 63);
@@ -39,6 +46,30 @@ static inline uint64_t pst_timer_word(int64_t time_ms) {
 static inline int64_t pst_timer_time(uint64_t word) {
     return (int64_t)(word ^ (UINT64_C(1) << 63));
 }
+
+/* ---- rows that move (slots.h): timer_move.c ------------------------------------------------------------------- */
+
+typedef struct pst_timer {
+    uint64_t word; /* pst_timer_word of its time */
+    uint32_t slot;
+    pst_domain domain;
+} pst_timer;
+
+/* Timers of a group above this are not looked through. */
+enum { PST_TIMERS_MOST = 1 << 14 };
+
+/* The timers of rows in first .. last - 1 of one key group, ordered by slot: the earliest ones where
+ * there are more than `most`. How many they are; -1 where the group has too many to look at. */
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
+                       pst_timer *timers, int most);
+/* How many timers the row has. */
+uint32_t pst_timer_count(const pst_table *t, uint32_t slot);
+/* Makes `n` timers, all that a row has, those of the row `to`, to which it has moved with its count.
+ * Anything but PST_OK: the epoch can only be rolled back. */
+pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,
+                           uint32_t to);
+
+/* ---- one timer ---------------------------------------------------------------------------------- */
 
 /* REQUIRES: room for a touch was reserved. */
 pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);

@@ -2,6 +2,7 @@
  * with roll backs, readers of older epochs and growth in the middle of it. */
 #include "slots_check.h"
 #include "table_model.h"
+#include "timers.h"
 
 static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
@@ -24,17 +25,96 @@ static struct {
     uint64_t phases[PHASES]; /* seals that ended in it */
     uint64_t back[PHASES];   /* and roll backs that began there */
     uint64_t lowered;
+    uint64_t refused;  /* seals for want of memory */
+    uint64_t poisoned; /* which had moved something by then */
 } run;
 
 static uint64_t any(uint64_t n) {
     return check_random(&run.random) % n;
 }
 
+/* ---- timers: a key has those that its first value says ------------------------------------------ */
+
+static const pst_column TIMED[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                   {.name = "s", .type = PST_STRING},
+                                   {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
+
+static int is_timed(const pst_table *t) {
+    return t->lay.timers >= 0;
+}
+
+typedef struct due {
+    uint64_t key;
+    int64_t time;
+    int64_t domain;
+} due;
+
+/* The timers of the key at hand, or of none. */
+static int timers_of(const model_state *m, int32_t k, due out[4]) {
+    uint64_t seed = m->value[k][0];
+    int n = m->present[k][0] ? (int)(seed % 4) : 0;
+    for (int i = 0; i < n; i++)
+        out[i] = (due){(uint64_t)(k * 7919 - 1000), (int64_t)(seed % 97) + 1000 * i,
+                       (int64_t)(seed + (uint64_t)i) % 2};
+    return n;
+}
+
+static void change_timers(int32_t k, pst_status (*change)(pst_table *, pst_domain, int64_t)) {
+    due timers[4];
+    int n = is_timed(run.t) ? timers_of(&run.m->now, k, timers) : 0;
+    for (int i = 0; i < n; i++)
+        CHECK_EQ(change(run.t, (pst_domain)timers[i].domain, timers[i].time), PST_OK);
+}
+
+static int compare_due(const void *x, const void *y) {
+    const due *a = x, *b = y;
+    if (a->key != b->key)
+        return a->key < b->key ? -1 : 1;
+    if (a->domain != b->domain)
+        return a->domain < b->domain ? -1 : 1;
+    return (a->time > b->time) - (a->time < b->time);
+}
+
+/* The trees name the rows of the keys, and no others. */
+static void check_timers(void) {
+    static due found[4 * MODEL_KEYS], wanted[4 * MODEL_KEYS];
+    size_t n = 0, all = 0;
+    if (!is_timed(run.t))
+        return;
+    for (int at = 0; at < 2 * 2; at++) {
+        pst_tree_root root = *pst_timer_root(run.t, run.t->m, at / 2, (pst_domain)(at % 2));
+        pst_tree_cursor c;
+        pst_tree_entry e;
+        pst_tree_seek(&c, run.t->heap, pst_heap_bytes(run.t), &pst_timer_shape, root, NULL);
+        for (uint32_t i = 0; i < root.count; i++) {
+            REQUIRE(pst_tree_next(&c, &e) == PST_OK);
+            const uint64_t *row = pst_row(run.t, (uint32_t)e.key[1]);
+            uint64_t key = row[run.t->lay.key_offset / 8];
+            uint32_t slot;
+            CHECK(pst_is_live(row[0]));
+            CHECK_EQ(pst_key_set_word(run.t, key), PST_OK);
+            CHECK_EQ(pst_current_row(run.t, 0, &slot), PST_OK);
+            CHECK_EQ(slot, (uint32_t)e.key[1]);
+            REQUIRE(n < 4 * MODEL_KEYS);
+            found[n++] = (due){key, pst_timer_time(e.key[0]), at % 2};
+        }
+    }
+    for (int32_t k = 0; k < MODEL_KEYS; k++)
+        all += (size_t)timers_of(&run.m->now, k, wanted + all);
+    qsort(found, n, sizeof *found, compare_due);
+    qsort(wanted, all, sizeof *wanted, compare_due);
+    CHECK_EQ(n, all);
+    CHECK(!memcmp(found, wanted, n * sizeof *found));
+}
+
+/* ---- the run ------------------------------------------------------------------------------------ */
+
 static void set(int32_t k, int present) {
     pst_cell key[2], cell = {{0, 0}, {NULL, 0}};
     model_bytes room, bytes;
     model_key(run.m->schema, k, key, &room);
     CHECK_EQ(pst_key_set(run.t, key, 0), PST_OK);
+    change_timers(k, pst_timer_delete);
     memset(run.m->now.present[k], 0, sizeof run.m->now.present[k]);
     CHECK_EQ(pst_value_clear(run.t, -1), PST_OK);
     for (int32_t c = 0; present && c < run.m->schema->n_states && c < 2; c++) {
@@ -44,6 +124,7 @@ static void set(int32_t k, int present) {
         run.m->now.present[k][c] = 1;
         run.m->now.value[k][c] = seed;
     }
+    change_timers(k, pst_timer_register);
 }
 
 static void seal(void) {
@@ -52,6 +133,36 @@ static void seal(void) {
     run.lowered += run.t->m->slots < slots;
     run.phases[run.t->m->cut_phase]++;
     check_slots(run.t);
+}
+
+/* A seal for which there is no memory, not even blocks: it is done, or refused, and undone in the end. */
+static int try_seal(void) {
+    enum { CLASSES = 24 };
+    uint64_t limit = run.t->arena.limit;
+    uint32_t granule, least = (uint32_t)any(CLASSES);
+    pst_lineage l = model_lineage(run.m->seals + 1);
+    run.t->arena.limit = run.t->arena.committed_total;
+    for (uint32_t c = least; c < CLASSES; c++)
+        while (pst_block_alloc(run.t, c, &granule) == PST_OK)
+            ;
+    run.m->sealed[(run.m->seals + 1) % MODEL_EPOCHS] = run.m->now;
+    pst_status s = pst_table_seal(run.t, &l, NULL);
+    run.t->arena.limit = limit;
+    CHECK(!s || s == PST_LIMIT);
+    run.refused += s != PST_OK;
+    int poisoned = run.t->poisoned != PST_OK;
+    CHECK_EQ(pst_table_rollback(run.t, !s), PST_OK);
+    CHECK(model_follow(run.t, run.m));
+    check_timers();
+    check_slots(run.t);
+    return poisoned;
+}
+
+static void seal_at_limit(void) {
+    int poisoned = try_seal();
+    run.poisoned += (uint64_t)poisoned;
+    if (poisoned) /* what failed is not tried again */
+        CHECK(!try_seal());
 }
 
 /* Some of the rows that stay, touched; now and then undone, with epochs before it. */
@@ -68,11 +179,15 @@ static void some_epochs(int n, int32_t kept, uint64_t every) {
             CHECK_EQ(pst_table_rollback(run.t, back), PST_OK);
             CHECK(model_follow(run.t, run.m));
             check_slots(run.t);
+        } else if (every < 100 && any(4) == 0) {
+            seal_at_limit();
         } else {
             seal();
         }
-        if (e % 8 == 0)
+        if (e % 8 == 0) {
             CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
+            check_timers();
+        }
     }
 }
 
@@ -84,10 +199,14 @@ static void open_run(const pst_schema *s, uint64_t seed, const char *path) {
     run.m->schema = s;
     run.m->keys = MODEL_KEYS;
     run.random = seed;
+    pst_schema with_timers = {1, 3, s->keys, TIMED};
+    if (s->states == TIMED)
+        s = &with_timers;
     REQUIRE(pst_table_open(s, &o, &run.t, NULL, NULL) == PST_OK);
 }
 
 static void close_run(void) {
+    check_timers();
     CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
     pst_table_close(run.t);
     free(run.m);
@@ -117,7 +236,8 @@ static void test_cut(const pst_schema *s, uint64_t seed) {
                 set(k, 0);
             some_epochs(3, KEPT, UINT64_MAX);
         }
-        some_epochs(120, KEPT, 1000);
+        /* Longer than what could not be moved is left alone. */
+        some_epochs(260, KEPT, 1000);
         pst_table_get_stats(run.t, &now);
         CHECK(now.slots <= KEPT * 3);
         CHECK(now.row_bytes <= full.row_bytes / 2 + 4096);
@@ -203,9 +323,11 @@ static void test_readers(const pst_schema *s, uint64_t seed) {
 
 int main(int argc, char **argv) {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    pst_schema schemas[] = {
-        {1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}, {1, 9, LONG_KEY, STATES}};
-    for (int i = 0; i < 3; i++) {
+    pst_schema schemas[] = {{1, 2, LONG_KEY, STATES},
+                            {1, 3, TEXT_KEY, STATES},
+                            {1, 9, LONG_KEY, STATES},
+                            {1, 2, LONG_KEY, TIMED}};
+    for (int i = 0; i < 4; i++) {
         test_cut(&schemas[i], seed);
         test_growth(&schemas[i], seed);
         test_readers(&schemas[i], seed);
@@ -213,8 +335,11 @@ int main(int argc, char **argv) {
     for (int p = 0; p < PHASES; p++)
         CHECK(run.phases[p] > 0 && run.back[p] > 0);
     CHECK(run.lowered > 10);
+    CHECK(run.refused > 0 && run.poisoned > 0);
     for (int p = 0; p < PHASES; p++)
         fprintf(stderr, "phase %d: %llu seals, %llu roll backs\n", p,
                 (unsigned long long)run.phases[p], (unsigned long long)run.back[p]);
+    fprintf(stderr, "refused %llu, poisoned %llu\n", (unsigned long long)run.refused,
+            (unsigned long long)run.poisoned);
     return check_report();
 }
