@@ -154,6 +154,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "slots",
             "span",
             "table",
+            "timer_move",
             "timers",
             "tree",
             "tree_move",
