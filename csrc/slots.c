@@ -129,7 +129,8 @@ static void give_up_some(pst_table *t) {
 
 void pst_slot_take(pst_table *t, uint32_t *slot) {
     const pst_ring *r = slot_ring(t);
-    if (r->head == r->sealed_tail[2])
+    /* Entries are undone newest first: after a fresh slot the epoch takes no reusable one (U4). */
+    if (r->head == r->sealed_tail[2] && t->m->slots == pst_meta_of(t, t->h->sealed)->slots)
         give_up_some(t);
     if (r->head != r->sealed_tail[2]) {
         take_named(t, slot);

@@ -19,7 +19,9 @@
  *  SL3. From PST_CUT_MOVE on the ring names no slot from the cut on, so none is taken again. From
  *       PST_CUT_PURGE on no row lives there. Who finds no name then gives the cut up: names go back to
  *       the ring (PST_CUT_RELIST), and those of rows that died before the window can be taken at once.
- *       So a cut that is given up never makes a table longer.
+ *       So a cut that is given up never makes a table longer, as long as the ring can grow: where it
+ *       cannot, fresh slots are taken for the rest of the epoch, for undoing relies on their coming
+ *       last (U4).
  *  SL4. `slots` is lowered when the oldest epoch of the window has neither entries nor rows there. So whatever
  *       epoch is returned to, no entry names a slot that was made anew. Pages go once no epoch of the window
  *       has as many slots, and no reader lags.

@@ -15,8 +15,8 @@
  *  U3. Undoing writes only values that the records and the target's meta hold, newest epoch
  *      first, newest record first; done again from the start after a kill it ends the same.
  *  U4. An insert has no record: the slots that an epoch took are the difference of its meta and
- *      its predecessor's, as far as their rows bear its stamp (SL1). Their index entries go back to
- *      empty, newest first, and their headers to zero.
+ *      its predecessor's, as far as their rows bear its stamp (SL1): reusable ones first, then fresh
+ *      ones. Their index entries go back to empty, newest first, and their headers to zero.
  */
 #ifndef PST_UNDO_H
 #define PST_UNDO_H
