@@ -255,7 +255,15 @@ static int is_born(pst_table *t, uint32_t i, const pst_shard *old) {
     return !(pst_shard_capacity(s->shape) && s->table == old->table);
 }
 
-/* Puts the heirs, whose entries were counted, in the place of the shard whose first entry that is. */
+/* Makes sure that a region of that capacity can be freed. */
+static pst_status reserve_names(pst_table *t, uint32_t capacity) {
+    uint32_t pages = page_class(capacity), table = table_class(capacity);
+    pst_status s = pst_ring_reserve(t, table, 1);
+    return s ? s : pst_ring_reserve(t, pages, page_count(capacity) + (pages == table));
+}
+
+/* Puts the heirs, whose entries were counted, in the place of the shard whose first entry that is. Else
+ * nothing has happened. */
 static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
     pst_meta *m = t->m;
     pst_shard old = m->shards[first];
@@ -263,6 +271,13 @@ static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
     pst_status st = make_heirs(t, h, first);
     if (st)
         return st;
+    int born = capacity && is_born(t, first, &old);
+    st = capacity && !born ? reserve_names(t, capacity) : PST_OK;
+    if (st) {
+        for (uint32_t k = 0; k < h->n; k++)
+            (void)free_shard(t, &h->shards[k], 1); /* born: cannot fail */
+        return st;
+    }
     each_entry(t, &old, move_entry, h);
     uint64_t granules = m->index_granules - (capacity ? region_granules(capacity) : 0);
     for (uint32_t k = 0; k < h->n; k++) {
@@ -270,7 +285,7 @@ static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
         granules += region_granules(pst_shard_capacity(h->shards[k].shape));
     }
     pst_put64(&m->index_granules, granules);
-    return capacity ? free_shard(t, &old, is_born(t, first, &old)) : PST_OK;
+    return capacity ? free_shard(t, &old, born) : PST_OK;
 }
 
 /* Gives a hash's shard a new region, or where it has become too large for one, two shards. */

@@ -2,6 +2,7 @@
  * look-up costs is counted in lines and rows looked at, never in time. */
 #include <string.h>
 
+#include "alloc.h"
 #include "batch.h"
 #include "files.h"
 #include "index.h"
@@ -400,6 +401,51 @@ static void test_shrinking(void) {
     pst_table_close(t);
 }
 
+/* Where there is no memory to free what a smaller shard leaves, it waits, and nothing is lost. */
+static void test_refused_shrinking(void) {
+    enum { N = 20000, KEPT = 50, BLOCKS = 60, OF_CLASSES = 32, TRIES = 60 };
+    static int64_t keys[N];
+    uint32_t kept[BLOCKS];
+    uint64_t random = 1;
+    pst_table *t = make_table(&LONGS, 128, 127);
+    pst_array gone = {PST_INT64, N - KEPT, 0, NULL, keys + KEPT, NULL};
+    pst_batch *b = NULL;
+    for (int64_t i = 0; i < N; i++)
+        keys[i] = i * 3;
+    put_longs(t, keys, N);
+    seal(t);
+    REQUIRE(pst_batch_create(t, &gone, &b) == PST_OK);
+    CHECK_EQ(pst_batch_clear(b, -1), PST_OK);
+    pst_batch_destroy(b);
+    seal(t);
+    for (uint32_t c = 0; c < OF_CLASSES; c++) {
+        for (int i = 0; i < BLOCKS; i++)
+            REQUIRE(pst_block_alloc(t, c, &kept[i]) == PST_OK);
+        for (int i = 0; i < BLOCKS; i++)
+            REQUIRE(pst_block_free(t, c, kept[i], 1) == PST_OK);
+    }
+    for (uint32_t c = 0; c < PST_CLASSES; c++)
+        REQUIRE(pst_ring_reserve(t, c, 4) == PST_OK);
+    uint64_t limit = t->arena.limit, index = t->m->index_granules;
+    t->arena.limit = t->arena.committed_total;
+    for (int i = 0; i < TRIES; i++) {
+        for (uint32_t c = 0; c < PST_CLASSES; c++) {
+            while (pst_ring_push(t, c, 0) == PST_OK)
+                ;
+            t->m->rings[c].tail -= (uint32_t)(check_random(&random) % 3);
+        }
+        CHECK_EQ(pst_index_tidy(t), PST_OK);
+    }
+    t->arena.limit = limit;
+    CHECK(t->arena.refused > 0 && t->m->index_granules < index);
+    for (int i = 0; i < KEPT; i++) {
+        pst_cell c;
+        CHECK_EQ(pst_key_set_word(t, (uint64_t)keys[i]), PST_OK);
+        CHECK_EQ(pst_value_get(t, 0, &c), PST_OK);
+    }
+    pst_table_close(t);
+}
+
 /* A file into an empty table: shards have their size from the start, so nothing was outgrown and the
  * heap holds the index alone; a delta after it, and the part of a range, find their way. */
 static void test_restore(int32_t max_parallelism) {
@@ -478,6 +524,7 @@ int main(void) {
     test_ties(&NAMESPACED);
     test_order_of_hashes();
     test_shrinking();
+    test_refused_shrinking();
     test_restore(1);
     test_restore(16);
     test_restore(128);
