@@ -85,7 +85,7 @@ void pst_epoch_begin(pst_table *t) {
     pst_release64(&h->active, e);
     t->m = m;
     t->undo = pst_undo_log(t, e);
-    t->undo_count = 0;
+    t->undo_count = t->reused = 0;
     t->undo_capacity = h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
     t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     t->stamp = pst_stamp(e) << 8;

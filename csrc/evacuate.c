@@ -42,8 +42,7 @@ void pst_evacuate(pst_table *t) {
     if (hints->phase != PST_SPANS_LEFT)
         return;
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
-    uint64_t changed = t->undo_count + (t->m->slots - before->slots) +
-                       (t->m->rings[PST_RING_SLOTS].head - before->rings[PST_RING_SLOTS].head);
+    uint64_t changed = t->undo_count + (t->m->slots - before->slots) + t->reused;
     uint64_t looks = LEAST_LOOKS + LOOKS_PER_CHANGE * changed, looked = 0;
     uint32_t slot = hints->slot;
     for (; slot < t->m->slots && looked < looks; slot++, looked++)

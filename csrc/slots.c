@@ -54,6 +54,7 @@ static void take_named(pst_table *t, uint32_t *slot) {
     uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, slot_ring(t)->head);
     pst_index_bury(t, pst_row_hash(t, pst_row(t, reused)), reused);
     (void)pst_ring_pop(t, PST_RING_SLOTS, slot);
+    t->reused++;
 }
 
 /* A row of the window's last three epochs, which is as long as a name waits (B1). */

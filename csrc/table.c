@@ -492,8 +492,7 @@ void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
         .index_bytes = t->m->index_granules * PST_GRANULE,
         .block_bytes = pst_span_taken_bytes(t),
         .meta_bytes = h->committed[PST_SPACE_HEAD],
-        .changed_rows = t->undo_count + (t->m->slots - before->slots) +
-                        (t->m->rings[PST_RING_SLOTS].head - before->rings[PST_RING_SLOTS].head),
+        .changed_rows = t->undo_count + (t->m->slots - before->slots) + t->reused,
         .recovered_records = t->recovered_records,
         .recovery_ns = t->recovery_ns,
         .row_size = t->lay.row_size,

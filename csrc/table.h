@@ -86,6 +86,7 @@ struct pst_table {
     uint8_t *undo; /* log of the open epoch */
     uint64_t undo_count;
     uint64_t undo_capacity; /* records committed in that log */
+    uint64_t reused;        /* slots that the open epoch took from the ring */
     uint64_t row_capacity;  /* rows committed */
     uint32_t stamp;         /* of the open epoch, shifted to its place in the header */
     int32_t max_parallelism;

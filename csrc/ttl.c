@@ -78,9 +78,8 @@ static pst_status expire_row(pst_table *t, const int32_t *columns, int32_t n, ps
 
 /* Rows of the open epoch that were not there before it, and entries. */
 static uint64_t made(const pst_table *t) {
-    const pst_meta *before = pst_meta_of(t, t->h->sealed), *now = t->m;
-    uint32_t reused = now->rings[PST_RING_SLOTS].head - before->rings[PST_RING_SLOTS].head;
-    return (now->slots - before->slots) + reused + t->entries_made;
+    uint32_t before = pst_meta_of(t, t->h->sealed)->slots;
+    return (t->m->slots - before) + t->reused + t->entries_made;
 }
 
 static void load_place(const pst_table *t, pst_sweep_place *at) {

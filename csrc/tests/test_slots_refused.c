@@ -73,7 +73,7 @@ static void check_index(void) {
 }
 
 static void check_all(void) {
-    uint64_t alive = 0, rows = 0, cursor = 0;
+    uint64_t alive = 0, rows = 0, cursor = 0, changed = 0;
     static pst_record r;
     for (uint64_t k = 0; k < KEYS; k++) {
         pst_cell key, cell;
@@ -90,6 +90,11 @@ static void check_all(void) {
         rows++;
     CHECK_EQ(rows, alive);
     CHECK_EQ(run.t->m->live, alive);
+    for (uint32_t i = 0; i < run.t->m->slots; i++)
+        changed += pst_header_stamp(pst_row(run.t, i)[0]) == run.t->stamp;
+    pst_table_stats stats;
+    pst_table_get_stats(run.t, &stats);
+    CHECK_EQ(stats.changed_rows, changed);
 }
 
 static void check_state(void) {
@@ -151,6 +156,7 @@ static void take_lowered(void) {
     for (int i = 0; i < 300; i++)
         set(any(KEYS), 1 + any(1000), UINT64_MAX);
     check_index();
+    check_all();
 }
 
 static void seal(uint64_t refuse_one_in) {
@@ -244,6 +250,7 @@ static void test_refusals(const pst_schema *schema, uint64_t seed, int rounds) {
                 set((KEYS - from + any(kept)) % KEYS, 0, one_in);
             for (uint64_t i = any(3) ? any(KEYS / 2) : 0; i > 0; i--)
                 set(any(KEYS), 1 + any(1000), one_in);
+            check_all();
             if (any(3))
                 seal(one_in);
             else
