@@ -466,10 +466,16 @@ class Life:
 
     def check_memory(self) -> None:
         """Against a table that holds the same and has lived for one epoch only."""
-        with self.made() as fresh:
-            fresh.restore(self.files)
-            self.check_all(fresh)
-            live = fresh.stats()
+        try:
+            with self.made() as fresh:
+                fresh.restore(self.files)
+                self.check_all(fresh)
+                live = fresh.stats()
+        except MemoryLimitError:
+            # One limit for both: they need not fit side by side.
+            self.counts["limit reached beside a fresh table"] += 1
+            self.halve()
+            return
         mine = self.backend.stats()
         bound = int(MOST_TIMES * live.committed_bytes) + MOST_MORE
         self.counts["memory checks"] += 1
@@ -492,6 +498,12 @@ class Life:
             self.drop_old()
         elif self.mood == "all":
             self.touch_all()
+
+    def halve(self) -> None:
+        """Make room."""
+        self.mood = "shrink"
+        self.first += (self.next - self.first) // 2
+        self.drop_old()
 
     def drop_old(self) -> None:
         """Keys below `first` go, at most so many an epoch that there is memory for their undo."""
@@ -542,9 +554,7 @@ class Life:
         for act in self.steps():
             self.counts[act.__name__] += 1
             if not self.guarded(act):
-                self.mood = "shrink"
-                self.first += (self.next - self.first) // 2
-                self.drop_old()
+                self.halve()
                 return
         if self.rng.random() < 0.1:
             self.rollback(self.rng.choice([0, 0, 1, 2]))
