@@ -1,0 +1,519 @@
+"""A randomised run: jobs are drawn, disturbed at random moments, and their results recomputed.
+
+Each scenario draws a job (its operators, what its pipeline does with their output, runs or a
+stream), how it is run (parallelism, where its tables are and how much room there is, sessions), and
+what happens to it: drivers, JVMs, daemons and workers are killed, or stopped and continued; other
+drivers take over; tables are removed, or run out of room. In the end the published output, the
+state and a recomputation in plain Python are the same, or a driver has ended with an error that
+belongs to what was done to it and names operator and cause.
+
+``python -m tests.spark.chaos --seconds 3600 --seed 1`` runs scenarios until the time is over;
+``--scenario 7`` runs that one alone. A seed gives the same draws; the moments are the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pystate.history import read_head
+from pystate.janitor import remove_table
+from pystate.spark.inspection import read_state
+from pystate.spark.sink import ParquetSink
+from pystate.storage import LocalStorage
+from tests.spark.chaos_job import ACTIONS, Segment, Spec, action_of
+from tests.spark.chaos_model import Found, MismatchError, check, draw_plan, input_rows
+from tests.spark.processes import Process, of_session, send
+
+ROOT = Path(__file__).parents[2]
+#: A driver that publishes nothing for so long while nothing is done to it hangs.
+PATIENCE_S = 180.0
+MIB = 1 << 20
+
+DISTURBANCES = (
+    "kill worker", "kill worker", "kill worker", "kill driver", "kill driver", "kill all",
+    "kill jvm", "kill daemon", "pause driver", "pause driver and take over", "pause jvm",
+    "pause worker", "pause worker", "pause all", "take over", "remove tables", "fill home",
+)  # fmt: skip
+#: What Spark says where two drivers run one streaming query.
+CONCURRENT = ("CONCURRENT", "oncurrent", "another stream", "already been committed")
+
+
+@dataclass
+class Child:
+    """A driver's processes."""
+
+    spec: Spec
+    process: subprocess.Popen[bytes]
+    started_s: float
+    has_rivals: bool = False
+    killed: str | None = None
+    """What was killed in a way that the driver may not survive."""
+    paused: int = 0
+    result: dict[str, Any] | None = None
+
+    def processes(self, *kinds: str) -> list[Process]:
+        return [p for p in of_session(self.process.pid) if not kinds or p.kind in kinds]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.spec.path("ready").exists()
+
+
+class Scenario:
+    """One job and what happens to it.
+
+    Parameters
+    ----------
+    seed : str
+        Draws everything.
+    folder : Path
+        Empty.
+    batches : int
+        Of the input.
+    disturbances : int or None
+        How many; drawn where it is None.
+    """
+
+    def __init__(
+        self, seed: str, folder: Path, batches: int | None = None, disturbances: int | None = None
+    ) -> None:
+        rng = self.rng = random.Random(seed)
+        self.folder = folder
+        self.plan = draw_plan(rng, seed, batches or rng.randint(4, 14))
+        count = rng.randint(0, 7) if disturbances is None else disturbances
+        self.todo = [rng.choice(DISTURBANCES) for _ in range(count)]
+        self.home_bytes = rng.choice((MIB // 4, MIB, 2 * MIB, 6 * MIB, 16 * MIB, 64 * MIB))
+        self.limit_bytes = rng.choice((0,) * 9 + (400_000,))
+        self.done: Counter[str] = Counter()
+        self.log: list[str] = []
+        self._children: list[Child] = []
+        self._started = 0
+        self._wake: list[tuple[float, Child, Process]] = []
+        self._kills_in_epoch: Counter[int] = Counter()
+        self._finished = False
+        self._began_s = time.monotonic()
+        self._home = folder / "home"
+        self._progress = (-1, 0.0)
+
+    # ---- running ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run the job to its end and check what it has come to.
+
+        Raises
+        ------
+        MismatchError
+            It is not what it should be, or does not end.
+        """
+        self._write_input()
+        with file_system(self._home, self.home_bytes):
+            try:
+                self._drive()
+                self._end_tables()
+            finally:
+                self._end_all()
+        self._check()
+
+    def _write_input(self) -> None:
+        folder = self.folder / "input"
+        folder.mkdir()
+        for batch in range(self.plan.batches):
+            rows = input_rows(self.plan, batch)
+            columns = {
+                name: pa.array([getattr(row, name) for row in rows], pa.int64())
+                for name in ("seq", "k", "v", "t")
+            }
+            path = folder / f"{batch:05d}.parquet"
+            pq.write_table(pa.table(columns), path)
+            # A file stream takes the oldest first.
+            os.utime(path, (1_700_000_000 + batch,) * 2)
+
+    def _drive(self) -> None:
+        next_s = 0.0
+        start_s = 0.0
+        while not (self._finished and not self._children):
+            now_s = time.monotonic()
+            self._continue_paused(now_s)
+            self._reap()
+            self._check_progress(now_s)
+            if self._finished:
+                # What is left finds out by itself that everything is done, or that it is fenced.
+                self.todo.clear()
+            elif not self._children:
+                if start_s == 0.0:
+                    start_s = now_s + self.rng.choice((0.0, 0.0, 3.0))
+                elif now_s >= start_s:
+                    self._start()
+                    start_s, next_s = 0.0, now_s
+            elif self.todo and now_s >= next_s and any(c.is_ready for c in self._children):
+                if next_s:
+                    self._disturb()
+                next_s = time.monotonic() + self.rng.expovariate(1 / 1.5)
+            time.sleep(0.03)
+
+    def _start(self) -> Child:
+        self._started += 1
+        spec = Spec(
+            folder=str(self.folder),
+            name=f"driver-{self._started}",
+            plan=self.plan,
+            segments=self._segments(),
+            conf=self._conf(),
+            takes=self.rng.choice((0, 0, 2)),
+        )
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        with open(spec.path("log"), "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.chaos_job", str(spec.save())],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                env=environment,
+                start_new_session=True,
+            )
+        child = Child(spec, process, time.monotonic(), has_rivals=bool(self._children))
+        for other in self._children:
+            other.has_rivals = True
+        self._children.append(child)
+        shown = ", ".join(
+            f"{s.parallelism} in {Path(s.home).name} until {s.until}" for s in spec.segments
+        )
+        self._note(f"{spec.name} starts, epoch {self.epoch}: {shown}")
+        return child
+
+    def _segments(self) -> list[Segment]:
+        rng = self.rng
+        segments = []
+        until = self.epoch
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            until += rng.randint(1, 5)
+            segments.append(self._segment(until))
+        segments.append(self._segment(None))
+        if self._started == 1:
+            segments[0].limit_bytes = self.limit_bytes
+        return segments
+
+    def _segment(self, until: int | None) -> Segment:
+        home = self.rng.choice((str(self._home),) * 6 + ("shm", "local", "heap"))
+        return Segment(self.rng.choice((1, 2, 2, 3, 5)), home, until)
+
+    def _conf(self) -> dict[str, str]:
+        rng = self.rng
+        conf = {
+            "spark.sql.adaptive.enabled": rng.choice(("true", "true", "false")),
+            "spark.sql.shuffle.partitions": rng.choice(("2", "3")),
+        }
+        if rng.random() < 0.3:
+            conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = rng.choice(("1", "50"))
+        return conf
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that is published."""
+        names = (path.stem for path in self.folder.glob("checkpoint/manifests/*.manifest"))
+        return max(map(int, names), default=0)
+
+    def _reap(self) -> None:
+        for child in list(self._children):
+            if child.process.poll() is None:
+                continue
+            self._children.remove(child)
+            result = child.spec.path("result")
+            if result.exists():
+                child.result = json.loads(result.read_text())
+            self._judge(child)
+
+    def _judge(self, child: Child) -> None:
+        """Whether a driver ended as it may, after what was done to it."""
+        name, result = child.spec.name, child.result
+        if result is None:
+            if child.killed is None:
+                raise MismatchError(
+                    f"{name} ended with {child.process.returncode} and said nothing"
+                )
+            self._note(f"{name} is gone: {child.killed}")
+            return
+        error, text = result["error"], result.get("text", "")
+        if error is None:
+            self._note(f"{name} is done, epoch {self.epoch}")
+            self._finished = True
+            return
+        self._note(f"{name} ended with {error}: {text.partition(chr(10))[0]:.300}")
+        self.done[f"error: {error}"] += 1
+        if error == "FencedError" and child.has_rivals:
+            return
+        if child.has_rivals and self.plan.stream and any(sign in text for sign in CONCURRENT):
+            return
+        if child.killed is not None and child.killed != "daemon":
+            return
+        limited = any(segment.limit_bytes for segment in child.spec.segments)
+        if error == "MemoryLimitError" and limited and "operator '" in text:
+            return
+        raise MismatchError(f"{name} ended with {error}: {text:.3000}")
+
+    def _check_progress(self, now_s: float) -> None:
+        epoch = self.epoch
+        state = epoch * 1000 + self._started * 10 + len(self._children)
+        if state != self._progress[0] or self._wake:
+            self._progress = (state, now_s)
+        elif now_s - self._progress[1] > PATIENCE_S:
+            for child in self._children:
+                for process in child.processes("driver"):
+                    send(process, signal.SIGUSR1)
+                for process in child.processes("jvm"):
+                    send(process, signal.SIGQUIT)
+            time.sleep(2)
+            names = ", ".join(child.spec.name for child in self._children)
+            raise MismatchError(f"epoch {epoch}: no progress in {PATIENCE_S:g} s; {names} hang")
+
+    # ---- disturbing ------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        what = self.todo.pop()
+        child = self.rng.choice([c for c in self._children if c.is_ready])
+        act: Callable[[Child], str | None] = {
+            "kill worker": self._kill_worker,
+            "kill driver": lambda c: self._kill(c, "driver"),
+            "kill all": lambda c: self._kill(c, "all"),
+            "kill jvm": lambda c: self._kill(c, "jvm"),
+            "kill daemon": self._kill_daemon,
+            "pause driver": lambda c: self._pause(c, "driver"),
+            "pause driver and take over": self._pause_and_take_over,
+            "pause jvm": lambda c: self._pause(c, "jvm"),
+            "pause worker": lambda c: self._pause(c, "worker"),
+            "pause all": lambda c: self._pause(c, "driver", "jvm", "daemon", "worker"),
+            "take over": self._take_over,
+            "remove tables": self._remove_tables,
+            "fill home": self._fill_home,
+        }[what]
+        detail = act(child)
+        if detail is None:
+            # There is nothing of the kind at the moment.
+            self.todo.insert(0, what)
+            return
+        self.done[what] += 1
+        self._note(f"{what}, epoch {self.epoch}: {child.spec.name}{detail}")
+
+    def _kill_worker(self, child: Child) -> str | None:
+        # Four attempts of one task that die twice over are the job's failure, and rightly so.
+        epoch = self.epoch
+        workers = child.processes("worker")
+        if not workers or self._kills_in_epoch[epoch] >= 2:
+            return None
+        self._kills_in_epoch[epoch] += 1
+        victim = self.rng.choice(workers)
+        return f", {victim.pid}" if send(victim, signal.SIGKILL) else None
+
+    def _kill_daemon(self, child: Child) -> str | None:
+        epoch = self.epoch
+        daemons = child.processes("daemon")
+        if not daemons or self._kills_in_epoch[epoch]:
+            return None
+        # Whatever runs is lost with it.
+        self._kills_in_epoch[epoch] += 2
+        return f", {daemons[0].pid}" if send(daemons[0], signal.SIGKILL) else None
+
+    def _kill(self, child: Child, kind: str) -> str:
+        child.killed = kind
+        for process in child.processes(*(() if kind == "all" else (kind,))):
+            send(process, signal.SIGKILL)
+        return ""
+
+    def _pause(self, child: Child, *kinds: str) -> str | None:
+        processes = child.processes(*kinds)
+        if not processes:
+            return None
+        pause_s = self.rng.choice((0.2, 1.0, 3.0, 8.0))
+        for process in processes:
+            send(process, signal.SIGSTOP)
+            self._wake.append((time.monotonic() + pause_s, child, process))
+        return f" for {pause_s} s"
+
+    def _pause_and_take_over(self, child: Child) -> str | None:
+        if len(self._children) > 1:
+            return None
+        paused = self._pause(child, "driver")
+        return None if paused is None else paused + self._take_over(child)
+
+    def _take_over(self, child: Child) -> str | None:
+        if len(self._children) > 1:
+            return None
+        return f", by {self._start().spec.name}"
+
+    def _remove_tables(self, child: Child) -> str | None:
+        """What the janitor does where it takes a job for closed."""
+        tables = list(self._home.rglob("*.table"))
+        if not tables:
+            return None
+        chosen = self.rng.sample(tables, self.rng.randint(1, len(tables)))
+        for path in chosen:
+            remove_table(str(path))
+        return f", {len(chosen)} of {len(tables)}"
+
+    def _fill_home(self, child: Child) -> str | None:
+        """Leave little room, or give it back."""
+        ballast = self._home / "ballast"
+        if ballast.exists():
+            ballast.unlink()
+            return ", emptied"
+        status = os.statvfs(self._home)
+        free = min(status.f_bavail * status.f_frsize, self.home_bytes)
+        left = self.rng.choice((0, MIB // 8, MIB))
+        with open(ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(free - left, 1))
+        return f", {left} bytes left"
+
+    def _continue_paused(self, now_s: float) -> None:
+        for entry in list(self._wake):
+            if now_s >= entry[0]:
+                self._wake.remove(entry)
+                send(entry[2], signal.SIGCONT)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def _end_tables(self) -> None:
+        """Tables go with their executors, whatever became of those."""
+        deadline = time.monotonic() + 60
+        while left := [str(path) for path in self._home.rglob("*.table")]:
+            if time.monotonic() > deadline:
+                raise MismatchError(f"{len(left)} tables are left after all drivers, as {left[0]}")
+            time.sleep(0.1)
+
+    def _end_all(self) -> None:
+        for child in self._children:
+            for process in child.processes():
+                send(process, signal.SIGKILL)
+            child.process.wait()
+        for _, _, process in self._wake:
+            send(process, signal.SIGCONT)
+
+    def _check(self) -> None:
+        storage = LocalStorage(self.folder / "checkpoint")
+        head = read_head(storage)
+        assert head is not None
+        epochs = self._input_of_epochs(head.epoch)
+        uids = ["stamps"] + ["groups"] * self.plan.groups + ["alarms"] * self.plan.alarms
+        check(
+            self.plan,
+            Found(
+                epochs=epochs,
+                out=published(self.folder / "out", "kind", "k", "seq", "n", "total", "stamp"),
+                side=published(self.folder / "side", "k", "seq", "stamp"),
+                states={uid: read_state(storage, uid).to_pylist() for uid in uids},
+                rules=[ACTIONS[action_of(self.plan, e)][1] for e in range(1, head.epoch + 1)],
+            ),
+        )
+
+    def _input_of_epochs(self, last: int) -> list[list[Any]]:
+        """The rows of each epoch: a stream that is killed may read two files in one batch."""
+        if not self.plan.stream:
+            return [input_rows(self.plan, batch) for batch in range(last)]
+        epochs, done = [], 0
+        for batch in range(last):
+            lines = (self.folder / f"checkpoint/spark/offsets/{batch}").read_text().splitlines()
+            files = int(json.loads(lines[2])["logOffset"]) + 1
+            epochs.append([r for file in range(done, files) for r in input_rows(self.plan, file)])
+            done = files
+        return epochs
+
+    def _note(self, text: str) -> None:
+        self.log.append(f"{time.monotonic() - self._began_s:6.1f} s  {text}")
+
+
+def published(folder: Path, *names: str) -> dict[int, list[tuple[Any, ...]]]:
+    """The rows of each epoch of a sink."""
+    found = {}
+    for epoch in ParquetSink(folder).epochs():
+        table = pq.read_table(folder / f"epoch={epoch}", partitioning=None)
+        columns = [table.column(name).to_pylist() for name in names]
+        found[epoch] = list(zip(*columns, strict=True))
+    return found
+
+
+@contextmanager
+def file_system(folder: Path, size_bytes: int) -> Iterator[None]:
+    """A memory file system of that size, where this user may mount one; else a folder."""
+    folder.mkdir()
+    options = f"size={size_bytes},mode=0700"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+    try:
+        yield
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def run(seed: str, *, batches: int | None = None, disturbances: int | None = None) -> Counter[str]:
+    """Run one scenario; what was done is printed where it fails.
+
+    Raises
+    ------
+    MismatchError
+        The job came to something else than it should; its folder is kept.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="pystate-chaos-"))
+    scenario = Scenario(seed, folder, batches, disturbances)
+    print(f"scenario {seed}: {scenario.plan}", flush=True)
+    try:
+        scenario.run()
+    except BaseException as error:
+        print("\n".join(scenario.log))
+        print(f"scenario {seed} failed, see {folder}: {error}", flush=True)
+        raise
+    shutil.rmtree(folder)
+    took_s = time.monotonic() - scenario._began_s
+    print(f"scenario {seed}: {took_s:.1f} s, {dict(scenario.done)}", flush=True)
+    return scenario.done + Counter(scenarios=1, epochs=scenario.plan.batches)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--scenario", type=int, help="only the one of this number")
+    given = parser.parse_args(arguments)
+    print(f"seed {given.seed}", flush=True)
+    end_s = time.monotonic() + given.seconds
+    counts: Counter[str] = Counter()
+    failed = []
+    number = given.scenario or 0
+    while True:
+        try:
+            counts += run(f"{given.seed}/{number}")
+        except Exception:
+            traceback.print_exc()
+            failed.append(number)
+        number += 1
+        if given.scenario is not None or time.monotonic() >= end_s:
+            break
+    for name, count in sorted(counts.items()):
+        print(f"{name}: {count}")
+    print(f"failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The processes of a driver, found in ``/proc``: Python, JVM, daemon and workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pystate.host import process_start
+
+__all__ = ["Process", "of_session", "send", "workers_of"]
+
+
+class Process(NamedTuple):
+    """A process, named for ever by its start."""
+
+    pid: int
+    start: int
+    kind: str
+    """``driver``, ``jvm``, ``daemon``, ``worker``, or ``other``."""
+
+
+class _Entry(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    start: int
+    command: bytes
+
+    @property
+    def is_daemon(self) -> bool:
+        return b"pyspark.daemon" in self.command
+
+
+def workers_of(root: int) -> list[int]:
+    """The Python workers below a process: all_processes of a pyspark daemon."""
+    entries = {entry.pid: entry for entry in all_processes()}
+
+    def is_below(pid: int) -> bool:
+        while pid > 1:
+            if pid == root:
+                return True
+            pid = entries[pid].parent if pid in entries else 0
+        return False
+
+    return [pid for pid in entries if _kind(entries, pid) == "worker" and is_below(pid)]
+
+
+def of_session(session: int) -> list[Process]:
+    """All processes of a session, in which a JVM stays when its driver is gone."""
+    entries = {entry.pid: entry for entry in all_processes() if entry.session == session}
+    return [Process(pid, entry.start, _kind(entries, pid)) for pid, entry in entries.items()]
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Send a signal to a process, unless it has ended; whether it was sent."""
+    if process_start(process.pid) != process.start:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+        return True
+    return False
+
+
+def all_processes() -> Iterator[_Entry]:
+    """All processes of the machine that have not ended."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if fields[0] not in "ZX":
+            parent, session, start = int(fields[1]), int(fields[3]), int(fields[19])
+            yield _Entry(int(folder.name), parent, session, start, command)
+
+
+def _kind(entries: dict[int, _Entry], pid: int) -> str:
+    entry = entries[pid]
+    if entry.is_daemon:
+        parent = entries.get(entry.parent)
+        return "worker" if parent is not None and parent.is_daemon else "daemon"
+    if pid == entry.session:
+        return "driver"
+    return "jvm" if entry.command.partition(b"\0")[0].endswith(b"java") else "other"
