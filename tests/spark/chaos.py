@@ -27,7 +27,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,10 @@ class Child:
 
     spec: Spec
     process: subprocess.Popen[bytes]
-    started_s: float
     has_rivals: bool = False
     killed: str | None = None
     """What was killed in a way that the driver may not survive."""
-    paused: int = 0
+    jvms: list[Process] = field(default_factory=list)
     result: dict[str, Any] | None = None
 
     def processes(self, *kinds: str) -> list[Process]:
@@ -106,13 +105,13 @@ class Scenario:
         self.done: Counter[str] = Counter()
         self.log: list[str] = []
         self._children: list[Child] = []
-        self._started = 0
-        self._wake: list[tuple[float, Child, Process]] = []
+        self._all: list[Child] = []
+        self._wake: list[tuple[float, Process]] = []
         self._kills_in_epoch: Counter[int] = Counter()
         self._finished = False
         self._began_s = time.monotonic()
         self._home = folder / "home"
-        self._progress = (-1, 0.0)
+        self._progress: tuple[object, float] = (None, 0.0)
 
     # ---- running ---------------------------------------------------------------------------------
 
@@ -164,17 +163,16 @@ class Scenario:
                 elif now_s >= start_s:
                     self._start()
                     start_s, next_s = 0.0, now_s
-            elif self.todo and now_s >= next_s and any(c.is_ready for c in self._children):
+            elif self.todo and now_s >= next_s and self._note_jvms():
                 if next_s:
                     self._disturb()
                 next_s = time.monotonic() + self.rng.expovariate(1 / 1.5)
             time.sleep(0.03)
 
     def _start(self) -> Child:
-        self._started += 1
         spec = Spec(
             folder=str(self.folder),
-            name=f"driver-{self._started}",
+            name=f"driver-{len(self._all) + 1}",
             plan=self.plan,
             segments=self._segments(),
             conf=self._conf(),
@@ -192,10 +190,11 @@ class Scenario:
                 env=environment,
                 start_new_session=True,
             )
-        child = Child(spec, process, time.monotonic(), has_rivals=bool(self._children))
+        child = Child(spec, process, has_rivals=bool(self._children))
         for other in self._children:
             other.has_rivals = True
         self._children.append(child)
+        self._all.append(child)
         shown = ", ".join(
             f"{s.parallelism} in {Path(s.home).name} until {s.until}" for s in spec.segments
         )
@@ -210,7 +209,7 @@ class Scenario:
             until += rng.randint(1, 5)
             segments.append(self._segment(until))
         segments.append(self._segment(None))
-        if self._started == 1:
+        if not self._all:
             segments[0].limit_bytes = self.limit_bytes
         return segments
 
@@ -227,6 +226,13 @@ class Scenario:
         if rng.random() < 0.3:
             conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = rng.choice(("1", "50"))
         return conf
+
+    def _note_jvms(self) -> bool:
+        """Whether a driver has a session."""
+        ready = [child for child in self._children if child.is_ready]
+        for child in ready:
+            child.jvms = child.jvms or child.processes("jvm")
+        return bool(ready)
 
     @property
     def epoch(self) -> int:
@@ -274,7 +280,7 @@ class Scenario:
 
     def _check_progress(self, now_s: float) -> None:
         epoch = self.epoch
-        state = epoch * 1000 + self._started * 10 + len(self._children)
+        state = (epoch, len(self._all), len(self._children))
         if state != self._progress[0] or self._wake:
             self._progress = (state, now_s)
         elif now_s - self._progress[1] > PATIENCE_S:
@@ -347,7 +353,7 @@ class Scenario:
         pause_s = self.rng.choice((0.2, 1.0, 3.0, 8.0))
         for process in processes:
             send(process, signal.SIGSTOP)
-            self._wake.append((time.monotonic() + pause_s, child, process))
+            self._wake.append((time.monotonic() + pause_s, process))
         return f" for {pause_s} s"
 
     def _pause_and_take_over(self, child: Child) -> str | None:
@@ -388,25 +394,28 @@ class Scenario:
         for entry in list(self._wake):
             if now_s >= entry[0]:
                 self._wake.remove(entry)
-                send(entry[2], signal.SIGCONT)
+                send(entry[1], signal.SIGCONT)
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def _end_tables(self) -> None:
         """Tables go with their executors, whatever became of those."""
-        deadline = time.monotonic() + 60
-        while left := [str(path) for path in self._home.rglob("*.table")]:
-            if time.monotonic() > deadline:
+        deadline_s = time.monotonic() + 60
+        folders = [self._home]
+        for child in self._all:
+            for jvm in child.jvms:
+                owner = f"*-{jvm.pid}-{jvm.start}"
+                folders += Path(f"/dev/shm/pystate-{os.geteuid()}").glob(owner)
+        while left := [str(path) for folder in folders for path in folder.rglob("*.table")]:
+            if time.monotonic() > deadline_s:
                 raise MismatchError(f"{len(left)} tables are left after all drivers, as {left[0]}")
             time.sleep(0.1)
 
     def _end_all(self) -> None:
-        for child in self._children:
+        for child in self._all:
             for process in child.processes():
                 send(process, signal.SIGKILL)
             child.process.wait()
-        for _, _, process in self._wake:
-            send(process, signal.SIGCONT)
 
     def _check(self) -> None:
         storage = LocalStorage(self.folder / "checkpoint")

@@ -36,7 +36,7 @@ class _Entry(NamedTuple):
 
 
 def workers_of(root: int) -> list[int]:
-    """The Python workers below a process: all_processes of a pyspark daemon."""
+    """The Python workers below a process: children of a pyspark daemon."""
     entries = {entry.pid: entry for entry in all_processes()}
 
     def is_below(pid: int) -> bool:

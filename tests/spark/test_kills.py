@@ -26,6 +26,7 @@ from pystate.spark.inspection import read_state
 from pystate.storage import LocalStorage
 
 from .conftest import ROOT, wait_for
+from .processes import workers_of
 
 SHORT = ("--rows", "12000", "--epochs", "12")
 LONG = ("--epochs", "16")
@@ -149,32 +150,6 @@ def test_driver(
     printed = flights.finish()
     assert "verified: " in printed
     compare(flights, undisturbed, options, tmp_path_factory)
-
-
-def workers_of(root: int) -> list[int]:
-    """The Python workers below a process: children of a pyspark daemon."""
-    parents: dict[int, int] = {}
-    daemons: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        parents[int(entry.name)] = int(fields[1])
-        if b"pyspark.daemon" in command:
-            daemons.add(int(entry.name))
-
-    def is_below(pid: int) -> bool:
-        while pid > 1:
-            if pid == root:
-                return True
-            pid = parents.get(pid, 0)
-        return False
-
-    return [pid for pid in daemons if parents[pid] in daemons and is_below(pid)]
 
 
 @pytest.mark.parametrize(
