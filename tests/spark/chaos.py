@@ -25,9 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,46 +33,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pystate.history import read_head
-from pystate.janitor import remove_table
 from pystate.spark.inspection import read_state
 from pystate.spark.sink import ParquetSink
 from pystate.storage import LocalStorage
+from tests.spark.chaos_acts import (
+    DISTURBANCES,
+    PAUSE_AND_TAKE_OVER,
+    TAKE_OVER,
+    Acts,
+    Child,
+    file_system,
+)
 from tests.spark.chaos_job import ACTIONS, Segment, Spec, action_of
 from tests.spark.chaos_model import Found, MismatchError, check, draw_plan, input_rows
-from tests.spark.processes import Process, of_session, send
+from tests.spark.processes import send
 
 ROOT = Path(__file__).parents[2]
 #: A driver that publishes nothing for so long while nothing is done to it hangs.
 PATIENCE_S = 180.0
 MIB = 1 << 20
 
-DISTURBANCES = (
-    "kill worker", "kill worker", "kill worker", "kill driver", "kill driver", "kill all",
-    "kill jvm", "kill daemon", "pause driver", "pause driver and take over", "pause jvm",
-    "pause worker", "pause worker", "pause all", "take over", "remove tables", "fill home",
-)  # fmt: skip
 #: What Spark says where two drivers run one streaming query.
 CONCURRENT = ("CONCURRENT", "oncurrent", "another stream", "already been committed")
-
-
-@dataclass
-class Child:
-    """A driver's processes."""
-
-    spec: Spec
-    process: subprocess.Popen[bytes]
-    has_rivals: bool = False
-    killed: str | None = None
-    """What was killed in a way that the driver may not survive."""
-    jvms: list[Process] = field(default_factory=list)
-    result: dict[str, Any] | None = None
-
-    def processes(self, *kinds: str) -> list[Process]:
-        return [p for p in of_session(self.process.pid) if not kinds or p.kind in kinds]
-
-    @property
-    def is_ready(self) -> bool:
-        return self.spec.path("ready").exists()
 
 
 class Scenario:
@@ -106,11 +86,10 @@ class Scenario:
         self.log: list[str] = []
         self._children: list[Child] = []
         self._all: list[Child] = []
-        self._wake: list[tuple[float, Process]] = []
-        self._kills_in_epoch: Counter[int] = Counter()
         self._finished = False
         self._began_s = time.monotonic()
         self._home = folder / "home"
+        self._acts = Acts(rng, self._home, self.home_bytes, lambda: self.epoch)
         self._progress: tuple[object, float] = (None, 0.0)
 
     # ---- running ---------------------------------------------------------------------------------
@@ -151,7 +130,7 @@ class Scenario:
         start_s = 0.0
         while not (self._finished and not self._children):
             now_s = time.monotonic()
-            self._continue_paused(now_s)
+            self._acts.continue_paused()
             self._reap()
             self._check_progress(now_s)
             if self._finished:
@@ -271,7 +250,7 @@ class Scenario:
             return
         if child.has_rivals and self.plan.stream and any(sign in text for sign in CONCURRENT):
             return
-        if child.killed is not None and child.killed != "daemon":
+        if child.killed is not None:
             return
         limited = any(segment.limit_bytes for segment in child.spec.segments)
         if error == "MemoryLimitError" and limited and "operator '" in text:
@@ -281,7 +260,7 @@ class Scenario:
     def _check_progress(self, now_s: float) -> None:
         epoch = self.epoch
         state = (epoch, len(self._all), len(self._children))
-        if state != self._progress[0] or self._wake:
+        if state != self._progress[0] or self._acts.is_pausing:
             self._progress = (state, now_s)
         elif now_s - self._progress[1] > PATIENCE_S:
             for child in self._children:
@@ -298,22 +277,9 @@ class Scenario:
     def _disturb(self) -> None:
         what = self.todo.pop()
         child = self.rng.choice([c for c in self._children if c.is_ready])
-        act: Callable[[Child], str | None] = {
-            "kill worker": self._kill_worker,
-            "kill driver": lambda c: self._kill(c, "driver"),
-            "kill all": lambda c: self._kill(c, "all"),
-            "kill jvm": lambda c: self._kill(c, "jvm"),
-            "kill daemon": self._kill_daemon,
-            "pause driver": lambda c: self._pause(c, "driver"),
-            "pause driver and take over": self._pause_and_take_over,
-            "pause jvm": lambda c: self._pause(c, "jvm"),
-            "pause worker": lambda c: self._pause(c, "worker"),
-            "pause all": lambda c: self._pause(c, "driver", "jvm", "daemon", "worker"),
-            "take over": self._take_over,
-            "remove tables": self._remove_tables,
-            "fill home": self._fill_home,
-        }[what]
-        detail = act(child)
+        detail = self._take_over() if what == TAKE_OVER else self._acts.act(what, child)
+        if detail is not None and what == PAUSE_AND_TAKE_OVER:
+            detail += self._take_over() or ""
         if detail is None:
             # There is nothing of the kind at the moment.
             self.todo.insert(0, what)
@@ -321,80 +287,8 @@ class Scenario:
         self.done[what] += 1
         self._note(f"{what}, epoch {self.epoch}: {child.spec.name}{detail}")
 
-    def _kill_worker(self, child: Child) -> str | None:
-        # Four attempts of one task that die twice over are the job's failure, and rightly so.
-        epoch = self.epoch
-        workers = child.processes("worker")
-        if not workers or self._kills_in_epoch[epoch] >= 2:
-            return None
-        self._kills_in_epoch[epoch] += 1
-        victim = self.rng.choice(workers)
-        return f", {victim.pid}" if send(victim, signal.SIGKILL) else None
-
-    def _kill_daemon(self, child: Child) -> str | None:
-        epoch = self.epoch
-        daemons = child.processes("daemon")
-        if not daemons or self._kills_in_epoch[epoch]:
-            return None
-        # Whatever runs is lost with it.
-        self._kills_in_epoch[epoch] += 2
-        return f", {daemons[0].pid}" if send(daemons[0], signal.SIGKILL) else None
-
-    def _kill(self, child: Child, kind: str) -> str:
-        child.killed = kind
-        for process in child.processes(*(() if kind == "all" else (kind,))):
-            send(process, signal.SIGKILL)
-        return ""
-
-    def _pause(self, child: Child, *kinds: str) -> str | None:
-        processes = child.processes(*kinds)
-        if not processes:
-            return None
-        pause_s = self.rng.choice((0.2, 1.0, 3.0, 8.0))
-        for process in processes:
-            send(process, signal.SIGSTOP)
-            self._wake.append((time.monotonic() + pause_s, process))
-        return f" for {pause_s} s"
-
-    def _pause_and_take_over(self, child: Child) -> str | None:
-        if len(self._children) > 1:
-            return None
-        paused = self._pause(child, "driver")
-        return None if paused is None else paused + self._take_over(child)
-
-    def _take_over(self, child: Child) -> str | None:
-        if len(self._children) > 1:
-            return None
-        return f", by {self._start().spec.name}"
-
-    def _remove_tables(self, child: Child) -> str | None:
-        """What the janitor does where it takes a job for closed."""
-        tables = list(self._home.rglob("*.table"))
-        if not tables:
-            return None
-        chosen = self.rng.sample(tables, self.rng.randint(1, len(tables)))
-        for path in chosen:
-            remove_table(str(path))
-        return f", {len(chosen)} of {len(tables)}"
-
-    def _fill_home(self, child: Child) -> str | None:
-        """Leave little room, or give it back."""
-        ballast = self._home / "ballast"
-        if ballast.exists():
-            ballast.unlink()
-            return ", emptied"
-        status = os.statvfs(self._home)
-        free = min(status.f_bavail * status.f_frsize, self.home_bytes)
-        left = self.rng.choice((0, MIB // 8, MIB))
-        with open(ballast, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(free - left, 1))
-        return f", {left} bytes left"
-
-    def _continue_paused(self, now_s: float) -> None:
-        for entry in list(self._wake):
-            if now_s >= entry[0]:
-                self._wake.remove(entry)
-                send(entry[1], signal.SIGCONT)
+    def _take_over(self) -> str | None:
+        return None if len(self._children) > 1 else f", by {self._start().spec.name}"
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -458,20 +352,6 @@ def published(folder: Path, *names: str) -> dict[int, list[tuple[Any, ...]]]:
         columns = [table.column(name).to_pylist() for name in names]
         found[epoch] = list(zip(*columns, strict=True))
     return found
-
-
-@contextmanager
-def file_system(folder: Path, size_bytes: int) -> Iterator[None]:
-    """A memory file system of that size, where this user may mount one; else a folder."""
-    folder.mkdir()
-    options = f"size={size_bytes},mode=0700"
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
-    try:
-        yield
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def run(seed: str, *, batches: int | None = None, disturbances: int | None = None) -> Counter[str]:
