@@ -255,7 +255,7 @@ class Scenario:
         limited = any(segment.limit_bytes for segment in child.spec.segments)
         if error == "MemoryLimitError" and limited and "operator '" in text:
             return
-        raise MismatchError(f"{name} ended with {error}: {text:.3000}")
+        raise MismatchError(f"{name} ended with {error}: {text:.1500}")
 
     def _check_progress(self, now_s: float) -> None:
         epoch = self.epoch
@@ -392,8 +392,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while True:
         try:
             counts += run(f"{given.seed}/{number}")
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            if not isinstance(error, MismatchError):
+                traceback.print_exc()
             failed.append(number)
         number += 1
         if given.scenario is not None or time.monotonic() >= end_s:

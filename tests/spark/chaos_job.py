@@ -181,7 +181,7 @@ def _elsewhere(out: DataFrame, scratch: str) -> DataFrame:
 
 
 def _barrier(out: DataFrame, scratch: str) -> DataFrame:
-    return out.coalesce(1).mapInArrow(_pass_on, out.schema, barrier=True)
+    return out.repartition(1).mapInArrow(_pass_on, out.schema, barrier=True)
 
 
 def _fail_once(out: DataFrame, scratch: str) -> DataFrame:
