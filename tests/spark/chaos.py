@@ -56,6 +56,13 @@ MIB = 1 << 20
 #: What Spark says where two drivers run one streaming query.
 CONCURRENT = ("CONCURRENT", "oncurrent", "another stream", "already been committed")
 
+#: Why evaluations were discarded, as drivers log it.
+DISCARDED = {
+    "table moved": "its table has taken",
+    "read twice": "evaluated twice",
+    "read in part": "not read to the end",
+}
+
 
 class Scenario:
     """One job and what happens to it.
@@ -305,6 +312,14 @@ class Scenario:
                 raise MismatchError(f"{len(left)} tables are left after all drivers, as {left[0]}")
             time.sleep(0.1)
 
+    def count_discarded(self) -> None:
+        """Add up how often evaluations were discarded, and why."""
+        for child in self._all:
+            for line in child.spec.path("log").read_text(errors="replace").splitlines():
+                if "is discarded and runs again" in line:
+                    known = (name for name, sign in DISCARDED.items() if sign in line)
+                    self.done[f"discarded: {next(known, 'failed')}"] += 1
+
     def _end_all(self) -> None:
         for child in self._all:
             for process in child.processes():
@@ -371,6 +386,7 @@ def run(seed: str, *, batches: int | None = None, disturbances: int | None = Non
         print("\n".join(scenario.log))
         print(f"scenario {seed} failed, see {folder}: {error}", flush=True)
         raise
+    scenario.count_discarded()
     shutil.rmtree(folder)
     took_s = time.monotonic() - scenario._began_s
     print(f"scenario {seed}: {took_s:.1f} s, {dict(scenario.done)}", flush=True)
