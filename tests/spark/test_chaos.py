@@ -44,8 +44,8 @@ def seed() -> int:
 
 
 def test_short() -> None:
-    done = chaos.run(f"{seed()}/short", batches=5, disturbances=3)
-    assert done["epochs"] == 5
+    done = chaos.run(f"{seed()}/short", batches=4, disturbances=2)
+    assert done["epochs"] == 4
 
 
 @pytest.mark.slow
