@@ -4,8 +4,9 @@ Nobody who uses a table can be trusted to free it: workers are killed, executors
 is closed on one host has tables on others. So the first worker of an executor starts this file as a
 program of its own. It waits, and removes
 
-* an executor's tables when its Java process has ended, or all of its Python daemons have, as after
-  ``spark.stop()``; then it ends itself,
+* an executor's tables when its Java process has ended; then it ends itself,
+* the same when all of its Python daemons have ended, as after ``spark.stop()``; it goes on, since
+  others may follow: a new session's, or one that Spark starts in the place of one that was killed,
 * a job's tables when its driver has closed it, or its checkpoint is gone.
 
 It is run without site packages and imports nothing but the standard library: it starts in an
@@ -15,7 +16,8 @@ Thread safety: functions without state.
 
 Invariants
 ----------
-1. One janitor looks after an owner's folder: it holds a lock there.
+1. One janitor looks after an owner's folder: it holds a lock there, for as long as the owner's
+   process runs. So a worker that finds the lock held need not start another, ever.
 2. Tables are a cache of files: to remove one costs its next user a restore, and nothing else.
 3. The memory of a table that is removed goes back at once, unless somebody holds its lock: other
    processes may still map it, and find zeros.
@@ -118,12 +120,19 @@ def is_over(checkpoint: str, closed: str) -> bool:
     return os.path.exists(os.path.join(checkpoint, closed))
 
 
-def has_ended(folder: str, pid: int, start: int) -> bool:
-    """Whether an executor has ended: its process, or all that work for it."""
-    if not is_alive(pid, start):
-        return True
+def is_at_work(folder: str) -> bool:
+    """Whether a Python daemon works for the executor."""
     names = [name for name in os.listdir(folder) if name.startswith(DAEMON)]
-    return not any(is_alive(*map(int, name[len(DAEMON) :].split("-"))) for name in names)
+    return any(is_alive(*map(int, name[len(DAEMON) :].split("-"))) for name in names)
+
+
+def remove_tables(folders: list[str]) -> None:
+    """Remove all tables, and leave the notes beside them."""
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    remove_folder(entry.path)
 
 
 def look_after(folders: list[str], pid: int, start: int) -> None:
@@ -136,7 +145,9 @@ def look_after(folders: list[str], pid: int, start: int) -> None:
     pid, start : int
         The executor's process.
     """
-    while not has_ended(folders[0], pid, start):
+    while is_alive(pid, start):
+        if not is_at_work(folders[0]):
+            remove_tables(folders)
         for name in os.listdir(folders[0]):
             if name.startswith(USE):
                 application = name[len(USE) :]

@@ -45,7 +45,7 @@ class Executor:
     """An executor's process and daemon, its folders, and a janitor beside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.process, self.daemon = child(), child()
+        self.process = child()
         self.home = choose_home(
             APPLICATION,
             owner_pid=self.process.pid,
@@ -55,6 +55,11 @@ class Executor:
         )
         assert self.home.folder is not None
         self.folder = Path(self.home.folder)
+        self.work()
+
+    def work(self) -> None:
+        """Start a daemon, whose workers make tables."""
+        self.daemon = child()
         start = process_start(self.daemon.pid)
         (self.folder / f"{janitor.DAEMON}{self.daemon.pid}-{start}").touch()
         self.tables = []
@@ -85,26 +90,28 @@ def executor(tmp_path: Path) -> Iterator[Executor]:
         end(process)
 
 
-@pytest.mark.parametrize("who", ["process", "daemon"])
-def test_tables_end_with_their_executor(executor: Executor, who: str) -> None:
+def test_tables_end_with_their_executor(executor: Executor) -> None:
     first, second = executor.janitor(), executor.janitor()
     # One of them is enough.
     wait_for(lambda: first.poll() is not None or second.poll() is not None)
     assert all(table.exists() for table in executor.tables)
-    end(getattr(executor, who))
+    end(executor.process)
     assert first.wait(60) == second.wait(60) == 0
     assert executor.gone
 
 
-def test_an_executor_that_works_again_has_another_janitor(executor: Executor) -> None:
-    looked_after = upkeep._is_looked_after
-    assert not looked_after(str(executor.folder))
+def test_an_executor_that_works_again_is_still_looked_after(executor: Executor) -> None:
+    """Spark starts another daemon where one was killed, and a new session has its own."""
     running = executor.janitor()
-    wait_for(lambda: looked_after(str(executor.folder)))
+    wait_for(lambda: upkeep._is_looked_after(str(executor.folder)))
     end(executor.daemon)
+    wait_for(lambda: not any(table.exists() for table in executor.tables))
+    executor.work()
+    assert upkeep._is_looked_after(str(executor.folder)) and running.poll() is None
+    end(executor.daemon)
+    wait_for(lambda: not any(table.exists() for table in executor.tables))
+    end(executor.process)
     assert running.wait(60) == 0 and executor.gone
-    executor.folder.mkdir()
-    assert not looked_after(str(executor.folder))
 
 
 @pytest.mark.parametrize("how", ["closed", "deleted"])
