@@ -56,7 +56,8 @@ MIB = 1 << 20
 #: What Spark says where two drivers run one streaming query.
 CONCURRENT = ("CONCURRENT", "oncurrent", "another stream", "already been committed")
 
-#: Why evaluations were discarded, as drivers log it.
+#: Why evaluations were discarded, as drivers log it. A table that has moved is seldom among them:
+#: Spark tries the task again.
 DISCARDED = {
     "table moved": "its table has taken",
     "read twice": "evaluated twice",
@@ -97,6 +98,7 @@ class Scenario:
         self._began_s = time.monotonic()
         self._home = folder / "home"
         self._acts = Acts(rng, self._home, self.home_bytes, lambda: self.epoch)
+        self._outgrown: set[str] = set()
         self._progress: tuple[object, float] = (None, 0.0)
 
     # ---- running ---------------------------------------------------------------------------------
@@ -269,6 +271,7 @@ class Scenario:
         state = (epoch, len(self._all), len(self._children))
         if state != self._progress[0] or self._acts.is_pausing:
             self._progress = (state, now_s)
+            self._outgrown |= {path.name for path in self._home.rglob("*.outgrown")}
         elif now_s - self._progress[1] > PATIENCE_S:
             for child in self._children:
                 for process in child.processes("driver"):
@@ -313,7 +316,9 @@ class Scenario:
             time.sleep(0.1)
 
     def count_discarded(self) -> None:
-        """Add up how often evaluations were discarded, and why."""
+        """Add up how often evaluations were discarded, and why, and which tables have moved."""
+        if self._outgrown:
+            self.done["tables moved"] = len(self._outgrown)
         for child in self._all:
             for line in child.spec.path("log").read_text(errors="replace").splitlines():
                 if "is discarded and runs again" in line:
