@@ -1,4 +1,4 @@
-"""Jobs drawn and disturbed at random: a short round always, and an hour.
+"""Jobs drawn and disturbed at random: a short round, and an hour; both are slow tests.
 
 ``pytest -m slow tests/spark/test_chaos.py``; ``PYSTATE_CHAOS_SECONDS`` and ``PYSTATE_CHAOS_SEED``
 choose how long and where to begin. The program is `tests.spark.chaos`.
@@ -43,6 +43,7 @@ def seed() -> int:
     return int(os.environ.get("PYSTATE_CHAOS_SEED") or time.time_ns() % 2**32)
 
 
+@pytest.mark.slow
 def test_short() -> None:
     done = chaos.run(f"{seed()}/short", batches=4, disturbances=2)
     assert done["epochs"] == 4
