@@ -37,20 +37,7 @@ class DeltaWriter(threading.Thread):
         try:
             with self._storage.create(self._path) as file:
                 info = self._snapshot.write(file)
-            self._file = FileRef(
-                path=self._path,
-                kind=info.kind,
-                id=info.id,
-                parent=info.parent,
-                epoch=info.epoch,
-                first_key_group=info.first_key_group,
-                last_key_group=info.last_key_group,
-                file_bytes=info.file_bytes,
-                checksum=info.checksum,
-                rows=info.rows,
-                tombstones=info.tombstones,
-                raw_bytes=info.raw_bytes,
-            )
+            self._file = FileRef.from_info(self._path, info)
         except BaseException as error:
             self._error = error
         finally:
