@@ -16,6 +16,19 @@
 
 enum { MODEL_KEYS = 640, MODEL_COLUMNS = 9, MODEL_EPOCHS = 4, MODEL_FIXED = 24 };
 
+/* What schemas are made of: a key, and the first few of these. */
+static const pst_column MODEL_LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
+static const pst_column MODEL_TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
+static const pst_column MODEL_STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
+                                          {.name = "s", .type = PST_STRING},
+                                          {.name = "i", .type = PST_INT32},
+                                          {.name = "d", .type = PST_FLOAT64},
+                                          {.name = "x", .type = PST_DECIMAL, .precision = 38},
+                                          {.name = "o", .type = PST_OBJECT},
+                                          {.name = "b", .type = PST_INT8},
+                                          {.name = "f", .type = PST_BOOL},
+                                          {.name = "t", .type = PST_TIMESTAMP}};
+
 typedef struct model_state {
     uint64_t value[MODEL_KEYS][MODEL_COLUMNS];
     uint8_t present[MODEL_KEYS][MODEL_COLUMNS];

@@ -13,18 +13,6 @@
 #include "span.h"
 #include "table_model.h"
 
-static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
-static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
-static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
-                                    {.name = "s", .type = PST_STRING},
-                                    {.name = "i", .type = PST_INT32},
-                                    {.name = "d", .type = PST_FLOAT64},
-                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
-                                    {.name = "o", .type = PST_OBJECT},
-                                    {.name = "b", .type = PST_INT8},
-                                    {.name = "f", .type = PST_BOOL},
-                                    {.name = "t", .type = PST_TIMESTAMP}};
-
 static struct {
     pst_table *t;
     model *m;
@@ -338,7 +326,7 @@ static void set_key(model *m, int32_t k, int present, uint64_t value) {
     CHECK_EQ(pst_value_clear(sweep.t, -1), PST_OK);
     memset(m->now.present[k], 0, sizeof m->now.present[k]);
     for (int32_t c = 0; present && c < 2; c++) {
-        model_cell(STATES[c].type, value, &cell, &bytes);
+        model_cell(MODEL_STATES[c].type, value, &cell, &bytes);
         CHECK_EQ(pst_value_put(sweep.t, c, &cell), PST_OK);
         m->now.present[k][c] = 1;
         m->now.value[k][c] = value;
@@ -387,8 +375,9 @@ int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     sweep.every = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
-    pst_schema schemas[] = {
-        {1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}, {1, 9, LONG_KEY, STATES}};
+    pst_schema schemas[] = {{1, 2, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 3, MODEL_TEXT_KEY, MODEL_STATES},
+                            {1, 9, MODEL_LONG_KEY, MODEL_STATES}};
     for (int i = 0; i < 3; i++) {
         run(&schemas[i], 24, steps, seed + (uint64_t)i);
         run(&schemas[i], MODEL_KEYS, steps / 3, seed + 10 + (uint64_t)i);

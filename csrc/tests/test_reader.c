@@ -9,18 +9,6 @@
 
 #include "table_model.h"
 
-static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
-static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
-static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
-                                    {.name = "s", .type = PST_STRING},
-                                    {.name = "i", .type = PST_INT32},
-                                    {.name = "d", .type = PST_FLOAT64},
-                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
-                                    {.name = "o", .type = PST_OBJECT},
-                                    {.name = "b", .type = PST_INT8},
-                                    {.name = "f", .type = PST_BOOL},
-                                    {.name = "t", .type = PST_TIMESTAMP}};
-
 enum { HISTORY = 16 };
 
 /* Sealed states by a number that is never used twice, which travels as the lineage's query. */
@@ -162,8 +150,9 @@ static void run(const pst_schema *s, int steps, uint64_t seed) {
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 600;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    pst_schema schemas[] = {
-        {1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}, {1, 9, LONG_KEY, STATES}};
+    pst_schema schemas[] = {{1, 2, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 3, MODEL_TEXT_KEY, MODEL_STATES},
+                            {1, 9, MODEL_LONG_KEY, MODEL_STATES}};
     for (int i = 0; i < 3; i++)
         run(&schemas[i], steps, seed + (uint64_t)i);
     fprintf(stderr, "%llu epochs read whole, %llu went away meanwhile\n",

@@ -4,18 +4,6 @@
 #include "table_model.h"
 #include "timers.h"
 
-static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
-static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
-static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
-                                    {.name = "s", .type = PST_STRING},
-                                    {.name = "i", .type = PST_INT32},
-                                    {.name = "d", .type = PST_FLOAT64},
-                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
-                                    {.name = "o", .type = PST_OBJECT},
-                                    {.name = "b", .type = PST_INT8},
-                                    {.name = "f", .type = PST_BOOL},
-                                    {.name = "t", .type = PST_TIMESTAMP}};
-
 enum { KEPT = 60, PHASES = PST_CUT_RELIST + 1 };
 
 static struct {
@@ -119,7 +107,7 @@ static void set(int32_t k, int present) {
     CHECK_EQ(pst_value_clear(run.t, -1), PST_OK);
     for (int32_t c = 0; present && c < run.m->schema->n_states && c < 2; c++) {
         uint64_t seed = any(1000000);
-        model_cell(STATES[c].type, seed, &cell, &bytes);
+        model_cell(MODEL_STATES[c].type, seed, &cell, &bytes);
         CHECK_EQ(pst_value_put(run.t, c, &cell), PST_OK);
         run.m->now.present[k][c] = 1;
         run.m->now.value[k][c] = seed;
@@ -323,10 +311,10 @@ static void test_readers(const pst_schema *s, uint64_t seed) {
 
 int main(int argc, char **argv) {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    pst_schema schemas[] = {{1, 2, LONG_KEY, STATES},
-                            {1, 3, TEXT_KEY, STATES},
-                            {1, 9, LONG_KEY, STATES},
-                            {1, 2, LONG_KEY, TIMED}};
+    pst_schema schemas[] = {{1, 2, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 3, MODEL_TEXT_KEY, MODEL_STATES},
+                            {1, 9, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 2, MODEL_LONG_KEY, TIMED}};
     for (int i = 0; i < 4; i++) {
         test_cut(&schemas[i], seed);
         test_growth(&schemas[i], seed);

@@ -2,19 +2,8 @@
  * block keys and values, few and many states; growth; refused allocations; limits. */
 #include "table_model.h"
 
-static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
-static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
 static const pst_column BOTH_KEYS[] = {{.name = "a", .type = PST_INT64},
                                        {.name = "b", .type = PST_STRING}};
-static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
-                                    {.name = "s", .type = PST_STRING},
-                                    {.name = "i", .type = PST_INT32},
-                                    {.name = "d", .type = PST_FLOAT64},
-                                    {.name = "x", .type = PST_DECIMAL, .precision = 38},
-                                    {.name = "o", .type = PST_OBJECT},
-                                    {.name = "b", .type = PST_INT8},
-                                    {.name = "f", .type = PST_BOOL},
-                                    {.name = "t", .type = PST_TIMESTAMP}};
 
 static const pst_column NESTED_STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
                                            {.name = "f", .type = PST_FIXED, .width = MODEL_FIXED},
@@ -72,7 +61,7 @@ static void test_reuse(const pst_schema *s) {
 }
 
 static void test_growth(void) {
-    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_schema s = {1, 2, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, (uint64_t)1 << 30);
     enum { N = 200000, BATCH = 5000 };
     static int64_t keys[BATCH];
@@ -105,7 +94,7 @@ static void test_growth(void) {
 
 /* Keys whose tags are all one: the walk passes many lines and still ends right. */
 static void test_collisions(void) {
-    pst_schema s = {1, 1, LONG_KEY, STATES};
+    pst_schema s = {1, 1, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, (uint64_t)1 << 28);
     static pst_record r;
     uint64_t rows = 3000;
@@ -165,7 +154,7 @@ static void test_limit(const pst_schema *s) {
 }
 
 static void test_overflow(void) {
-    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_schema s = {1, 2, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, 0);
     int64_t keys[] = {1, 2, 3}, values[] = {1, INT64_MAX, 1};
     pst_array k = {PST_INT64, 3, 0, NULL, keys, NULL}, v = {PST_INT64, 3, 0, NULL, values, NULL};
@@ -186,7 +175,7 @@ static void test_overflow(void) {
 
 /* What is touched and put back, or made and deleted, leaves nothing in the delta. */
 static void test_touched_is_not_changed(void) {
-    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_schema s = {1, 2, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, 0);
     pst_lineage l = model_lineage(1);
     pst_sealed *sealed = NULL;
@@ -331,7 +320,7 @@ static void test_names_that_clash(void) {
 /* What was sized and has changed since is not copied, and nothing is written behind the room. */
 static void test_sized_before_it_changed(void) {
     enum { KEYS = 3, ROOM = 40, GUARD = 64 };
-    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_schema s = {1, 2, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, 0);
     uint8_t letters[100], room[ROOM + GUARD], valid[KEYS];
     int32_t offsets[KEYS + 1];
@@ -372,7 +361,7 @@ static void test_sized_before_it_changed(void) {
 
 /* Offsets that lead outside of the bytes, as of a buffer that somebody writes to. */
 static void test_wild_offsets(void) {
-    pst_schema s = {1, 2, LONG_KEY, STATES};
+    pst_schema s = {1, 2, MODEL_LONG_KEY, MODEL_STATES};
     pst_table *t = make_table(&s, 0);
     uint64_t keys[3] = {1, 2, 3};
     pst_array array = {.type = PST_INT64, .length = 3, .values = keys};
@@ -381,7 +370,7 @@ static void test_wild_offsets(void) {
     REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
     for (int i = 0; i < 4; i++) {
         uint64_t hash[3];
-        pst_array text = {.type = STATES[1].type,
+        pst_array text = {.type = MODEL_STATES[1].type,
                           .length = 3,
                           .values = "abcdefghijkl",
                           .offsets = wild[i],
@@ -396,17 +385,15 @@ static void test_wild_offsets(void) {
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 1500;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    pst_schema schemas[] = {{1, 2, LONG_KEY, STATES},
-                            {1, 9, LONG_KEY, STATES},
-                            {1, 3, TEXT_KEY, STATES},
-                            {2, 7, BOTH_KEYS, STATES},
-                            {2, 3, BOTH_KEYS, STATES, .n_hashed = 1},
-                            {1, 4, LONG_KEY, NESTED_STATES}};
+    pst_schema schemas[] = {
+        {1, 2, MODEL_LONG_KEY, MODEL_STATES},           {1, 9, MODEL_LONG_KEY, MODEL_STATES},
+        {1, 3, MODEL_TEXT_KEY, MODEL_STATES},           {2, 7, BOTH_KEYS, MODEL_STATES},
+        {2, 3, BOTH_KEYS, MODEL_STATES, .n_hashed = 1}, {1, 4, MODEL_LONG_KEY, NESTED_STATES}};
     for (int i = 0; i < 6; i++) {
         test_random(&schemas[i], 40, steps, seed + (uint64_t)i);
         test_random(&schemas[i], MODEL_KEYS, steps, seed + 100 + (uint64_t)i);
         test_reuse(&schemas[i]);
-        if (schemas[i].states == STATES)
+        if (schemas[i].states == MODEL_STATES)
             test_limit(&schemas[i]);
     }
     test_no_memory(&schemas[0]);
