@@ -169,8 +169,9 @@ void pst_arena_unmap(pst_arena *a) {
 pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh) {
     if (!budget)
         return PST_OK;
-    pst_status s =
-        fresh ? pst_budget_take(budget, memory_of(a), a->committed_total, bound) : PST_OK;
+    pst_status s = fresh ? pst_budget_take(budget, memory_of(a), a->committed_total,
+                                           bound ? PST_GROWTH : PST_COUNTED)
+                         : PST_OK;
     if (s)
         return s;
     a->budget = budget;
@@ -181,14 +182,17 @@ pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh
     return PST_OK;
 }
 
-static pst_status ask(pst_arena *a, uint64_t bytes) {
-    a->refused = a->committed_total + bytes > a->limit ? bytes : 0;
-    return a->refused ? PST_LIMIT : pst_budget_take(a->budget, memory_of(a), bytes, a->bound);
+static pst_status ask(pst_arena *a, int space, uint64_t bytes) {
+    pst_need need = !a->clearing ? PST_GROWTH : space < PST_SPACE_RING ? PST_RELIEF : PST_LISTING;
+    a->refused = a->committed_total + bytes > pst_limit_for(a->limit, need) ? bytes : 0;
+    if (a->refused)
+        return PST_LIMIT;
+    return pst_budget_take(a->budget, memory_of(a), bytes, a->bound ? need : PST_COUNTED);
 }
 
 int pst_arena_has_room(pst_arena *a, uint64_t bytes) {
     uint64_t refused = a->refused;
-    pst_status s = ask(a, bytes);
+    pst_status s = ask(a, PST_SPACE_HEAP, bytes);
     a->refused = refused;
     /* What is shared is counted from files, where this is not. */
     if (!s && a->fd < 0)
@@ -230,7 +234,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     /* Smaller steps before the limit, but not so small that there are many. */
     uint64_t least = round_up(need, 4096);
     pst_status s;
-    while ((s = ask(a, want - have)) == PST_LIMIT && want > least)
+    while ((s = ask(a, space, want - have)) == PST_LIMIT && want > least)
         want = least + (want - least) / 4 / 4096 * 4096;
     if (s)
         return s;
@@ -298,7 +302,7 @@ int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size) {
 
 pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size) {
     pst_header *h = pst_arena_header(a);
-    pst_status s = ask(a, size);
+    pst_status s = ask(a, space, size);
     if (s)
         return s;
     int err = a->fd < 0 ? 0 : allocate(a->fd, a->start[space] + at, size);

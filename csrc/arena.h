@@ -13,8 +13,9 @@
  *  A2. A shared page is mapped only after posix_fallocate gave it: a full file system is
  *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB. A signal interrupts nothing.
  *  A3. header->committed[space] is stored after the pages are there.
- *  A4. The sum of committed bytes stays at or below `limit`, and is charged to the budget before it is
- *      taken. What is given back, or unmapped, of the heap is charged no longer.
+ *  A4. The sum of committed bytes stays at or below `limit`, and where room is made (`clearing`) below
+ *      that and an eighth, rings below twice that: they list what was freed. Bytes are charged to the
+ *      budget before they are taken. What is given back, or unmapped, of the heap is no longer.
  *  A5. What is given back leaves header->committed first and the system's books after it. It is
  *      given again before it is written to (A2). Its addresses stay mapped.
  */
@@ -36,6 +37,7 @@ typedef struct pst_arena {
     uint64_t limit;
     pst_budget *budget;
     int bound;        /* by the budget */
+    int clearing;     /* what is done now makes room */
     uint64_t refused; /* bytes that `limit` refused last; 0 where it was the budget */
     int fd;           /* -1: heap */
     int last_errno;

@@ -157,7 +157,7 @@ static pst_status check_groups(pst_batch *b) {
 }
 
 pst_status pst_batch_allocate(pst_batch *b, size_t n) {
-    b->charge.budget = b->t->budget;
+    b->charge = (pst_charge){b->t->budget, 0, PST_SMALL_BUFFER};
     pst_status s = charge(b, n, 0);
     if (s)
         return s;

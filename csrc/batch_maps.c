@@ -87,7 +87,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     return pst_poison(t, s);
 }
 
-pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
+static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *keys) {
     pst_table *t = b->t;
     pst_status s = check_map_keys(b, column, keys);
     if (s)
@@ -108,6 +108,11 @@ pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *k
         s = s == PST_NOT_FOUND ? PST_OK : s;
     }
     return pst_poison(t, s);
+}
+
+pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, remove_entries(b, column, keys));
 }
 
 static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys,

@@ -169,13 +169,14 @@ static pst_status refuse(pst_budget *b, uint64_t bytes, uint64_t charged, uint64
     return PST_LIMIT;
 }
 
-pst_status pst_budget_take(pst_budget *b, pst_memory memory, uint64_t bytes, int bound) {
+pst_status pst_budget_take(pst_budget *b, pst_memory memory, uint64_t bytes, pst_need need) {
     if (!b)
         return PST_OK;
+    uint64_t most = pst_limit_for(b->limit, need);
     uint64_t *own = memory == PST_PRIVATE ? &b->charged : &b->shared;
     uint64_t since = __atomic_add_fetch(&b->since, bytes, __ATOMIC_RELAXED);
     uint64_t used = load(&b->charged) + load(&b->shared) + bytes;
-    if (since > load(&b->allowance) || used > b->limit) {
+    if (since > load(&b->allowance) || used > most) {
         count(b);
         used = load(&b->charged) + load(&b->shared) + bytes;
         store(&b->allowance, used < b->limit ? (b->limit - used) / SHARE : 0);
@@ -185,7 +186,7 @@ pst_status pst_budget_take(pst_budget *b, pst_memory memory, uint64_t bytes, int
     __atomic_add_fetch(own, bytes, __ATOMIC_SEQ_CST);
     uint64_t charged = __atomic_load_n(&b->charged, __ATOMIC_SEQ_CST);
     uint64_t shared = __atomic_load_n(&b->shared, __ATOMIC_SEQ_CST);
-    if (!bound || charged + shared <= b->limit)
+    if (charged + shared <= most)
         return PST_OK;
     __atomic_sub_fetch(own, bytes, __ATOMIC_SEQ_CST);
     return memory == PST_PRIVATE ? refuse(b, bytes, charged - bytes, shared)
@@ -203,13 +204,13 @@ void pst_budget_free_tables(pst_budget *b, int change) {
 }
 
 pst_status pst_charge_grow(pst_charge *c, uint64_t bytes) {
-    int bound = !load(&c->budget->free);
+    pst_need need = load(&c->budget->free) || bytes <= c->small ? PST_COUNTED : PST_RELIEF;
     uint64_t step = bytes / 8 > STEP ? bytes / 8 : STEP, more = bytes - c->bytes;
-    pst_status s = pst_budget_take(c->budget, PST_PRIVATE, more + step, bound);
+    pst_status s = pst_budget_take(c->budget, PST_PRIVATE, more + step, need);
     if (!s)
         more += step;
     else
-        s = pst_budget_take(c->budget, PST_PRIVATE, more, bound);
+        s = pst_budget_take(c->budget, PST_PRIVATE, more, need);
     if (!s)
         c->bytes += more;
     return s;

@@ -160,7 +160,7 @@ static pst_status retire_dead(pst_table *t) {
     return s;
 }
 
-pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+static pst_status seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
     if (!t->attached)
         return PST_INVALID;
     if (t->poisoned)
@@ -207,6 +207,11 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
     if (sealed)
         *sealed = out;
     return PST_OK;
+}
+
+pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+    pst_clearing(t);
+    return pst_cleared(t, seal(t, lineage, sealed));
 }
 
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage) {

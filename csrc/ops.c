@@ -282,7 +282,7 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
     return s;
 }
 
-pst_status pst_batch_clear(pst_batch *b, int32_t column) {
+static pst_status clear_batch(pst_batch *b, int32_t column) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
     if (s)
@@ -307,6 +307,11 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column) {
             return pst_poison(t, s);
     }
     return PST_OK;
+}
+
+pst_status pst_batch_clear(pst_batch *b, int32_t column) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, clear_batch(b, column));
 }
 
 /* ---- read ------------------------------------------------------------------------------------ */

@@ -193,7 +193,8 @@ void pst_range_bounds(int32_t i, int32_t max_parallelism, int32_t parallelism, i
 /* One limit for what a process takes, and what the shared tables of its host take. Tables without a
  * limit of their own, and the buffers of batches, sealed epochs, files and merges are bound by it. A
  * table with its own limit counts for the others and is bound by that alone; while there is one, buffers
- * only count, too. Any thread. */
+ * only count, too. Buffers, seals, and what clears, removes or fires may pass a limit by an eighth: a
+ * table that is full can be read, emptied and written. Any thread. */
 typedef struct pst_budget pst_budget;
 
 /* The memory that this process may use: the machine's, or that of its control group or a group above

@@ -65,7 +65,7 @@ void pst_pool_release(pst_pool *p) {
 static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
     pthread_mutex_lock(&p->lock);
     p->references++;
-    s->charge.budget = p->budget;
+    s->charge = (pst_charge){p->budget, 0, PST_SMALL_BUFFER};
     if (p->n) {
         s->entries = p->spare[--p->n].entries;
         s->bytes = p->spare[p->n].bytes;

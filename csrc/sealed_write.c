@@ -466,7 +466,7 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
     if (!x)
         return PST_NO_MEMORY;
     x->s = s;
-    x->charge.budget = s->charge.budget;
+    x->charge = (pst_charge){s->charge.budget, 0, PST_SMALL_BUFFER};
     pst_io own = *io;
     own.budget = io->budget ? io->budget : s->charge.budget;
     pst_status st = pst_sst_writer_create(s->schema, &out, &own, &x->writer);

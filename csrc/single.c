@@ -164,7 +164,7 @@ pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell) {
     return s ? s : pst_poison(t, pst_state_put(t, slot, column, cell));
 }
 
-pst_status pst_value_clear(pst_table *t, int32_t column) {
+static pst_status clear_value(pst_table *t, int32_t column) {
     pst_status s = check_current(t, column, -1);
     if (s)
         return s;
@@ -177,6 +177,11 @@ pst_status pst_value_clear(pst_table *t, int32_t column) {
     uint64_t *row = pst_row(t, slot);
     pst_touch(t, slot, row);
     return pst_poison(t, column < 0 ? pst_row_delete(t, row) : pst_row_clear(t, row, column));
+}
+
+pst_status pst_value_clear(pst_table *t, int32_t column) {
+    pst_clearing(t);
+    return pst_cleared(t, clear_value(t, column));
 }
 
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {

@@ -64,7 +64,7 @@ pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const 
     return s ? s : pst_poison(t, pst_row_map_put(t, slot, column, &e));
 }
 
-pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {
+static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key) {
     uint32_t slot;
     pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
     pst_status s = row_of(t, column, PST_MAP, 0, &slot);
@@ -78,6 +78,11 @@ pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {
     pst_entry_key(t, column, key, &e);
     s = pst_row_map_remove(t, slot, column, &e);
     return s == PST_NOT_FOUND ? s : pst_poison(t, s);
+}
+
+pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {
+    pst_clearing(t);
+    return pst_cleared(t, remove_entry(t, column, key));
 }
 
 pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {

@@ -77,7 +77,7 @@ pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *
     if (!w)
         return PST_NO_MEMORY;
     w->io = *io;
-    w->charge.budget = pst_budget_retain(io->budget);
+    w->charge = (pst_charge){pst_budget_retain(io->budget), 0, PST_SMALL_BUFFER};
     w->info = *info;
     w->last_key_group = -1;
     w->states_mask = schema->n_states < 64 ? (UINT64_C(1) << schema->n_states) - 1 : ~UINT64_C(0);

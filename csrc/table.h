@@ -247,6 +247,16 @@ int pst_reader_lags(const pst_header *h);
  * PST_INVALID without a current key. */
 pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);
 
+/* From here to pst_cleared what is done makes room: it may pass the limit by an eighth. */
+static inline void pst_clearing(pst_table *t) {
+    t->arena.clearing = 1;
+}
+
+static inline pst_status pst_cleared(pst_table *t, pst_status s) {
+    t->arena.clearing = 0;
+    return s;
+}
+
 /* Marks the open epoch as fit only for a roll back, and hands the status through. */
 static inline pst_status pst_poison(pst_table *t, pst_status s) {
     if (s && !t->poisoned)

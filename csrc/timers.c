@@ -78,12 +78,17 @@ static pst_status remove_if_there(pst_table *t, uint32_t slot, pst_domain domain
     return s == PST_NOT_FOUND ? PST_OK : pst_poison(t, s);
 }
 
-pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms) {
+static pst_status delete_timer(pst_table *t, pst_domain domain, int64_t time_ms) {
     uint32_t slot;
     pst_status s = check_timers(t, domain);
     if (!s)
         s = pst_current_row(t, 0, &slot);
     return s ? s : remove_if_there(t, slot, domain, time_ms);
+}
+
+pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms) {
+    pst_clearing(t);
+    return pst_cleared(t, delete_timer(t, domain, time_ms));
 }
 
 /* ---- many ----------------------------------------------------------------------------------- */
@@ -120,7 +125,7 @@ pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_a
     return pst_poison(b->t, s);
 }
 
-pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times) {
+static pst_status delete_timers(pst_batch *b, pst_domain domain, const pst_array *times) {
     pst_status s = check_times(b, domain, times);
     if (s)
         return s;
@@ -133,6 +138,11 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
             s = remove_if_there(b->t, pst_batch_slot(b, i), domain, ms[at]);
     }
     return s;
+}
+
+pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, delete_timers(b, domain, times));
 }
 
 /* ---- firing --------------------------------------------------------------------------------- */
@@ -208,7 +218,7 @@ uint64_t pst_timers_missed(const pst_table *t) {
     return t->timers_missed;
 }
 
-pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
+static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
     pst_status s = pst_batch_usable(b);
     if (!s)
         s = check_timers(b->t, domain);
@@ -226,7 +236,12 @@ pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t ti
     return pst_key_set_row(b->t, b, i);
 }
 
-pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
+pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, fire_timer(b, i, domain, time_ms));
+}
+
+static pst_status fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
     pst_status s = pst_batch_usable(b);
     if (!s)
         s = check_timers(b->t, domain);
@@ -241,4 +256,9 @@ pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *t
         s = s == PST_NOT_FOUND ? PST_OK : s;
     }
     return pst_poison(b->t, s);
+}
+
+pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, fire_all(b, domain, times_ms));
 }

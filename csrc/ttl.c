@@ -100,7 +100,7 @@ static void store_place(pst_table *t, const pst_sweep_place *at) {
         pst_put_words((uint64_t *)&t->h->sweep, (const uint64_t *)at, words);
 }
 
-pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
+static pst_status expire(pst_table *t, uint64_t budget, uint64_t *removed) {
     int32_t columns[PST_MAX_STATES], n = 0;
     uint64_t slots = t->m->slots;
     pst_sweep s = {.removed = 0};
@@ -136,4 +136,9 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
     if (removed)
         *removed = s.removed;
     return st;
+}
+
+pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed) {
+    pst_clearing(t);
+    return pst_cleared(t, expire(t, budget, removed));
 }

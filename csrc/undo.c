@@ -6,7 +6,10 @@
 
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
     if (t->index_due) {
+        int clearing = t->arena.clearing;
+        t->arena.clearing = 1;
         pst_status s = pst_index_tidy(t);
+        t->arena.clearing = clearing;
         if (s)
             return s;
     }

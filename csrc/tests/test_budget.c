@@ -292,11 +292,91 @@ static uint64_t taken(pst_budget *b) {
     return stats_of(b).private_bytes;
 }
 
-/* Leaves that much of the budget. */
+/* Leaves that much to buffers. */
 static uint64_t leave(pst_budget *b, uint64_t bytes) {
-    uint64_t rest = stats_of(b).limit_bytes - taken(b) - bytes;
-    CHECK_EQ(pst_budget_take(b, PST_PRIVATE, rest, 1), PST_OK);
+    uint64_t limit = stats_of(b).limit_bytes, rest = limit + limit / 8 - taken(b) - bytes;
+    CHECK_EQ(pst_budget_take(b, PST_PRIVATE, rest, PST_RELIEF), PST_OK);
     return rest;
+}
+
+static void take_keys(const pst_array *keys, pst_table *t, pst_status (*act)(pst_batch *b)) {
+    pst_batch *batch = NULL;
+    CHECK_EQ(pst_batch_create(t, keys, &batch), PST_OK);
+    CHECK_EQ(act(batch), PST_OK);
+    pst_batch_destroy(batch);
+}
+
+static pst_status fill_texts(pst_table *t, uint64_t first, uint64_t n) {
+    static uint8_t text[300];
+    pst_cell cell = {{0, 0}, {text, sizeof text}};
+    pst_status s = PST_OK;
+    for (uint64_t k = first; !s && k < first + n; k++) {
+        s = pst_key_set_word(t, k);
+        if (!s)
+            s = pst_value_put(t, 0, &cell);
+    }
+    return s;
+}
+
+static pst_status delete_rows(pst_batch *b) {
+    return pst_batch_clear(b, -1);
+}
+
+/* A table that has filled up can be deleted from, sealed and written, until it is empty. */
+static void check_full(pst_table *t, pst_budget *b, uint64_t limit) {
+    enum { EPOCH = 2000, SEALS = 20000 };
+    static int64_t words[EPOCH];
+    pst_array keys = {PST_INT64, EPOCH, 0, NULL, words, NULL};
+    uint64_t n = 0;
+    pst_status s;
+    while ((s = fill_texts(t, n, EPOCH)) == PST_OK) {
+        seal(t, NULL);
+        n += EPOCH;
+    }
+    CHECK_EQ(s, PST_LIMIT);
+    CHECK(committed(t) <= limit);
+    CHECK(n > 10 * EPOCH);
+    CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+    /* What growth stepped over. */
+    uint64_t rest = limit - committed(t);
+    if (pst_budget_limit(b) == limit)
+        CHECK_EQ(pst_budget_take(b, PST_PRIVATE, rest, PST_GROWTH), PST_OK);
+    for (uint64_t at = 0; at < n; at += EPOCH) {
+        for (uint64_t i = 0; i < EPOCH; i++)
+            words[i] = (int64_t)(at + i);
+        take_keys(&keys, t, delete_rows);
+        pst_sealed *sealed = NULL;
+        seal(t, &sealed);
+        CHECK_EQ(pst_sealed_rows(sealed), EPOCH);
+        memory_file f = {0};
+        pst_io io = file_io(&f, 0);
+        pst_file_info info;
+        CHECK_EQ(pst_sealed_write(sealed, &io, &info), PST_OK);
+        file_free(&f);
+        pst_sealed_destroy(sealed);
+        CHECK(committed(t) <= limit + limit / 8);
+    }
+    /* Seals give back what was freed, each some of it. */
+    for (int e = 0; e < SEALS && committed(t) > limit - limit / 8; e++) {
+        CHECK_EQ(fill_texts(t, 0, 1), PST_OK);
+        seal(t, NULL);
+    }
+    CHECK(committed(t) <= limit - limit / 8);
+    CHECK_EQ(fill_texts(t, n, EPOCH), PST_OK);
+    seal(t, NULL);
+    if (pst_budget_limit(b) == limit)
+        pst_budget_drop(b, rest);
+}
+
+static void test_full(void) {
+    for (int own = 0; own < 2; own++) {
+        pst_budget *b = make_budget((own ? 128 : 64) * MIB);
+        pst_table *t = open_at(&TEXTS, b, own ? 16 * MIB : 0, NULL, NULL);
+        check_full(t, b, (own ? 16 : 64) * MIB);
+        pst_table_close(t);
+        CHECK_EQ(taken(b), 0);
+        pst_budget_release(b);
+    }
 }
 
 static void test_sealed(void) {
@@ -507,6 +587,7 @@ int main(void) {
     test_shared();
     test_two_processes();
     test_home_of_one_file();
+    test_full();
     test_sealed();
     test_large_epoch();
     test_files();

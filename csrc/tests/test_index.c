@@ -427,7 +427,7 @@ static void test_refused_shrinking(void) {
     for (uint32_t c = 0; c < PST_CLASSES; c++)
         REQUIRE(pst_ring_reserve(t, c, 4) == PST_OK);
     uint64_t limit = t->arena.limit, index = t->m->index_granules;
-    t->arena.limit = t->arena.committed_total;
+    t->arena.limit = t->arena.committed_total / 9 * 8; /* what makes room may pass it */
     for (int i = 0; i < TRIES; i++) {
         for (uint32_t c = 0; c < PST_CLASSES; c++) {
             while (pst_ring_push(t, c, 0) == PST_OK)

@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,17 @@ def test_buffers_count(limit: Any, tmp_path: Path) -> None:
             with pytest.raises(MemoryLimitError):
                 fill(ballast, 10_000_000)
             gc.collect()
+            held = []
+            with pytest.raises(MemoryLimitError):
+                while True:
+                    held.append(ballast.keys(np.arange(55_000)))
             with (
                 open(tmp_path / "out.delta", "wb") as out,
                 pytest.raises(MemoryLimitError, match=r"out\.delta: .* more would pass"),
             ):
                 snapshot.write(out)
+            for batch in held:
+                batch.close()
         with open(tmp_path / "out.delta", "wb") as out:
             snapshot.write(out)
         snapshot.close()
@@ -133,10 +140,101 @@ def test_buffers_count(limit: Any, tmp_path: Path) -> None:
         assert use().private_bytes > 256 << 10
     assert use().private_bytes == 0
 
-    tight = limit(MIB)
-    with pytest.raises(MemoryLimitError, match=r"more would pass the memory limit of 1\.0 MiB"):
+    tight = limit(MIB // 8)
+    with pytest.raises(MemoryLimitError, match=r"more would pass the memory limit of 128\.0 KiB"):
         merge_files([tmp_path / "out.delta"], io.BytesIO())
     assert tight().private_bytes == 0
+
+
+KINDS: dict[str, Any] = {
+    **STATES,
+    "items": ps.ListState("bigint"),
+    "entries": ps.MapState("bigint", "string"),
+}
+
+
+def load_up(backend: ps.KeyedStateBackend, first: int, count: int) -> None:
+    numbers = np.arange(first, first + count)
+    with closing(backend.keys(numbers)) as keys:
+        backend["n"].update_all(keys, numbers)
+        backend["s"].update_all(keys, [f"{number:050d}" for number in numbers])
+        for more in range(3):
+            backend["items"].append(keys, numbers)
+            backend["entries"].put_entries(keys, numbers + more, ["v" * 30] * count)
+        backend.register_timers(keys, "event", numbers)
+
+
+@contextmanager
+def full_table(
+    home: str,
+    folder: Path,
+    states: dict[str, Any],
+    limit_bytes: int,
+    few: int,
+    load: Callable[[ps.KeyedStateBackend, int, int], None],
+) -> Iterator[tuple[ps.KeyedStateBackend, int]]:
+    """Yield a table that has no room for `few` keys more, and how many it has."""
+    shared: dict[str, Any] = {"home": "shared", "path": folder / "t.table"}
+    options: dict[str, Any] = {"limit_bytes": limit_bytes, "timers": True}
+    if home == "shared":
+        options |= shared
+    with ps.KeyedStateBackend("long", states=states, **options) as backend:
+        keys = 0
+        with pytest.raises(MemoryLimitError):
+            while True:
+                load(backend, keys, few)
+                backend.seal(snapshot=False)
+                keys += few
+        backend.rollback()
+        assert keys > 10 * few
+        assert backend.stats().committed_bytes <= limit_bytes
+        yield backend, keys
+
+
+@pytest.mark.parametrize("home", ["heap", "shared"])
+def test_a_full_table_can_be_emptied(home: str, tmp_path: Path) -> None:
+    """Small epochs that delete find memory, and what they free comes back."""
+    limit_bytes, few = 24 * MIB, 500
+    with full_table(home, tmp_path, KINDS, limit_bytes, few, load_up) as (backend, keys):
+        acts: list[Callable[[ps.KeyBatch, Any], None]] = [
+            lambda batch, at: backend["entries"].remove_entries(batch, at),
+            lambda batch, at: backend["items"].clear_all(batch),
+            lambda batch, at: backend.delete_timers(batch, "event", at),
+            lambda batch, at: backend.delete(batch),
+        ]
+        for first in range(0, keys, few):
+            numbers = np.arange(first, first + few)
+            for act in acts:
+                with closing(backend.keys(numbers)) as batch:
+                    act(batch, numbers)
+                with backend.seal() as snapshot, open(tmp_path / "x.delta", "wb") as out:
+                    snapshot.write(out)
+        assert len(backend) == 0
+        for first in range(keys, keys + keys // 2, few):
+            load_up(backend, first, few)
+            backend.seal(snapshot=False)
+
+
+@pytest.mark.parametrize("home", ["heap", "shared"])
+def test_a_full_table_of_small_rows_can_be_emptied(home: str, tmp_path: Path) -> None:
+    """Where names of free rows take most: four bytes each, and their list doubles."""
+    limit_bytes, few = 24 * MIB, 5000
+    states = {"n": ps.ValueState("bigint")}
+
+    def load(backend: ps.KeyedStateBackend, first: int, count: int) -> None:
+        with closing(backend.keys(np.arange(first, first + count))) as batch:
+            backend["n"].add(batch, 1)
+
+    with full_table(home, tmp_path, states, limit_bytes, few, load) as (backend, keys):
+        for first in range(0, keys, few):
+            with closing(backend.keys(np.arange(first, first + few))) as batch:
+                backend.delete(batch)
+            backend.seal(snapshot=False)
+            assert backend.stats().committed_bytes <= limit_bytes * 5 // 4 + 4 * (first + few)
+        assert len(backend) == 0
+        while backend.stats().committed_bytes > limit_bytes // 2:
+            load(backend, 0, 1)
+            backend.seal(snapshot=False)
 
 
 _CHILD = """
