@@ -41,6 +41,7 @@ from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
 from pystate.spark.columns import KeySchema
 from pystate.spark.delta import DeltaWriter
+from pystate.spark.garbage import set_modules_aside
 from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter, split_markers
 from pystate.spark.side import SideFiles
@@ -415,6 +416,7 @@ def run_task(
     size : callable
         Number of rows in an output.
     """
+    set_modules_aside()
     began = time.perf_counter_ns()
     writer: DeltaWriter | None = None
     held: deque[Any] = deque()
