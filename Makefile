@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-spark lint clean build java test-c sanitize sanitize-python
+.PHONY: help demo test wheel bench bench-spark lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -27,6 +27,10 @@ demo: java build ## follow 336 776 real flights as a stream on Spark, and verify
 
 test: java build test-c ## the C tests, then pytest
 	@$(PY) -m pytest $(PYTEST)
+
+wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
+	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \
+	    CC=$$cc .ci/wheel "$$python"
 
 bench: build ## ratios against a Python dict and friends, as one table
 	@$(PY) -m bench $(BENCH)

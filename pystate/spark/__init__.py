@@ -1,9 +1,14 @@
 """pystate on Spark: stateful operators in Structured Streaming, batch and RDD jobs.
 
-Everything that imports pyspark is below this package, and nothing outside imports it.
+Everything that imports pyspark is below this package, and nothing outside imports it. Without
+pyspark, importing it raises `MissingPackageError`, which says what to install.
 """
 
 from __future__ import annotations
+
+from pystate.spark.requirements import require_pyspark
+
+require_pyspark()
 
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame

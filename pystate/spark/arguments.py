@@ -18,6 +18,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
 from pystate.spark.columns import output_columns, parse_schema, require_columns
 from pystate.spark.environment import require_classic
+from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import column_named
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def session_of(data: Any) -> SparkSession:
     frame = require_classic(data, "data")
     if frame.isStreaming:
         raise InvalidArgumentError("data is a streaming DataFrame: use start for a stream")
+    require_pandas("run_epoch")
     return frame.sparkSession
 
 

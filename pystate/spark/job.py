@@ -33,6 +33,7 @@ from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
+from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import Routed
 from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
@@ -232,6 +233,7 @@ class Job:
         """
         evaluation = self._current("key_by")
         require_classic(df)
+        require_pandas("key_by")
         name, order = checked_uid(uid), as_columns(order_by)
         return KeyedFrame(evaluation, df, columns, name, order, event_time, allowed_delay)
 
@@ -364,6 +366,7 @@ class Job:
                 "stream is not a streaming DataFrame: read it with spark.readStream, or use "
                 "run_epoch for a batch"
             )
+        require_pandas("start")
         session = stream.sparkSession
         self._prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pystate.errors import CorruptFileError, InvalidArgumentError, MissingRequirementError
+import pystate as ps
+from pystate.errors import (
+    CorruptFileError,
+    InvalidArgumentError,
+    MissingPackageError,
+    MissingRequirementError,
+)
 from pystate.spark import Job
 from pystate.spark.environment import (
     java_major_version,
@@ -20,6 +26,9 @@ from pystate.spark.environment import (
 from pystate.spark.failures import is_retryable, original_error
 from pystate.spark.offsets import read_offsets
 from pystate.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def fake_java(folder: Path, script: str) -> None:
@@ -144,3 +153,37 @@ def test_offsets_that_are_none(tmp_path: Path, content: str) -> None:
 def test_no_ranges_at_all_is_not_the_default(tmp_path: Path, option: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f" {option} is 0"):
         Job("test", tmp_path, **{option: 0})
+
+
+def test_without_pandas_nothing_is_computed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("test", tmp_path / "checkpoint", parallelism=2)
+    asked = []
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        asked.append(df)
+        return job.key_by(df, "id", uid="counts").aggregate(n=ps.count())
+
+    stream, frame = spark.readStream.format("rate").load(), spark.range(3)
+    for missing, found in ((None, "there is none"), (Old, "found is 1.5.3")):
+        monkeypatch.setitem(sys.modules, "pandas", missing)  # type: ignore[arg-type]
+        for run in (
+            lambda: job.run_epoch(spark.range(3), pipeline),
+            lambda: job.start(stream, pipeline),
+            lambda: job.run_epoch(spark.sparkContext.range(3), lambda _: pipeline(frame)),
+        ):
+            with pytest.raises(MissingPackageError, match="mapInArrow") as raised:
+                run()
+            said = str(raised.value)
+            assert "'pandas>=2.2,<3'" in said and found in said and sys.executable in said
+            assert "\n" not in said
+    # Elements need no pandas, but what is made a DataFrame of them.
+    assert len(asked) == 2 and job.latest_epoch() is None and not spark.streams.active
+    job.close()
+
+
+class Old(types.ModuleType):
+    """A pandas of long ago."""
+
+    __version__ = "1.5.3"

