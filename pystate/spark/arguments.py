@@ -18,12 +18,12 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
 from pystate.spark.columns import output_columns, parse_schema, require_columns
 from pystate.spark.environment import require_classic
+from pystate.spark.queries import JobQuery, Outcome
 from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import column_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
     "allowed_delay_ms",
@@ -145,11 +145,12 @@ def start_query(
     folder: str,
     name: str | None,
     trigger: Mapping[str, Any] | None,
-) -> StreamingQuery:
+    outcome: Outcome,
+) -> JobQuery:
     """Start a query over `foreachBatch` that keeps its positions in `folder`."""
     writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
     if name is not None:
         writer = writer.queryName(name)
     if trigger is not None:
         writer = writer.trigger(**trigger)
-    return writer.start()
+    return JobQuery(writer.start(), outcome, stream.sparkSession.sparkContext)

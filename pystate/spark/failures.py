@@ -13,13 +13,34 @@ import sys
 from pystate import errors
 from pystate.errors import PystateError
 
-__all__ = ["is_retryable", "original_error"]
+__all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped_its_query"]
 
 #: An error's class and message; the note below says in which call it happened.
 _RAISED = re.compile(
     r"^(?:pystate\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
 )
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
+
+#: How Spark describes the jobs that it cancels because their query ends.
+_QUERY_STOPPED = re.compile(
+    r"Query \[[^]]*\] was stopped|java\.lang\.InterruptedException|ClosedByInterruptException"
+)
+
+
+class QueryStopped(Exception):  # noqa: N818 (no error)
+    """What an epoch raises whose query is stopped.
+
+    Spark knows an interrupted batch function by its text, and only where that speaks of py4j and of
+    Java's exception; everything else would be the query's failure. It looks for the two by a
+    regular expression that recurses for every character in between, so that with the text of an
+    error from Java between them the query's thread dies of a stack overflow.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling a batch function: "
+            "java.lang.InterruptedException: the query was stopped"
+        )
 
 
 def original_error(error: BaseException) -> BaseException:
@@ -48,6 +69,17 @@ def original_error(error: BaseException) -> BaseException:
     return original
 
 
+def is_stop(error: BaseException) -> bool:
+    """Whether an error is what work looks like that was cancelled, as by the end of its query."""
+    text = str(error)
+    return any(sign in text for sign in _STOPPED)
+
+
+def stopped_its_query(error: BaseException) -> bool:
+    """Whether an error says that what the query did was ended because the query is to end."""
+    return _QUERY_STOPPED.search(str(error)) is not None
+
+
 def is_retryable(error: Exception) -> bool:
     """Whether an evaluation that failed like this may succeed when it is run again.
 
@@ -56,8 +88,7 @@ def is_retryable(error: Exception) -> bool:
     """
     from pyspark.errors import AnalysisException, PySparkException, PythonException
 
-    text = str(error)
-    if isinstance(error, PystateError) or any(sign in text for sign in _STOPPED):
+    if isinstance(error, PystateError) or is_stop(error):
         return False
     if isinstance(error, (AnalysisException, PythonException)):
         return False

@@ -26,11 +26,12 @@ from pystate.manifest import Manifest
 from pystate.spark.arguments import as_columns, checked_home, checked_uid, session_of, start_query
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
-from pystate.spark.failures import is_retryable
+from pystate.spark.failures import QueryStopped, is_retryable
 from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.progress import EpochProgress, EpochResult, notify
+from pystate.spark.queries import Outcome
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
 from pystate.spark.requirements import require_pandas
@@ -166,7 +167,7 @@ class Job:
         self._evaluation: Evaluation | None = None
         self._materialised: set[str] = set()
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
-        self._failure: BaseException | None = None
+        self._outcome = Outcome()
         self._progress: EpochProgress | None = None
 
     def __repr__(self) -> str:
@@ -179,11 +180,12 @@ class Job:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the last epoch of a streaming query, with its own type and message.
+        """What made the streaming query fail that was started last, with its own type and message.
 
+        None where it has not failed: it runs, it has come to its end, or somebody has stopped it.
         ``StreamingQuery.awaitTermination`` raises Spark's account of it, Java traces included.
         """
-        return self._failure
+        return self._outcome.failure
 
     @property
     def last_progress(self) -> EpochProgress | None:
@@ -358,7 +360,8 @@ class Job:
         Returns
         -------
         StreamingQuery
-            Spark's own handle. A batch without new rows does not run, unless by `heartbeat`.
+            Spark's own handle, whose ``stop`` keeps the traces of what it cancels out of the
+            driver's log. A batch without new rows does not run, unless by `heartbeat`.
         """
         require_classic(stream, "stream")
         if not stream.isStreaming:
@@ -371,7 +374,7 @@ class Job:
         self._prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = self._outputs(sink, side_outputs)
-        self._failure = None
+        outcome = self._outcome = Outcome()
 
         def on_batch(frame: DataFrame, batch_id: int) -> None:
             try:
@@ -389,10 +392,12 @@ class Job:
                     restore=restore,
                 )
             except BaseException as error:
-                self._failure = error
-                raise
+                if outcome.note(error):
+                    raise
+                raise QueryStopped from None
 
-        return start_query(stream, on_batch, spark_folder(self._storage), query_name, trigger)
+        folder = spark_folder(self._storage)
+        return start_query(stream, on_batch, folder, query_name, trigger, outcome)
 
     def run_epoch(
         self,

@@ -82,7 +82,7 @@ def test_epochs_without_rows(make_job: MakeJob, source: Source, tmp_path: Path) 
         wait_for(lambda: len(progress) >= before + 2, "beats after the rows")
     finally:
         query.stop()
-    assert job.failure is None or "CANCELLED" in str(job.failure) or "interrupt" in str(job.failure)
+    assert job.failure is None
     assert set(rows) == {0, 2} and rows.count(2) == 1
     job.close()
     # The query goes on, with another interval too, but not without a heartbeat.

@@ -1,0 +1,188 @@
+"""A job's streaming query: what ended it, and an end without noise.
+
+Spark ends a query by interrupting what it does. To the code within that looks like a failure, and
+Spark's log tells of it by traces, from the driver and, seconds later, from the tasks that are
+killed. Both are told apart here from failures that somebody should read about.
+
+Thread safety: a query is ended and asked by any thread; the thread of its epochs notes a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pystate.spark.failures import is_stop, stopped_its_query
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+__all__ = ["JobQuery", "Outcome"]
+
+_LOG = logging.getLogger("pystate.spark.queries")
+#: What tells of jobs and tasks that are cancelled with their query.
+_LOGGERS = (
+    "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
+    "org.apache.spark.api.python",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.python",
+    "org.apache.spark.sql.execution.streaming",
+    "org.apache.spark.storage.BlockManager",
+    "org.apache.spark.util.Utils",
+)
+_LOOK_S = 0.2
+
+
+class Outcome:
+    """What ended a query, as far as the code within it can tell.
+
+    It is there before the query, which may fail before anybody has its handle.
+    """
+
+    def __init__(self) -> None:
+        self.query: StreamingQuery | None = None
+        self.stopping = False
+        self._error: BaseException | None = None
+
+    def note(self, error: BaseException) -> bool:
+        """Take what an epoch raised; False where that is only how the query's end looks to it."""
+        if self.stopping:
+            return False
+        self._error = error
+        return not stopped_its_query(error)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made the query fail; None where it goes on, has ended, or was stopped."""
+        error, query = self._error, self.query
+        if error is None or query is None:
+            return error
+        try:
+            # Of a query that was stopped, Spark keeps no exception.
+            spoken_of = query.exception() is not None
+            ending = query.isActive
+        except Exception:
+            # Spark is gone, and its queries with it.
+            spoken_of = ending = False
+        return error if spoken_of or (ending and not is_stop(error)) else None
+
+
+class JobQuery(StreamingQuery):
+    """Spark's handle of a job's query, whose `stop` prints no traces.
+
+    Parameters
+    ----------
+    query : StreamingQuery
+        What Spark returned.
+    outcome : Outcome
+        Of the query.
+    context : SparkContext
+        Where it runs.
+    """
+
+    def __init__(self, query: StreamingQuery, outcome: Outcome, context: SparkContext) -> None:
+        super().__init__(query._jsq)
+        self._outcome = outcome
+        self._context = context
+        outcome.query = self
+
+    def stop(self) -> None:
+        """End the query, also within an epoch, which then is computed again by the next start.
+
+        What Spark logs of the jobs and tasks that this cancels is left out of the driver's log.
+        """
+        if not self.isActive:
+            return super().stop()
+        self._outcome.stopping = True
+        with _quiet(self._context, self.runId):
+            super().stop()
+
+
+_silenced = 0
+_before: dict[str, Any] = {}
+_silencing = threading.Lock()
+
+
+@contextmanager
+def _quiet(context: SparkContext, group: str) -> Iterator[None]:
+    """Silence what tells of cancelled work, until the last task of a group of jobs has ended."""
+    stages = _stages(context, group)
+    silent = _silence(context)
+    try:
+        yield
+    finally:
+        if silent:
+            # A task that is killed lives on for seconds, for which nobody should wait.
+            arguments = (context, stages)
+            threading.Thread(target=_speak_later, args=arguments, daemon=True).start()
+
+
+def _stages(context: SparkContext, group: str) -> list[int]:
+    """The stages of a group's jobs that are at work."""
+    tracker = context._jsc.sc().statusTracker()
+    active = set(tracker.getActiveStageIds())
+    found: list[int] = []
+    for job in tracker.getJobIdsForGroup(group):
+        info = tracker.getJobInfo(job)
+        if info.isDefined():
+            found += active.intersection(info.get().stageIds())
+    return found
+
+
+def _speak_later(context: SparkContext, stages: list[int]) -> None:
+    pause = threading.Event()
+    try:
+        tracker = context._jsc.sc().statusTracker()
+        for stage in stages:
+            while (info := tracker.getStageInfo(stage)).isDefined():
+                if not info.get().numActiveTasks():
+                    break
+                pause.wait(_LOOK_S)
+        _speak(context)
+    except Exception as error:
+        _LOG.debug("Spark has gone before its log could speak again: %s", error)
+
+
+def _silence(context: SparkContext) -> bool:
+    """Switch the loggers off; False where Spark logs by something else than Log4j."""
+    global _silenced
+    with _silencing:
+        try:
+            log4j = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+            config = log4j.LogManager.getContext(False).getConfiguration()
+            if not _silenced:
+                for name in _LOGGERS:
+                    found = config.getLoggerConfig(name)
+                    _before[name] = found.getLevel() if found.getName() == name else None
+            for name in _LOGGERS:
+                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+        except Exception as error:
+            _LOG.debug("Spark's log stays as it is: %s", error)
+            return False
+        _silenced += 1
+        return True
+
+
+def _speak(context: SparkContext) -> None:
+    """Switch the loggers back, once everybody who switched them off has asked for it."""
+    global _silenced
+    with _silencing:
+        _silenced -= 1
+        if _silenced:
+            return
+        log4j = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        logging_context = log4j.LogManager.getContext(False)
+        config = logging_context.getConfiguration()
+        for name, level in _before.items():
+            if level is None:
+                config.removeLogger(name)
+            else:
+                config.getLoggerConfig(name).setLevel(level)
+        logging_context.updateLoggers()
