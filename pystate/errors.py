@@ -67,7 +67,10 @@ class ClosedError(PystateError, ValueError):
 
 
 class InUseError(PystateError, RuntimeError):
-    """A handle was used, or closed, while it was at work: in another thread, or further out."""
+    """What is at work was used, closed, or begun again.
+
+    A handle, in another thread or further out; or a checkpoint, on which this process runs a query.
+    """
 
 
 class SystemCallError(PystateError, OSError):

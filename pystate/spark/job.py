@@ -36,6 +36,14 @@ from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
 from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import Routed
+from pystate.spark.running import (
+    evaluating,
+    for_job,
+    note_query,
+    require_unused,
+    running_here,
+    stop_query,
+)
 from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
 from pystate.storage import open_storage
@@ -50,8 +58,8 @@ __all__ = ["Job"]
 
 _RESULTS = "results"
 
-#: From one epoch's input to its output.
-Pipeline = Callable[[Any], Any]
+#: From one epoch's input, and the job if it asks for it, to its output.
+Pipeline = Callable[[Any], Any] | Callable[[Any, Any], Any]
 
 
 class Job:
@@ -105,6 +113,10 @@ class Job:
     allow_pickle : bool
         Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
         write to the checkpoint can have any code run where such a state is read.
+    replace : bool
+        Stop the query that this process runs on the checkpoint, if there is one: at once, and again
+        where `start` finds one. Without it `start` refuses. For notebooks, where a cell that makes
+        the job runs again.
 
     Notes
     -----
@@ -139,6 +151,7 @@ class Job:
         allow_time_back: bool = False,
         epoch_timeout: Duration | None = "1 hour",
         allow_pickle: bool = True,
+        replace: bool = False,
     ) -> None:
         for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
             if number is not None and number < 1:
@@ -167,8 +180,11 @@ class Job:
         self._evaluation: Evaluation | None = None
         self._materialised: set[str] = set()
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._replace = replace
         self._outcome = Outcome()
         self._progress: EpochProgress | None = None
+        if replace:
+            stop_query(self.checkpoint)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, checkpoint={self._storage.uri!r})"
@@ -333,8 +349,9 @@ class Job:
         stream : DataFrame
             A streaming DataFrame.
         pipeline : callable
-            From a DataFrame that holds one epoch's rows to the rows to write. Called on the driver
-            for every evaluation of an epoch.
+            From a DataFrame that holds one epoch's rows to the rows to write: ``pipeline(df)``, or
+            ``pipeline(df, job)``, which is given this job. Called on the driver for every
+            evaluation of an epoch.
         sink : ParquetSink, optional
             Where the rows go; by default ``results/`` in the checkpoint.
         side_outputs : mapping from tag to ParquetSink, optional
@@ -362,6 +379,12 @@ class Job:
         StreamingQuery
             Spark's own handle, whose ``stop`` keeps the traces of what it cancels out of the
             driver's log. A batch without new rows does not run, unless by `heartbeat`.
+
+        Raises
+        ------
+        InUseError
+            This process runs a query on the checkpoint already, and the job was made without
+            `replace`.
         """
         require_classic(stream, "stream")
         if not stream.isStreaming:
@@ -370,6 +393,9 @@ class Job:
                 "run_epoch for a batch"
             )
         require_pandas("start")
+        if self._replace:
+            stop_query(self.checkpoint)
+        require_unused(self, but_for_own=False)
         session = stream.sparkSession
         self._prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)
@@ -397,7 +423,9 @@ class Job:
                 raise QueryStopped from None
 
         folder = spark_folder(self._storage)
-        return start_query(stream, on_batch, folder, query_name, trigger, outcome)
+        query = start_query(stream, on_batch, folder, query_name, trigger, outcome)
+        note_query(self, query)
+        return query
 
     def run_epoch(
         self,
@@ -417,7 +445,8 @@ class Job:
         data : DataFrame or RDD
             The epoch's input.
         pipeline : callable
-            From `data` to the rows to write: a DataFrame, or with `schema` an RDD.
+            From `data` to the rows to write: a DataFrame, or with `schema` an RDD. As in `start` it
+            may take the job, too.
         run_key : str, optional
             Makes the run idempotent: the same key again changes nothing and returns the same
             result, whatever `data` is then.
@@ -435,7 +464,13 @@ class Job:
         -------
         EpochResult
             Its `dataframe` reads the published rows.
+
+        Raises
+        ------
+        InUseError
+            Another job of this process runs a query on the checkpoint.
         """
+        require_unused(self, but_for_own=True)
         session = session_of(data)
         self._prepare(session)
         outputs = self._outputs(sink, side_outputs)
@@ -519,13 +554,24 @@ class Job:
         return Outputs(sink, dict(sides or {}))
 
     def _current(self, method: str) -> Evaluation:
-        evaluation = self._evaluation
-        if evaluation is None:
+        here = running_here()
+        if here is not None:
+            job, evaluation = here
+            if job.checkpoint != self.checkpoint:
+                raise CheckpointError(
+                    f"{method} of job {self.name!r}, on checkpoint {self.checkpoint}, is called in "
+                    f"an epoch of job {job.name!r}, on {job.checkpoint}: call it on the job that "
+                    "the pipeline is given, def pipeline(df, job)"
+                )
+            return evaluation
+        # A thread that the pipeline has started.
+        evaluation_of_own = self._evaluation
+        if evaluation_of_own is None:
             raise CheckpointError(
                 f"{method} works inside a pipeline only, that is in the function given to start "
                 "or run_epoch, which opens the epoch that the state belongs to"
             )
-        return evaluation
+        return evaluation_of_own
 
     def _run(
         self,
@@ -560,7 +606,7 @@ class Job:
             epochs[:] = [epoch]
             try:
                 with self._evaluating(evaluation):
-                    transactions = evaluation.run(data, pipeline, schema)
+                    transactions = evaluation.run(data, for_job(pipeline, self), schema)
                 # Reports that are missing or repeated discard what was staged, too.
                 epoch.collect()
                 return [relocatable(found, self._folder) for found in transactions]
@@ -579,7 +625,7 @@ class Job:
     def _evaluating(self, evaluation: Evaluation) -> Iterator[None]:
         self._evaluation = evaluation
         try:
-            with evaluation:
+            with evaluation, evaluating(self, evaluation):
                 yield
         finally:
             self._evaluation = None
