@@ -20,7 +20,28 @@ Examples
 
 from __future__ import annotations
 
-from pystate import errors, testing
+import importlib
+import os
+import sys
+
+from pystate import errors
+
+try:
+    importlib.import_module("pystate._core")
+except ImportError as error:
+    _folder = os.path.dirname(__file__)
+    _reason = (
+        "the wheel is for another version of Python or another kind of machine"
+        if os.path.isdir(_folder)
+        else "Python imports no extension out of an archive, such as a wheel given to --py-files"
+    )
+    raise errors.MissingPackageError(
+        f"Python {sys.version.split()[0]} cannot import pystate's extension from {_folder}: "
+        f"{_reason} ({error}). Install pystate-spark for this Python, on each host; "
+        "docs/deployment.md says how that is done on a cluster"
+    ) from error
+
+from pystate import testing
 from pystate.aggregates import count, max, mean, min, sum
 from pystate.aggregators import (
     AggregateFunction,

@@ -39,6 +39,16 @@ def requirements(extras: Sequence[str] = ()) -> set[str]:
     return found - {NAME}
 
 
+def clean_environment() -> dict[str, str]:
+    """The variables of this process, without those that lead to other packages."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYSPARK", "SPARK", "VIRTUAL_ENV"))
+    }
+    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
 class Environment:
     """A virtual environment.
 
@@ -49,7 +59,7 @@ class Environment:
     extras : sequence of str
         Of the distribution.
     without : collection of str
-        Distributions to leave out all the same.
+        Distributions to leave out all the same, perhaps the one under test.
     """
 
     def __init__(
@@ -62,6 +72,8 @@ class Environment:
         self._packages = folder / "lib" / version / "site-packages"
         for name in requirements(extras) - set(without):
             self._link(distribution(name))
+        if NAME in without:
+            return
         (self._packages / "pystate").symlink_to(ROOT / "pystate")
         for file in distribution(NAME).files or ():
             if file.parts[0].endswith(".dist-info") and file.name == "METADATA":
@@ -76,15 +88,10 @@ class Environment:
         self, *arguments: str, cwd: Path, timeout_s: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run its Python outside of the checkout."""
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "PYSPARK", "SPARK", "VIRTUAL_ENV"))
-        }
         return subprocess.run(
             [str(self.python), *arguments],
             cwd=cwd,
-            env={**kept, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env=clean_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -11,13 +11,17 @@ import re
 import sys
 
 from pystate import errors
-from pystate.errors import PystateError
+from pystate.errors import MissingPackageError, PystateError
 
 __all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped_its_query"]
 
 #: An error's class and message; the note below says in which call it happened.
 _RAISED = re.compile(
     r"^(?:pystate\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
+)
+#: What pystate itself imports in a worker; user's functions may lack whatever else they import.
+_NO_MODULE = re.compile(
+    r"ModuleNotFoundError: No module named '(pystate|pystate\._core|numpy|pyarrow|lz4|pandas)'"
 )
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 
@@ -49,24 +53,40 @@ def original_error(error: BaseException) -> BaseException:
     Returns
     -------
     BaseException
-        A new exception of the worker's class, message and note, caused by `error`; or `error`
-        itself.
+        A new exception of the worker's class, message and note, caused by `error`; one that says
+        how packages reach the workers, where they lack one; or `error` itself.
     """
     if isinstance(error, PystateError):
         return error
+    text = str(error)
+    missing = _NO_MODULE.search(text)
+    if missing is not None:
+        return _caused(
+            MissingPackageError(
+                f"the Python of the executors has no {missing[1]}: install pystate-spark for the "
+                "Python that they run, on every host, or ship an environment by --archives, and "
+                "name its Python by spark.pyspark.python. --py-files cannot bring the extension "
+                "in pystate's wheel. docs/deployment.md says more"
+            ),
+            error,
+        )
     found = None
-    for match in _RAISED.finditer(str(error)):
+    for match in _RAISED.finditer(text):
         found = match
     if found is None:
         return error
     kind = getattr(errors, found[1], None)
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
-    original: BaseException = kind(found[2].strip())
-    original.__cause__ = error
+    original = _caused(kind(found[2].strip()), error)
     if found[3] and sys.version_info >= (3, 11):
         original.add_note(found[3].strip())
     return original
+
+
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
 
 
 def is_stop(error: BaseException) -> bool:

@@ -65,9 +65,9 @@ class Outcome:
         if error is None or query is None:
             return error
         try:
-            # Of a query that was stopped, Spark keeps no exception.
-            spoken_of = query.exception() is not None
+            # In this order: once it has ended, Spark has its exception, and none of a stop.
             ending = query.isActive
+            spoken_of = query.exception() is not None
         except Exception:
             # Spark is gone, and its queries with it.
             spoken_of = ending = False

@@ -120,6 +120,14 @@ def test_an_error_from_a_worker_is_found_again() -> None:
     assert found.__cause__ is spark
     for other in (RuntimeError("pystate.errors.Nonsense: x"), RuntimeError("x")):
         assert original_error(other) is other
+    for module in ("pystate", "pystate._core", "pyarrow"):
+        lacking = original_error(
+            RuntimeError(f"{text}ModuleNotFoundError: No module named '{module}'")
+        )
+        assert type(lacking) is MissingPackageError and not is_retryable(lacking)
+        assert f"executors has no {module}:" in str(lacking)
+    for module in ("pystates", "pyarrow.nonsense", "their_own"):
+        assert type(original_error(RuntimeError(f"No module named '{module}'"))) is RuntimeError
     assert not is_retryable(InvalidArgumentError("x"))
     assert not is_retryable(ValueError("the user's own"))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import zipfile
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
@@ -147,3 +149,21 @@ def test_an_old_pyspark_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [said] = done.stdout.splitlines()
     assert "needs pyspark>=4.1, and found is 3.5.8" in said
+
+
+def test_an_extension_that_is_not_there_is_named(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "environment", without=[NAME])
+    wheel, folder = tmp_path / "pystate_spark-0-py3-none-any.whl", tmp_path / "other"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in (ROOT / "pystate").glob("*"):
+            if path.suffix in (".py", ".so"):
+                archive.write(path, path.relative_to(ROOT))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
+    reasons = {wheel: "such as a wheel given to --py-files", folder: "another version of Python"}
+    for place, reason in reasons.items():
+        program = f"import sys; sys.path.insert(0, {str(place)!r}); import pystate"
+        done = environment.run("-c", program, cwd=tmp_path)
+        said = done.stderr.splitlines()[-1]
+        assert said.startswith("pystate.errors.MissingPackageError: Python "), done.stderr
+        assert reason in said and str(place) in said and sys.version.split()[0] in said
