@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ _LOGGERS = (
     "org.apache.spark.util.Utils",
 )
 _LOOK_S = 0.2
+#: A task that hangs must not keep Spark's log silent.
+_LONGEST_S = 60.0
 
 
 class Outcome:
@@ -137,12 +140,12 @@ def _stages(context: SparkContext, group: str) -> list[int]:
 
 
 def _speak_later(context: SparkContext, stages: list[int]) -> None:
-    pause = threading.Event()
+    pause, until_s = threading.Event(), time.monotonic() + _LONGEST_S
     try:
         tracker = context._jsc.sc().statusTracker()
         for stage in stages:
             while (info := tracker.getStageInfo(stage)).isDefined():
-                if not info.get().numActiveTasks():
+                if not info.get().numActiveTasks() or time.monotonic() > until_s:
                     break
                 pause.wait(_LOOK_S)
         _speak(context)
