@@ -23,7 +23,16 @@ from pystate.timers import DueTimers
 if TYPE_CHECKING:
     from pystate.runtime import FunctionRuntime
 
-__all__ = ["OUTPUT_ROWS", "SHAPES", "Calls", "RowCalls", "are_batches", "are_rows", "is_batch"]
+__all__ = [
+    "OUTPUT_ROWS",
+    "SHAPES",
+    "Calls",
+    "RowCalls",
+    "are_batches",
+    "are_rows",
+    "is_arrow_batch",
+    "is_batch",
+]
 
 #: Rows that a function may emit one by one before they leave as a batch.
 OUTPUT_ROWS = 16_384
@@ -132,8 +141,8 @@ class _KeyedCalls(Calls):
             self.refuse(
                 method,
                 returned,
-                "yield rows, each of them a tuple, or return a list of tuples"
-                + ("; a VectorizedFunction emits batches" if is_batch(returned) else ""),
+                "yield rows, each of them a tuple, Row or dict, or return a list of them"
+                + ("; a VectorizedFunction emits batches" if is_arrow_batch(returned) else ""),
             )
         if not isinstance(returned, tuple):
             self.iterables.add(type(returned))
@@ -348,8 +357,13 @@ SHAPES: dict[str, type[Calls]] = {
 
 
 def is_batch(value: object) -> bool:
-    """Whether a value is rows by column."""
-    return isinstance(value, (pa.RecordBatch, pa.Table, dict))
+    """Whether a value of a vectorised function is rows by column."""
+    return is_arrow_batch(value) or isinstance(value, dict)
+
+
+def is_arrow_batch(value: object) -> bool:
+    """Whether a value is rows by column in any function; a dict is one row to the others."""
+    return isinstance(value, (pa.RecordBatch, pa.Table))
 
 
 def are_rows(returned: object) -> bool:

@@ -152,8 +152,9 @@ class RuntimeContext:
         ----------
         tag : str
             One of the operator's declared side outputs.
-        row : tuple, or RecordBatch, Table or mapping of arrays
-            A row by position, or a batch by the columns' names.
+        row : tuple, Row, dict, RecordBatch or Table
+            A row, as `KeyedProcessFunction.process` yields them; or a batch, by the columns' names.
+            In a `VectorizedFunction` a dict is a batch, of an array for each column.
 
         Raises
         ------

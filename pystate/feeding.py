@@ -14,6 +14,7 @@ import pyarrow.types as at
 from pystate.errors import InvalidArgumentError
 from pystate.keys import KeyColumns, parse_key
 from pystate.output import OutputColumns, SchemaLike, parse_columns
+from pystate.yielded import names_of
 
 __all__ = ["InputRows", "key_of"]
 
@@ -101,22 +102,19 @@ class InputRows:
         return self.columns.from_rows(tuples)
 
     def _names(self, row: Any) -> Iterable[str]:
-        if isinstance(row, Mapping):
-            return row
-        names = getattr(row, "_fields", None)
+        names = names_of(row)
         if names is None:
             raise InvalidArgumentError(
                 f"{_OWNER}: {row!r:.80} does not say which value is which column: write dicts or "
                 "named tuples, or give the harness columns='key string, n long'"
             )
-        found: Iterable[str] = names
-        return found
+        return names
 
     def _tuple(self, row: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
-        if isinstance(row, Mapping) or hasattr(row, "_fields"):
-            given = (
-                dict(row) if isinstance(row, Mapping) else dict(zip(row._fields, row, strict=True))
-            )
+        its_names = names_of(row)
+        if its_names is not None:
+            values = row.values() if isinstance(row, Mapping) else row
+            given = dict(zip(its_names, values, strict=True))
             if not given.keys() <= set(names):
                 self._check(given)
             for name in self._key:

@@ -228,9 +228,11 @@ class KeyedProcessFunction(StatefulFunction):
 
         Returns
         -------
-        iterable of tuple or None
-            The rows that the operator emits, by position: yield each, or return a list. A tuple is
-            one row, and refused where it is returned in place of rows.
+        iterable of tuple, Row or dict, or None
+            The rows that the operator emits: yield each, or return a list. What has names (a `Row`
+            of Spark or of pystate, a dict, a named tuple) goes by them, and has exactly those of
+            the schema; tuples and lists go by position. A tuple is one row, and refused where it
+            is returned in place of rows.
         """
         raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
 

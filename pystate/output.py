@@ -22,6 +22,7 @@ from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output_nested import NestedColumn
 from pystate.types import TypeLike, parse_type
+from pystate.yielded import BY_PLACE, in_order, shown
 
 __all__ = [
     "Output",
@@ -69,25 +70,27 @@ class OutputColumns:
         self._nested = tuple(NestedColumn.of(field.name, field.type) for field in schema)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn what a function yielded, one tuple per row, into a batch.
+        """Turn what a function yielded, row by row, into a batch.
+
+        Parameters
+        ----------
+        rows : sequence
+            A `Row`, a mapping and a named tuple go by their names; tuples and lists by position.
 
         Raises
         ------
         WrongTypeError
-            A row that is no tuple, has another number of values, or holds a value that its column
-            cannot; the message names the column, the value and both types.
+            A row that is none of these, has other names or another number of values, or holds a
+            value that its column cannot; the message names the column, the value and both types.
         """
         kinds = set(map(type, rows))
-        for kind in kinds:
-            if not issubclass(kind, (tuple, list)):
-                raise WrongTypeError(
-                    f"{self.owner} yielded {_shown(next(r for r in rows if type(r) is kind))}: "
-                    f"yield a tuple with a value for each of {', '.join(self.names)}"
-                )
+        if kinds - BY_PLACE:
+            rows = list(in_order(rows, self.names, self.owner))
+            self._require_tuples(rows)
         if set(map(len, rows)) - {len(self.names)}:
             wrong = next(row for row in rows if len(row) != len(self.names))
             raise WrongTypeError(
-                f"{self.owner} yielded {len(wrong)} values, {_shown(wrong)}; its schema has "
+                f"{self.owner} yielded {len(wrong)} values, {shown(wrong)}; its schema has "
                 f"{len(self.names)} columns: {', '.join(self.names)}"
             )
         if not rows:
@@ -97,6 +100,14 @@ class OutputColumns:
         # zip(*rows) would make an iterator per row, and Python's collector look at all of them.
         arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(self.names))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _require_tuples(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            if not isinstance(row, (tuple, list)):
+                raise WrongTypeError(
+                    f"{self.owner} yielded {shown(row)}: yield a tuple with a value for each of "
+                    f"{', '.join(self.names)}; or a Row, dict or named tuple of these names"
+                )
 
     def empty(self) -> pa.RecordBatch:
         """A batch without rows."""
@@ -140,7 +151,7 @@ class OutputColumns:
             try:
                 self._made(index, [value])
             except _MISFITS as error:
-                return f"{_shown(value)} of type {type(value).__qualname__}", error
+                return f"{shown(value)} of type {type(value).__qualname__}", error
         return None
 
     def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -415,18 +426,13 @@ def _table(value: object, owner: str) -> pa.Table:
         return value
     if not isinstance(value, Mapping):
         raise WrongTypeError(
-            f"{owner} yielded {_shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
+            f"{owner} yielded {shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
             "dict of arrays"
         )
     try:
         return pa.table({str(name): column for name, column in value.items()})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise WrongTypeError(
-            f"{owner} got {_shown(value)}: a dict is a batch, with an array of the same length for "
+            f"{owner} got {shown(value)}: a dict is a batch, with an array of the same length for "
             f"each column; a row is a tuple ({error})"
         ) from None
-
-
-def _shown(value: object) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend import KeyedStateBackend
-from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_batch
+from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_arrow_batch, is_batch
 from pystate.context import RuntimeContext
 from pystate.errors import DeclarationError, InvalidArgumentError, NoCurrentKeyError
 from pystate.event_time import event_times, instants
@@ -295,6 +295,7 @@ class _SideOutputs:
     def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
         self._outputs = spec.side_outputs
         self._uid = uid
+        self._is_batch = is_batch if shape(spec.function) == "vectorized" else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         if side is None:
             if spec.side_outputs or spec.late_output is not None:
@@ -309,7 +310,7 @@ class _SideOutputs:
             raise InvalidArgumentError(
                 f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
             )
-        if is_batch(row):
+        if self._is_batch(row):
             for piece in self._outputs[tag].from_value(row):
                 self._side(tag, piece)
             return

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from pystate.spark.watch import Watch
 from pystate.spark.worker import STAGING, OperatorPlan
 from pystate.storage import CheckpointStorage
 from pystate.types import StateType, parse_type, refuse_nested_key
+from pystate.yielded import in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -392,7 +394,10 @@ class Evaluation:
                     "the pipeline returned an RDD, which has no columns: pass schema=, e.g. "
                     "schema='key string, n long', or return a DataFrame"
                 )
-            return self.session.createDataFrame(result, parse_schema(schema, "run_epoch"))
+            parsed = parse_schema(schema, "run_epoch")
+            # Spark takes a Row by position.
+            named = partial(in_order, names=tuple(parsed.names), owner="run_epoch: the pipeline")
+            return self.session.createDataFrame(result.mapPartitions(named), parsed)
         if result is None:
             raise InvalidArgumentError("the pipeline returned None: it must return a DataFrame")
         return require_classic(result, "the pipeline's result")

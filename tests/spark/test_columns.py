@@ -28,7 +28,7 @@ def output(schema: str) -> OutputColumns:
         ([("a", 1), ("a",)], ["operator 'one'", "1 values", "2 columns: k, n"]),
         ([("a", 1, 2)], ["operator 'one'", "3 values", "2 columns: k, n"]),
         (["ab"], ["operator 'one'", "'ab'", "yield a tuple"]),
-        ([{"k": "a", "n": 1}], ["yield a tuple"]),
+        ([{"k": "a"}], ["operator 'one'", "has no 'n'", "of the schema, k, n"]),
         ([("a", 2**70)], ["column 'n'", "long", "1180591620717411303424"]),
         ([("a", 1.5)], ["column 'n'", "long", "1.5"]),
         ([(None, 1)], ["column 'k'", "declared not null"]),

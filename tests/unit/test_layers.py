@@ -78,7 +78,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"core", "declarations", "errors", "files", "storage"},
     ),
-    "rows": ({"event_time", "output", "output_nested", "rows"}, {"declarations", "errors"}),
+    "rows": (
+        {"event_time", "output", "output_nested", "rows", "yielded"},
+        {"declarations", "errors"},
+    ),
     "runtime": ({"calls", "runtime"}, {"backend", "declarations", "errors", "rows"}),
     "testing": (
         {"faults", "feeding", "ranges", "testing", "trial"},

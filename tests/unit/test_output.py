@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 
+import pystate as ps
 from pystate.errors import WrongTypeError
 from pystate.output import parse_columns
+from pystate.rows import RowFactory
 
 AWARE = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
 NAIVE = datetime.datetime(2020, 1, 1)
@@ -39,3 +43,88 @@ def test_a_batch_in_place_of_a_row_is_shown_in_one_line() -> None:
     columns = parse_columns("v long", "operator 'one'")
     with pytest.raises(WrongTypeError, match=r"^operator 'one' yielded pyarrow.*: yield a tuple"):
         columns.from_rows([pa.record_batch({"v": [1]})])
+
+
+# -- rows with names
+
+
+class Pair(NamedTuple):
+    second: int
+    first: int
+
+
+ROWS = [
+    Row(second=2, first=1),
+    Row("second", "first")(2, 1),
+    {"second": 2, "first": 1},
+    Pair(second=2, first=1),
+    namedtuple("Same", ["first", "second"])(1, 2),
+    next(RowFactory(["second", "first"]).rows(pa.record_batch({"second": [2], "first": [1]}))),
+    (1, 2),
+    [1, 2],
+    Row(1, 2),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=repr)
+def test_what_has_names_goes_by_them_and_what_has_none_by_position(row: Any) -> None:
+    columns = parse_columns("first long, second long", "operator 'one'")
+    assert columns.from_rows([row]).to_pylist() == [{"first": 1, "second": 2}]
+
+
+def test_rows_of_all_kinds_in_one_batch() -> None:
+    columns = parse_columns("first long, second long", "operator 'one'")
+    assert columns.from_rows(ROWS).to_pylist() == [{"first": 1, "second": 2}] * len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        (Row(secnd=2, first=1), "has no 'second' and has an unknown 'secnd'"),
+        ({"first": 1}, "has no 'second'"),
+        ({"First": 1, "second": 2}, "has no 'first' and has an unknown 'First'"),
+        ({"first": 1, "second": 2, 3: 3}, "has an unknown 3"),
+        ({}, "has no 'first', 'second'"),
+        (Row("first", "second", "first")(1, 2, 3), "has twice 'first'"),
+        (namedtuple("Other", ["a", "b"])(1, 2), "has no 'first', 'second' and .* 'a', 'b'"),
+    ],
+    ids=repr,
+)
+def test_names_that_are_not_exactly_the_schemas_are_refused(row: Any, error: str) -> None:
+    columns = parse_columns("first long, second long", "operator 'one'")
+    with pytest.raises(
+        WrongTypeError, match=rf"^operator 'one' yielded .*, which {error}: .*, first, second; a"
+    ):
+        columns.from_rows([(1, 2), row])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=repr)
+def test_a_function_yields_rows_with_names(row: Any) -> None:
+    class Yields(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, given: Any, ctx: ps.RuntimeContext) -> Any:
+            ctx.output("side", row)
+            yield row
+
+    with ps.testing.Harness(
+        Yields(),
+        key="k",
+        schema="first long, second long",
+        side_outputs={"side": "first long, second long"},
+    ) as harness:
+        assert harness.process([{"k": 1}]) == [(1, 2)]
+        assert harness.side_output("side") == [(1, 2)]
+
+
+def test_a_harness_is_fed_rows_of_spark_by_name() -> None:
+    class Copies(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            yield row.first, row.second
+
+    with ps.testing.Harness(Copies(), key="first", columns="first long, second long") as harness:
+        assert harness.process([Row(second=2, first=1)]) == [(1, 2)]
+    with ps.testing.Harness(Copies(), key="first") as harness:
+        assert harness.process([Row(second=2, first=1)]) == [(1, 2)]

@@ -153,8 +153,8 @@ def returning(value: Any, method: str) -> Any:
 )
 def test_what_is_returned_in_place_of_rows_is_refused(method: str, value: Any) -> None:
     function = returning(value, method)()
-    batch = isinstance(value, (dict, pa.RecordBatch, pa.Table))
-    end = "a VectorizedFunction emits batches" if batch else "list of tuples"
+    batch = isinstance(value, (pa.RecordBatch, pa.Table))
+    end = "a VectorizedFunction emits batches" if batch else "return a list of them"
     for output in (RowsAsYielded(), parse_columns("k string, n long", "operator 'one'")):
         with pytest.raises(WrongTypeError, match=end) as raised:
             Run(function, ROWS, output=output)

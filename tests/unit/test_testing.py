@@ -420,11 +420,34 @@ class Telling(ps.KeyedProcessFunction):
         ctx.output("news", self.told)
 
 
+class TellingAll(ps.VectorizedFunction):
+    n = ps.ValueState("long")
+
+    def __init__(self, told: Any) -> None:
+        self.told = told
+
+    def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.output("news", self.told)
+
+
+def test_a_dict_is_a_row_of_a_side_output_unless_the_function_is_vectorised() -> None:
+    row = {"b": "x", "a": 1}
+    with Harness(Telling(row), key="k", side_outputs={"news": "a long, b string"}) as harness:
+        harness.process([{"k": 1}])
+        assert harness.side_output("news") == [(1, "x")]
+    with Harness(Telling(row), key="k", side_outputs=["news"]) as harness:
+        harness.process([{"k": 1}])
+        assert harness.side_output("news") == [row]
+    with Harness(TellingAll({"a": [1, 2]}), key="k", side_outputs={"news": "a long"}) as harness:
+        harness.process([{"k": 1}])
+        assert harness.side_output("news") == [(1,), (2,)]
+
+
 @pytest.mark.parametrize("told", [{"a": 1}, {"a": [1], "b": [1, 2]}, {"a": ["x", 1]}], ids=str)
 @pytest.mark.parametrize("sides", [["news"], {"news": "a long"}], ids=str)
 def test_a_dict_that_is_no_batch_is_refused_by_the_side_outputs_name(sides: Any, told: Any) -> None:
     with (
-        Harness(Telling(told), key="k", side_outputs=sides, uid="one") as harness,
+        Harness(TellingAll(told), key="k", side_outputs=sides, uid="one") as harness,
         pytest.raises(WrongTypeError, match=r"^operator 'one', side output 'news' got .* a tuple"),
     ):
         harness.process([{"k": 1}])
