@@ -105,6 +105,9 @@ class RuntimeContext:
             No key is current.
         DeclarationError
             The function has no ``on_timer``.
+        NoEventTimeError
+            Neither the operator nor another one of the job has event time: there is no watermark,
+            and the timer would never fire.
         """
         self._timers.register_timer("event", timestamp)
 

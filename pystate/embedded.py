@@ -29,6 +29,7 @@ from pystate.declarations import State
 from pystate.errors import (
     CheckpointError,
     ClosedError,
+    NoEventTimeError,
     NoSpaceError,
     PystateError,
     TableBusyError,
@@ -168,6 +169,12 @@ class Store:
         KeyedStateBackend(key, states=states)  # a wrong declaration makes no folder
         if not allow_pickle:
             refuse_pickled(states, f"the store {self.path}")
+        by_event = [n for n, s in states.items() if s.ttl is not None and s.ttl.time == "event"]
+        if by_event:
+            raise NoEventTimeError(
+                f"the store {self.path}: {', '.join(map(repr, by_event))} would never expire: a "
+                "store has no event time; declare StateTtl(..., time='processing')"
+            )
         self._lock = _Lock(self.path, lock_timeout_ms)
         try:
             self._storage = LocalStorage(self.path)
@@ -499,7 +506,8 @@ def open(
     Raises
     ------
     DeclarationError
-        The states cannot be kept like this, or would be pickled although that is not allowed.
+        The states cannot be kept like this, would be pickled although that is not allowed, or
+        would expire by event time (`NoEventTimeError`), which a store has not.
     TableBusyError
         Another process, or this one, has it open.
     SchemaError, UnclaimedStateError

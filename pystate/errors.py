@@ -24,6 +24,7 @@ __all__ = [
     "MissingRequirementError",
     "NewerFormatError",
     "NoCurrentKeyError",
+    "NoEventTimeError",
     "NoSpaceError",
     "PoisonedError",
     "PystateError",
@@ -52,6 +53,10 @@ class InvalidArgumentError(PystateError, ValueError):
 
 class DeclarationError(PystateError, TypeError):
     """A stateful function's class or a state's declaration is not valid."""
+
+
+class NoEventTimeError(DeclarationError):
+    """Something waits for a watermark, and nothing has an event time that would move one."""
 
 
 class WrongTypeError(PystateError, TypeError):

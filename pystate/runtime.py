@@ -23,8 +23,13 @@ import pyarrow.compute as pc
 
 from pystate.backend import KeyedStateBackend
 from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_arrow_batch, is_batch
-from pystate.context import RuntimeContext
-from pystate.errors import DeclarationError, InvalidArgumentError, NoCurrentKeyError
+from pystate.context import RuntimeContext, TimeDomain
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoCurrentKeyError,
+    NoEventTimeError,
+)
 from pystate.event_time import event_times, instants
 from pystate.functions import (
     StatefulFunction,
@@ -35,6 +40,7 @@ from pystate.functions import (
     shape,
     unbind,
 )
+from pystate.handles import KeyBatch
 from pystate.output import Output
 from pystate.rows import RowFactory
 
@@ -43,6 +49,11 @@ __all__ = ["FunctionRuntime", "FunctionSpec", "Side"]
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
     "and on_timer, where the key of the row or timer is"
+)
+
+_NO_EVENT_TIME = (
+    "no operator has event time, so there is no watermark; name the column that has it, "
+    "event_time='column', in key_by or the harness (over an RDD a function, in partition_by)"
 )
 
 #: Takes a tag and a piece of that side output.
@@ -120,6 +131,9 @@ class FunctionRuntime:
         Called with a tag and a piece of that side output (what the tag's `Output` makes: for
         `OutputColumns` a RecordBatch), between calls of the function. Needed where the
         specification has side outputs.
+    watermarks : bool
+        Whether there is a watermark also where the function's own rows have no event time: another
+        operator's rows have one.
 
     Attributes
     ----------
@@ -135,6 +149,8 @@ class FunctionRuntime:
         backend: KeyedStateBackend,
         context: RuntimeContext,
         side: Side | None = None,
+        *,
+        watermarks: bool = False,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -145,6 +161,9 @@ class FunctionRuntime:
         self._has_timers = has_timers(spec.function)
         self.named = namespace_type(spec.function) is not None
         self._in_namespace = False
+        self._watermarks = (
+            watermarks or spec.event_time is not None or context.watermark is not None
+        )
         domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
         self._has_ttl = bool(domains)
         #: Tells the backend the event time of what is handled next, where a state needs it.
@@ -154,9 +173,16 @@ class FunctionRuntime:
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
         function = self.spec.function
+        if not self._watermarks and self.row_clock is not None:
+            self._refuse_event_time_ttl()
         bind(function, self.backend)
         self.context._task = self
-        self.context._timers = self.backend if self._has_timers else _NoTimers(function)
+        if not self._has_timers:
+            self.context._timers = _NoTimers(function)
+        elif self._watermarks:
+            self.context._timers = self.backend
+        else:
+            self.context._timers = _ProcessingTimers(self.backend, self.context.uid)
         if self._has_ttl:
             self._set_clock(None)
         try:
@@ -164,6 +190,14 @@ class FunctionRuntime:
         except NoCurrentKeyError as error:
             self._calls.keyless(error, _NO_KEY_YET)
             raise
+
+    def _refuse_event_time_ttl(self) -> NoReturn:
+        states = declarations(self.spec.function).items()
+        names = [repr(n) for n, d in states if d.ttl is not None and d.ttl.time == "event"]
+        raise NoEventTimeError(
+            f"operator {self.context.uid!r}: {', '.join(names)} would never expire: by event time, "
+            f"and {_NO_EVENT_TIME}, or declare StateTtl(..., time='processing')"
+        )
 
     def close(self) -> None:
         """Take the handles away and call the function's `close`."""
@@ -336,6 +370,35 @@ class _SideOutputs:
 
 def _nowhere(tag: str, piece: Any) -> None:
     raise AssertionError(f"nothing is declared for {tag!r}")
+
+
+class _ProcessingTimers:
+    """Refuses the timers that no watermark would ever reach."""
+
+    def __init__(self, timers: KeyedStateBackend, uid: str) -> None:
+        self._timers = timers
+        self._uid = uid
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        self._refuse_event(domain)
+        self._timers.register_timer(domain, timestamp)
+
+    def register_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        self._refuse_event(domain)
+        self._timers.register_timers(keys, domain, timestamps)
+
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        self._timers.delete_timer(domain, timestamp)
+
+    def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        self._timers.delete_timers(keys, domain, timestamps)
+
+    def _refuse_event(self, domain: TimeDomain) -> None:
+        if domain == "event":
+            raise NoEventTimeError(
+                f"operator {self._uid!r}: an event-time timer would never fire: "
+                f"{_NO_EVENT_TIME}, or register a processing-time timer"
+            )
 
 
 class _NoTimers:

@@ -71,7 +71,8 @@ class Harness:
     columns : str, mapping or pyarrow.Schema, optional
         The input's columns; by default those of the first rows.
     event_time : str, optional
-        The column that says when a row happened.
+        The column that says when a row happened. Without one event-time timers are refused, unless
+        `advance_watermark` has set a watermark, as that of another operator would be.
     allowed_delay : str, timedelta or int in milliseconds, optional
         Move the watermark after each epoch to the largest event time seen minus this, as a job
         does. Otherwise only `advance_watermark` moves it.

@@ -50,7 +50,7 @@ class StateTtl:
         Whether what has expired may be seen until it is cleaned up.
     time : {"processing", "event"}
         Which clock: the epoch's processing time, or the watermark, against which a value counts as
-        written at its row's event time.
+        written at its row's event time. An operator of a job without any event time refuses it.
 
     Raises
     ------

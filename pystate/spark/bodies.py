@@ -53,7 +53,9 @@ class FunctionBody:
             watermark=plan.watermark_ms,
         )
         side = self._task.write_side
-        self._runtime = FunctionRuntime(self._spec, self._task.backend, context, side)
+        self._runtime = FunctionRuntime(
+            self._spec, self._task.backend, context, side, watermarks=plan.watermarks
+        )
         self._runtime.open()
 
     def process(self, rows: Any) -> Iterator[Any]:

@@ -29,6 +29,7 @@ from pystate.errors import (
     DeclarationError,
     EvaluationError,
     InvalidArgumentError,
+    NoEventTimeError,
     TableMovedError,
 )
 from pystate.marks import BeginMarks
@@ -66,6 +67,7 @@ _RDD_HINT = (
 #: Tasks that hang, named in a message.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
+_TIME_HINT = "put an operator that has event time into the pipeline first"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
@@ -119,6 +121,8 @@ class Evaluation:
         not to its end; grows.
     timeout_ms : int or None
         How long it may go without progress.
+    timed : set of str
+        The uids of operators that earlier evaluations found to have event time; grows.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Evaluation:
         outputs: Outputs,
         materialised: set[str],
         timeout_ms: int | None,
+        timed: set[str],
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -146,6 +151,7 @@ class Evaluation:
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._once = OperatorOutputs(materialised)
         self._timeout_ms = timeout_ms
+        self._timed = timed
         self._executors: frozenset[str] = frozenset()
 
     def __enter__(self) -> Evaluation:
@@ -198,6 +204,8 @@ class Evaluation:
             allowed_delay_ms=allowed_delay_ms,
             timers=timers,
         )
+        if allowed_delay_ms is not None:
+            self._timed.add(uid)
         return OperatorPlan(
             uid=uid,
             key_schema=keys,
@@ -212,6 +220,7 @@ class Evaluation:
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
+            watermarks=bool(self._timed) or epoch.watermark_ms is not None,
             timers=timers,
             namespace=namespace,
             side_folders=folders,
@@ -298,6 +307,9 @@ class Evaluation:
             original = original_error(error)
             if isinstance(original, TableMovedError):
                 raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
+            if isinstance(original, NoEventTimeError) and self._timed:
+                # An operator further on in the pipeline has it, as its task could not know.
+                raise RepeatableError(str(original), _TIME_HINT, is_progress=True) from error
             if original is error:
                 raise
             raise original from error

@@ -179,6 +179,7 @@ class Job:
         self._lock = threading.Lock()
         self._evaluation: Evaluation | None = None
         self._materialised: set[str] = set()
+        self._timed: set[str] = set()
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
         self._replace = replace
         self._outcome = Outcome()
@@ -602,6 +603,7 @@ class Job:
                 outputs,
                 self._materialised,
                 self._timeout_ms,
+                self._timed,
             )
             epochs[:] = [epoch]
             try:

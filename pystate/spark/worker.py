@@ -81,6 +81,8 @@ class OperatorPlan:
     processing_time_ms: int
     watermark_ms: int | None
     event_time: bool
+    watermarks: bool
+    """Whether this or another operator of the job has event time."""
     timers: bool
     namespace: StateType | None
     side_folders: Mapping[str, str]

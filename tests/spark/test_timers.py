@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
+from pystate.errors import NoEventTimeError
 from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, state_of, wait_for
@@ -233,3 +234,50 @@ def test_a_heartbeat_lets_timers_fire_on_an_idle_stream(
     assert progress[0].rows_in == 2 and progress[0].rows_out == 0
     assert rows_of(sink.read(spark).select("k", "v")) == [("a", 1), ("b", 2)]
     assert state_of(job, "timeouts") == {}
+
+
+class Early(ps.KeyedProcessFunction):
+    """Waits for a watermark, and has no event time of its own."""
+
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.register_event_time_timer(row["v"] + 10)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp
+
+
+class Passing(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(self.n.value() + 1)
+        yield key, row["v"]
+
+
+def test_event_time_timers_take_some_operators_event_time(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job = make_job()
+    first = spark.createDataFrame([("a", 5)], "k string, v long")
+    schema = "k string, v long"
+
+    def early(df: Any) -> Any:
+        return job.key_by(df, "k", uid="early").process(Early(), schema)
+
+    with pytest.raises(NoEventTimeError, match=r"^operator 'early': an event-time timer"):
+        job.run_epoch(first, early)
+    assert job.latest_epoch() is None
+
+    def both(df: Any) -> Any:
+        # Its plan is made before the one that has event time.
+        before = early(df)
+        timed = job.key_by(df, "k", uid="passing", event_time="v")
+        return before.union(timed.process(Passing(), schema))
+
+    assert rows_of(job.run_epoch(first, both).dataframe) == [("a", 5)]
+    second = spark.createDataFrame([("a", 100)], schema)
+    job.run_epoch(second, both)
+    third = spark.createDataFrame([("b", 100)], schema)
+    assert rows_of(job.run_epoch(third, both).dataframe) == [("a", 15), ("b", 100)]

@@ -76,6 +76,7 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
         processing_time_ms=0,
         watermark_ms=None,
         event_time=False,
+        watermarks=False,
         timers=False,
         namespace=None,
         side_folders={},

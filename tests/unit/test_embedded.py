@@ -21,6 +21,7 @@ from pystate.errors import (
     CorruptFileError,
     DeclarationError,
     InvalidArgumentError,
+    NoEventTimeError,
     NoSpaceError,
     PoisonedError,
     SchemaError,
@@ -503,3 +504,10 @@ def test_what_expired_is_gone_for_good_with_the_next_checkpoint(tmp_path: Path) 
     with ps.open(tmp_path / "s", key="string", states=plain, clock=lambda: now[0]) as store:
         store.set_current_key("x")
         assert (store["v"].value(), store["m"].items()) == (None, [("young", 2)])
+
+
+def test_a_store_has_no_event_time(tmp_path: Path) -> None:
+    states = {"n": ps.ValueState("long", ttl=ps.StateTtl(hours=1, time="event"))}
+    with pytest.raises(NoEventTimeError, match=r"'n' would never expire: a store has no event"):
+        ps.open(tmp_path / "store", key="long", states=states)
+    assert not (tmp_path / "store").exists()

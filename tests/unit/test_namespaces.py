@@ -43,7 +43,9 @@ def rows(*pairs: tuple[str, int]) -> list[Any]:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_states_and_timers_by_namespace(parallelism: int) -> None:
-    with Harness(Windows(), {"k": "string"}, columns=COLUMNS, parallelism=parallelism) as harness:
+    with Harness(
+        Windows(), {"k": "string"}, columns=COLUMNS, event_time="at", parallelism=parallelism
+    ) as harness:
         harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
         assert harness.state("n", "a") == 0
         assert harness.state("n", "a", namespace=0) == 2
@@ -68,13 +70,15 @@ def test_timers_of_two_namespaces_at_one_time() -> None:
         def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
             yield key, timestamp, self.n.value()
 
-    with Harness(Both(), {"k": "string"}, columns=COLUMNS) as harness:
+    with Harness(Both(), {"k": "string"}, columns=COLUMNS, event_time="at") as harness:
         harness.process(rows(("a", 1)))
         assert sorted(harness.advance_watermark(10)) == [("a", 10, 1), ("a", 10, 1), ("a", 10, 7)]
 
 
 def test_namespaces_survive_a_restore_and_a_failure() -> None:
-    with Harness(Windows(), {"k": "string"}, columns=COLUMNS, parallelism=2) as harness:
+    with Harness(
+        Windows(), {"k": "string"}, columns=COLUMNS, event_time="at", parallelism=2
+    ) as harness:
         harness.fail_after(2)
         harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
         snapshot = harness.snapshot()
@@ -90,7 +94,7 @@ def test_a_namespace_of_another_type() -> None:
             ctx.set_namespace("ten")
 
     with (
-        Harness(Wrong(), {"k": "string"}, columns=COLUMNS) as harness,
+        Harness(Wrong(), {"k": "string"}, columns=COLUMNS, event_time="at") as harness,
         pytest.raises(WrongTypeError),
     ):
         harness.process(rows(("a", 1)))
@@ -253,7 +257,7 @@ def test_a_vectorised_function_in_namespaces() -> None:
         def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
             yield {"k": keys.key_arrays()[0], "at": keys.namespaces(), "n": self.n.values(keys)}
 
-    with Harness(Vector(), {"k": "string"}, columns=COLUMNS) as harness:
+    with Harness(Vector(), {"k": "string"}, columns=COLUMNS, event_time="at") as harness:
         harness.process(rows(("a", 1), ("b", 11), ("a", 5), ("a", 12)))
         assert harness.state("n", "a", namespace=0) == 2
         assert harness.state("n", "a") == 0

@@ -236,7 +236,7 @@ class Keyless(ps.KeyedProcessFunction):
 
     def open(self, ctx: ps.RuntimeContext) -> None:
         if self.act == "timer":
-            ctx.register_event_time_timer(1)
+            ctx.register_processing_time_timer(1)
         elif self.act == "update":
             self.n.update(1)
         else:

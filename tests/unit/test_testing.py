@@ -624,7 +624,7 @@ class VectorTimersAlone(ps.VectorizedFunction):
 def test_timers_alone_are_state(function: Any, before: int, after: int) -> None:
     rows = [{"k": k, "at": k, "room": room} for k in range(40) for room in ("a", None)]
     each = 2 if function is TimersAlone else 1
-    with Harness(function(), key="k", parallelism=before) as harness:
+    with Harness(function(), key="k", event_time="at", parallelism=before) as harness:
         harness.process(rows)
         assert sorted(harness.advance_watermark(20)) == sorted(
             [(k, k + 10) for k in range(11)] * each

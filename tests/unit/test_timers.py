@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate import calls
 from pystate.context import TimeDomain
-from pystate.errors import DeclarationError, InvalidArgumentError, NoCurrentKeyError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoCurrentKeyError,
+    NoEventTimeError,
+)
 from pystate.testing import Harness
 
 
@@ -72,6 +77,7 @@ def timers(*pairs: tuple[Any, int], do: str = "register", domain: str = "event")
 
 
 def alarm(function: Any = None, **options: Any) -> Harness:
+    options.setdefault("event_time", "at")
     return Harness(function or Alarm(), key={"k": "string"}, columns=COLUMNS, **options)
 
 
@@ -529,7 +535,7 @@ class MillionRows(ps.KeyedProcessFunction):
 @pytest.mark.parametrize("function", [Million(), MillionRows()])
 def test_a_million_due_timers_fire_in_bounded_memory(function: Any) -> None:
     rows = pa.table({"k": np.arange(1_000_000)})
-    with Harness(function, key="k", batch_rows=100_000) as harness:
+    with Harness(function, key="k", event_time="k", batch_rows=100_000) as harness:
         harness.process(rows)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         harness.advance_watermark(2_000_000)
@@ -538,3 +544,64 @@ def test_a_million_due_timers_fire_in_bounded_memory(function: Any) -> None:
         assert harness.state("n", 999_999) == 1
     # The tables grow by the undo log of what changes; the timers themselves come in chunks.
     assert grown < 400 * 1024
+
+
+# -- without event time
+
+
+class LateAlarm(Alarm):
+    """Registers its event-time timers where a processing-time one fires."""
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.register_processing_time_timer(0)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        if ctx.time_domain == "processing":
+            ctx.register_event_time_timer(timestamp + 10)
+        yield key, timestamp
+
+
+@pytest.mark.parametrize("function", [Alarm(), KeyAlarm(), VectorAlarm(), LateAlarm()])
+def test_an_event_time_timer_needs_event_time(function: Any) -> None:
+    with alarm(function, event_time=None, uid="one") as harness:
+        with pytest.raises(NoEventTimeError, match=r"'one': .* never fire: .*event_time='column'"):
+            harness.process(timers(("a", 10)))
+        assert harness.keys() == []
+    # Downstream of an operator that has event time, there is a watermark.
+    with alarm(function, event_time=None) as harness:
+        harness.advance_watermark(5)
+        harness.process(timers(("a", 10)))
+        assert fired(harness.advance_watermark(10)) == [("a", 10)]
+
+
+def test_timers_that_need_no_event_time() -> None:
+    class Both(VectorAlarm):
+        def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
+            ctx.delete_event_time_timers(keys, 1)
+            ctx.register_processing_time_timers(keys, 20)
+            ctx.delete_processing_time_timers(keys, batch.column("at"))
+
+    for function in (Alarm(), Both()):
+        with alarm(function, event_time=None) as harness:
+            harness.process(timers(("a", 20), domain="processing"))
+            harness.process(timers(("a", 10), do="delete"))
+            harness.process(timers(("a", 20), do="delete", domain="processing"))
+            assert harness.advance_processing_time(30) == []
+
+
+def test_a_time_to_live_by_event_time_needs_event_time() -> None:
+    class Keeps(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+        seen = ps.ListState("long", ttl=ps.StateTtl(10, time="event"))
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            self.seen.add(row.at)
+
+    with (
+        alarm(Keeps(), event_time=None, uid="one") as harness,
+        pytest.raises(NoEventTimeError, match=r"'one': 'seen' would never expire: .*processing"),
+    ):
+        harness.process(timers(("a", 10)))
+    with alarm(Keeps()) as harness:
+        harness.process(timers(("a", 10)))
+        assert harness.state("seen", "a") == [10]
