@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
+from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, parse_type, refuse_nested_key
 
@@ -378,8 +379,17 @@ def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
     >>> hash_keys([pa.array([1], pa.int64())]).astype("int64").tolist()
     [-7001672635703045582]
     """
+    if not isinstance(columns, (list, tuple)):
+        raise InvalidArgumentError(
+            f"hash_keys takes a list of key columns, such as [pa.array([1, 2])], not "
+            f"{shown(columns)}"
+        )
     references = []
     for position, column in enumerate(columns):
+        if isinstance(column, (str, bytes)):
+            raise InvalidArgumentError(
+                f"hash_keys: key column {position} is an array of keys, not {shown(column)}"
+            )
         array = column if isinstance(column, pa.Array) else pa.array(column)
         if isinstance(array, pa.DictionaryArray):
             array = array.dictionary_decode()

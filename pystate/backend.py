@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 
 from pystate._core import key_group, range_bounds, range_of
+from pystate.arguments import integer, shown
 from pystate.arrays import as_array, hash_keys, key_groups
 from pystate.backend_files import BackendFiles
 from pystate.backend_rows import BackendRows
@@ -216,6 +217,8 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         O(rows changed), without the GIL. Where states have a time to live, some keys are looked
         through for what has expired before. Key batches become stale and no key stays current.
         """
+        if lineage is not None and not isinstance(lineage, Lineage):
+            raise InvalidArgumentError(f"seal: lineage is a Lineage, not {shown(lineage)}")
         self.open()
         if snapshot:
             # Never while files are applied: what went then would be in no delta.
@@ -236,7 +239,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         LineageError
             The undo window does not reach so far; nothing was undone.
         """
-        if not 0 <= back <= UNDO_EPOCHS:
+        if not 0 <= integer(back, "rollback: back") <= UNDO_EPOCHS:
             raise LineageError(
                 f"roll back over {back} sealed epochs: {UNDO_EPOCHS} are the most; restore instead"
             )
@@ -246,7 +249,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     def lineage(self, back: int = 0) -> Lineage | None:
         """The name of the sealed epoch `back` before the last; None outside the undo window."""
         self.open()
-        if not 0 <= back <= UNDO_EPOCHS:
+        if not 0 <= integer(back, "lineage: back") <= UNDO_EPOCHS:
             return None
         found = self._table.lineage(back)
         return None if found is None else Lineage(*found)

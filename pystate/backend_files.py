@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from pystate.arguments import shown
 from pystate.backend_table import BackendTable
 from pystate.errors import InvalidArgumentError
 from pystate.files import FileIdentity, FileInfo, Lineage, Source, claim, open_file
@@ -114,6 +115,8 @@ class BackendFiles(BackendTable):
         if self.dirty or len(self):
             raise InvalidArgumentError("restore fills an empty table; this one has state")
         rows, last = 0, lineage
+        if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+            raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
         files = list(files)
         identities = [None] * len(files) if expected is None else list(expected)
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pyarrow as pa
 
 from pystate import _core
+from pystate.arguments import choice, flag, folder_path, integer, mapping, shown
 from pystate.columns import NAMESPACE, core_schema
 from pystate.declarations import (
     AggregatingState,
@@ -29,7 +30,7 @@ from pystate.files import Lineage
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import KeyBatch, ValueHandle
 from pystate.keys import KeyColumns, KeyLike, describe, parse_key
-from pystate.registry import StateRegistry
+from pystate.registry import StateRegistry, unknown_state
 from pystate.tables import (
     Identity,
     TableStats,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["BackendTable"]
+
+
+_MOST = (1 << 63) - 1
 
 
 class BackendTable:
@@ -80,27 +84,37 @@ class BackendTable:
         namespace: TypeLike | None = None,
         timers: bool = False,
     ) -> None:
+        if not isinstance(uid, str):
+            raise InvalidArgumentError(f"backend: uid is a string, not {shown(uid)}")
+        owner = f"operator {uid!r}" if uid else "backend"
         self.key = parse_key(key)
         self.uid = uid
         self.max_parallelism = checked_parallelism(max_parallelism)
         self.key_group_range = checked_range(key_group_range, max_parallelism)
         self.home = home
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else folder_path(path, f"{owner}: path")
         self.created = False
         self._check_home()
+        if identity is not None and not hasattr(identity, "boot_id"):
+            raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
         self._identity = identity
-        self._limit_bytes = limit_bytes
-        self._lock_timeout_ms = lock_timeout_ms
-        self._create = create
+        self._limit_bytes = integer(limit_bytes, f"{owner}: limit_bytes", least=0, most=_MOST)
+        self._lock_timeout_ms = integer(
+            lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0, most=_MOST
+        )
+        self._create = flag(create, f"{owner}: create")
         self.namespace = None if namespace is None else _namespace_type(namespace)
-        where = f"operator {uid!r}" if uid else "backend"
-        self._table = _core.Table(where, self.open)
+        self._table = _core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
-        self._states = StateRegistry(self._table, self._reserved_names(), timers)
+        self._states = StateRegistry(
+            self._table, self._reserved_names(), flag(timers, f"{owner}: timers")
+        )
         self._timers = Timers(self._table)
         self._swept = False  # in the open epoch
         self._clock: dict[str, tuple[int | None, ...]] = {}
-        for name, declaration in (states or {}).items():
+        given = {} if states is None else states
+        example = "states={'n': ps.ValueState('long')}"
+        for name, declaration in mapping(given, f"{owner}: states", example).items():
             self.register(name, declaration)
 
     def _reserved_names(self) -> dict[str, str]:
@@ -117,8 +131,7 @@ class BackendTable:
     def _check_home(self) -> None:
         if self.home == "disk":
             raise InvalidArgumentError("home 'disk' is not supported yet: use 'heap' or 'shared'")
-        if self.home not in ("heap", "shared"):
-            raise InvalidArgumentError(f"home {self.home!r}: it is 'heap' or 'shared'")
+        choice(self.home, "home", ("heap", "shared"))
         if (self.home == "shared") != (self.path is not None):
             raise InvalidArgumentError("a shared table needs a path, and only it has one")
 
@@ -171,8 +184,7 @@ class BackendTable:
         try:
             return self._states.handles[name]
         except KeyError:
-            known = ", ".join(map(repr, self._states.handles)) or "none"
-            raise KeyError(f"no state {name!r}; declared: {known}") from None
+            raise unknown_state(name, self._states.handles) from None
 
     # -- life
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pystate.arguments import integer
 from pystate.backend_table import BackendTable
 from pystate.handles import KeyBatch
 from pystate.timers import DueTimers, TimeDomain
@@ -36,6 +37,13 @@ class BackendTime(BackendTable):
         event_time : int, optional
             Of the row at hand, at which event-time states count as written.
         """
+        for name, time in (
+            ("processing_time", processing_time),
+            ("watermark", watermark),
+            ("event_time", event_time),
+        ):
+            if time is not None and type(time) is not int:
+                integer(time, f"set_clock: {name}, in milliseconds since 1970,")
         self.open()
         clock: dict[str, tuple[int | None, ...]] = {
             "processing": (processing_time,),

@@ -16,7 +16,15 @@ from pystate import _core
 from pystate.arrays import check_rows, decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ListState, MapState
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.handles import KeyBatch, checked_batch, copied, pickled, unpickled
+from pystate.handles import (
+    MISSING,
+    KeyBatch,
+    checked_batch,
+    copied,
+    for_batches,
+    pickled,
+    unpickled,
+)
 from pystate.types import StateType
 
 __all__ = ["ListHandle", "MapHandle", "ObjectListHandle", "ObjectMapHandle"]
@@ -161,7 +169,7 @@ class ListHandle(_Elements, _core.ListElements):
 
     # -- many keys
 
-    def append(self, keys: KeyBatch, items: Any) -> None:
+    def append(self, keys: KeyBatch, items: Any = MISSING) -> None:
         """Append an item to the list of each key, in order, also where a key repeats.
 
         Parameters
@@ -177,10 +185,12 @@ class ListHandle(_Elements, _core.ListElements):
             An item is null or of another type; nothing was written.
         """
         what = f"state {self.name!r}"
+        if items is MISSING:
+            raise for_batches(what, "append(keys, items)", "add(item)")
         array = self._reference(self._checked(keys), items, self.type, self.codec, what)
         self.append_all(keys, array)
 
-    def extend(self, keys: KeyBatch, lists: Any) -> None:
+    def extend(self, keys: KeyBatch, lists: Any = MISSING) -> None:
         """Append a list of items to the list of each key.
 
         Parameters
@@ -191,6 +201,8 @@ class ListHandle(_Elements, _core.ListElements):
             As many as there are keys; a null appends nothing.
         """
         what = f"state {self.name!r}"
+        if lists is MISSING:
+            raise for_batches(what, "extend(keys, lists)", "add_all(items)")
         self._checked(keys)
         offsets, items = _lists(lists, what)
         if len(offsets) != len(keys) + 1:
@@ -285,10 +297,22 @@ class MapHandle(_Elements, _core.MapElements):
         """Store several entries."""
         turn = self.table.turn
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        listed = [(key, value) for key, value in pairs]
+        if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
+            raise self._no_pairs(entries)
+        listed = []
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise self._no_pairs(pair)
+            listed.append((pair[0], pair[1]))
         self.table.check_turn(turn, self.name)
         for key, value in listed:
             self.put(key, value)
+
+    def _no_pairs(self, given: object) -> WrongTypeError:
+        return WrongTypeError(
+            f"state {self.name!r}: put_all takes a dict, or pairs of a key and a value, got "
+            f"{given!r:.80}"
+        )
 
     def is_empty(self) -> bool:
         """Whether there is no entry."""

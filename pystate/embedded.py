@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.declarations import State
 from pystate.errors import (
     CheckpointError,
     ClosedError,
+    InvalidArgumentError,
     NoEventTimeError,
     NoSpaceError,
     PystateError,
@@ -159,20 +161,31 @@ class Store:
         allow_pickle: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.path.abspath(folder_path(path, "ps.open: path"))
+        owner = f"the store {self.path}"
         self._closed = False
+        if clock is not None and not callable(clock):
+            raise InvalidArgumentError(
+                f"{owner}: clock is a function that gives milliseconds since 1970, not "
+                f"{shown(clock)}"
+            )
         self._clock = _wall_clock_ms if clock is None else clock
-        self._retained = max(1, retained)
+        self._retained = integer(retained, f"{owner}: retained", least=1)
+        integer(lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0)
+        flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
+        states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
         self._pending: list[_Delta] = []
         self._rebase = False
         self._unsynced = False
-        KeyedStateBackend(key, states=states)  # a wrong declaration makes no folder
-        if not allow_pickle:
-            refuse_pickled(states, f"the store {self.path}")
+        # What is wrong makes no folder.
+        groups = 128 if max_parallelism is None else max_parallelism
+        KeyedStateBackend(key, states=states, max_parallelism=groups, limit_bytes=limit_bytes)
+        if not flag(allow_pickle, f"{owner}: allow_pickle"):
+            refuse_pickled(states, owner)
         by_event = [n for n, s in states.items() if s.ttl is not None and s.ttl.time == "event"]
         if by_event:
             raise NoEventTimeError(
-                f"the store {self.path}: {', '.join(map(repr, by_event))} would never expire: a "
+                f"{owner}: {', '.join(map(repr, by_event))} would never expire: a "
                 "store has no event time; declare StateTtl(..., time='processing')"
             )
         self._lock = _Lock(self.path, lock_timeout_ms)
@@ -199,7 +212,7 @@ class Store:
 
     def _tick(self) -> None:
         """Begin an epoch: one processing time for all of it."""
-        self._now_ms = self._clock()
+        self._now_ms = integer(self._clock(), f"the store {self.path}: what clock gives,")
         self._backend.set_clock(processing_time=self._now_ms)
 
     # -- access
@@ -428,7 +441,7 @@ class Store:
         """
         if self._closed:
             return
-        if checkpoint:
+        if flag(checkpoint, "close: checkpoint"):
             self.checkpoint()
         self._backend.close()
         self._closed = True

@@ -38,6 +38,7 @@ __all__ = [
     "TableMismatchError",
     "TableMovedError",
     "UnclaimedStateError",
+    "UnknownStateError",
     "WrongKeyGroupError",
     "WrongTypeError",
 ]
@@ -151,6 +152,13 @@ class SchemaError(PystateError, TypeError):
 
 class UnclaimedStateError(SchemaError):
     """A checkpoint holds state that no declaration claims."""
+
+
+class UnknownStateError(InvalidArgumentError, KeyError):
+    """No state of that name was declared."""
+
+    # A KeyError shows its argument as it would be written in code.
+    __str__ = Exception.__str__
 
 
 class CheckpointError(PystateError, RuntimeError):

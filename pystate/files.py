@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from pystate import _core
+from pystate.arguments import shown
 from pystate.columns import ELEMENT, TIMERS, Column
 from pystate.errors import (
     CheckpointError,
@@ -183,6 +184,10 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
                 raise CheckpointError(f"{name}: cannot be opened: {error.strerror}") from error
             stack.callback(os.close, descriptor)
             size, file = os.fstat(descriptor).st_size, None
+        elif not callable(getattr(source, "readinto", None)):
+            raise InvalidArgumentError(
+                f"a state file is a path or a binary file object, not {shown(source)}"
+            )
         else:
             name = str(getattr(source, "name", source))
             descriptor, file = -1, source
@@ -298,6 +303,10 @@ def merge_files(
     -----
     A k-way merge, O(bytes read) in time, one block of each source in memory.
     """
+    if isinstance(sources, (str, bytes)) or not isinstance(sources, Sequence):
+        raise InvalidArgumentError(
+            f"merge_files: sources is a list of state files, not {shown(sources)}"
+        )
     if not sources:
         raise InvalidArgumentError("there is nothing to merge")
     with ExitStack() as stack:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import isasyncgenfunction, iscoroutinefunction
-from typing import Any, ClassVar, Literal, NoReturn, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from pystate.arguments import nearest
 from pystate.context import RuntimeContext
 from pystate.declarations import State
 from pystate.errors import DeclarationError
@@ -35,6 +36,7 @@ __all__ = [
     "has_timers",
     "namespace_type",
     "require_state",
+    "sent",
     "shape",
     "unbind",
 ]
@@ -234,11 +236,11 @@ class KeyedProcessFunction(StatefulFunction):
             the schema; tuples and lists go by position. A tuple is one row, and refused where it
             is returned in place of rows.
         """
-        raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
+        raise DeclarationError(f"{type(self).__name__} has no process(self, key, row, ctx)")
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
         """Handle all of a key's rows of the epoch's batch; overrides `process`."""
-        raise DeclarationError(f"{type(self).__name__} has neither process nor process_rows")
+        raise DeclarationError(f"{type(self).__name__} has no process_rows(self, key, batch, ctx)")
 
     def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
         """Handle a timer that fires, once it was registered with `ctx`.
@@ -368,18 +370,43 @@ def copied(function: StatefulFunction) -> StatefulFunction:
     DeclarationError
         An attribute cannot be copied; it is named.
     """
+    made: StatefulFunction = sent(function, copy.deepcopy)
+    return made
+
+
+Sent = TypeVar("Sent")
+
+
+def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
+    """What `send` makes of a function for the tasks.
+
+    Parameters
+    ----------
+    send : callable
+        Copies or pickles an object.
+
+    Raises
+    ------
+    DeclarationError
+        It cannot; the attribute that is the reason is named.
+    """
     try:
-        return copy.deepcopy(function)
+        return send(function)
     except Exception as error:
-        for name, value in StatefulFunction.__getstate__(function).items():
+        reason = " ".join(str(error).split())
+        name = type(function).__name__
+        for attribute, value in StatefulFunction.__getstate__(function).items():
             try:
-                copy.deepcopy(value)
+                send(value)
             except Exception:
                 raise DeclarationError(
-                    f"{type(function).__name__}.{name} = {value!r:.80} cannot go to the tasks, "
-                    f"which work on copies of the function: make it in open(self, ctx) ({error})"
+                    f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
+                    f"copies of the function: make it in open(self, ctx) ({reason})"
                 ) from error
-        raise
+        raise DeclarationError(
+            f"{name} cannot go to the tasks, which work on copies of the function: something that "
+            f"its code refers to cannot be pickled; make it in open(self, ctx) ({reason})"
+        ) from error
 
 
 def has_timers(function: StatefulFunction) -> bool:
@@ -452,9 +479,13 @@ def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vec
         )
     own = list(_overridden(function, KeyedProcessFunction))
     if len(own) != 1:
-        count = "both" if own else "neither"
+        name = type(function).__name__
+        if own:
+            raise DeclarationError(f"{name} has both process and process_rows: write one of them")
+        found = next((n for n in dir(function) if nearest(n, _CALLED) and n not in _CALLED), None)
         raise DeclarationError(
-            f"{type(function).__name__} has {count} process and process_rows: write one of them"
+            f"{name} has neither process(self, key, row, ctx) nor process_rows(self, key, batch, "
+            "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
         )
     return "process" if own == ["process"] else "process_rows"
 

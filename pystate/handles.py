@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
+from pystate.arguments import integer
 from pystate.arrays import (
     array_of,
     as_array,
@@ -37,12 +38,14 @@ from pystate.errors import (
 from pystate.types import StateType
 
 __all__ = [
+    "MISSING",
     "KeyBatch",
     "NestedHandle",
     "ObjectHandle",
     "ValueHandle",
     "checked_batch",
     "copied",
+    "for_batches",
     "pickled",
     "unpickled",
 ]
@@ -51,6 +54,9 @@ _ADD, _MIN, _MAX = 1, 2, 3
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
 #: Objects are written to the core in pieces of so many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
+
+#: Stands for an argument that was left out.
+MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<missing>"})()
 
 _ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
 
@@ -161,6 +167,8 @@ class KeyBatch(_core.Batch):
 
     def key_at(self, i: int) -> Any:
         """Key `i` as a Python value, a tuple where it has several columns."""
+        if not 0 <= integer(i, "key_at: the row") < len(self):
+            raise InvalidArgumentError(f"there is no row {i} in a key batch of {len(self)}")
         values = [array[i].as_py() for array in self.key_arrays()]
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -186,6 +194,13 @@ class KeyBatch(_core.Batch):
             return f"<KeyBatch of {len(self)} keys>"
         except PystateError as error:
             return f"<KeyBatch, {type(error).__name__}>"
+
+
+def for_batches(what: str, method: str, instead: str) -> InvalidArgumentError:
+    """What to raise where a method for batches is called as if it were for the current key."""
+    return InvalidArgumentError(
+        f"{what}: {method} is for a batch of keys; of the current key write {instead}"
+    )
 
 
 def checked_batch(keys: KeyBatch, table: _core.Table, name: str) -> KeyBatch:
@@ -299,7 +314,7 @@ class ValueHandle(_core.ScalarHandle):
         array = self._as_values(self._checked(keys), values)
         keys.put(self.column, array)
 
-    def add(self, keys: KeyBatch, values: Any) -> None:
+    def add(self, keys: KeyBatch, values: Any = MISSING) -> None:
         """Add to each key's value; an absent one counts as the default, without one as zero.
 
         Rows are taken in order, also where a key repeats; nulls are skipped.
@@ -311,6 +326,9 @@ class ValueHandle(_core.ScalarHandle):
         WrongTypeError
             The state is no number, or the values have another type.
         """
+        if values is MISSING:
+            now = "update(value() + number)"
+            raise for_batches(f"state {self.name!r}", "add(keys, values)", now)
         self._apply(keys, _ADD, "add", values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:

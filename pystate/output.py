@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate.arguments import shown as described
+from pystate.arguments import text
 from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output_nested import NestedColumn
@@ -240,8 +242,13 @@ def parse_sides(
     declared: Sequence[str] | Mapping[str, SchemaLike], owner: str
 ) -> dict[str, Output]:
     """Read declared side outputs: tags whose rows are taken as they are, or columns by tag."""
-    if isinstance(declared, str):
-        raise InvalidArgumentError(f"side_outputs={declared!r}: give a list of tags")
+    if isinstance(declared, (str, bytes)) or not isinstance(declared, Iterable):
+        raise InvalidArgumentError(
+            f"{owner}: side_outputs is a list of tags, or a dict of their columns, not "
+            f"{described(declared)}"
+        )
+    for tag in declared:
+        text(tag, f"{owner}: side_outputs: a tag")
     if not isinstance(declared, Mapping):
         return {tag: RowsAsYielded(owner=f"{owner}, side output {tag!r}") for tag in declared}
     return {

@@ -5,11 +5,12 @@ Thread safety: a registry belongs to its backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
 from pystate import _core
+from pystate.arguments import nearest, shown
 from pystate.columns import Column, timers_column
 from pystate.declarations import (
     AggregatingState,
@@ -20,11 +21,11 @@ from pystate.declarations import (
     ValueState,
 )
 from pystate.elements import ListHandle, MapHandle, ObjectListHandle, ObjectMapHandle
-from pystate.errors import DeclarationError
+from pystate.errors import DeclarationError, UnknownStateError
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.handles import NestedHandle, ObjectHandle, ValueHandle
 
-__all__ = ["Handle", "StateRegistry", "refuse_pickled"]
+__all__ = ["Handle", "StateRegistry", "refuse_pickled", "unknown_state"]
 
 Handle: TypeAlias = "ValueHandle | ListHandle | MapHandle | ReducingHandle | AggregatingHandle"
 
@@ -77,6 +78,8 @@ class StateRegistry:
 
     def register(self, name: str, declaration: State) -> Handle:
         """Declare a state and get its handle; the same declaration again gives the same handle."""
+        if not isinstance(name, str):
+            raise DeclarationError(f"a state's name is a string, not {shown(name)}")
         if name in self._handles:
             if self._declarations[name] == declaration:
                 return self._handles[name]
@@ -136,6 +139,13 @@ class StateRegistry:
     def expires(self) -> bool:
         """Whether any state has a time to live."""
         return any(declaration.ttl is not None for declaration in self._declarations.values())
+
+
+def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
+    """What to raise where a state is asked for that was not declared."""
+    names = list(known)
+    listed = ", ".join(map(repr, names)) or "none"
+    return UnknownStateError(f"no state {name!r:.80}; declared: {listed}{nearest(name, names)}")
 
 
 def refuse_pickled(states: Mapping[str, State], owner: str) -> None:

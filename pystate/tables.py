@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pystate import _core
+from pystate.arguments import integer
 from pystate.errors import InvalidArgumentError
 
 __all__ = [
@@ -82,21 +83,19 @@ class MemoryUse(NamedTuple):
 
 def checked_parallelism(max_parallelism: int) -> int:
     """The number of key groups, if it is one."""
-    if not 1 <= max_parallelism <= MAX_PARALLELISM:
-        raise InvalidArgumentError(
-            f"max_parallelism is 1 to {MAX_PARALLELISM}, got {max_parallelism}"
-        )
-    return max_parallelism
+    return integer(max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM)
 
 
 def checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple[int, int]:
     """The first and last key group; all where none are given."""
     if bounds is None:
         return 0, max_parallelism - 1
-    first, last = bounds
+    given: Any = bounds
+    whole = isinstance(given, (tuple, list)) and len(given) == 2
+    first, last = given if whole and all(type(b) is int for b in given) else (0, -1)
     if not 0 <= first <= last < max_parallelism:
         raise InvalidArgumentError(
-            f"key_group_range {bounds}: first and last, inclusive, within 0 to "
+            f"key_group_range {bounds!r:.80}: first and last, inclusive, within 0 to "
             f"{max_parallelism - 1}"
         )
     return first, last

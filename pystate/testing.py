@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.context import TimeDomain
 from pystate.durations import Duration
 from pystate.durations import milliseconds as length_ms
@@ -24,6 +25,8 @@ from pystate.functions import StatefulFunction, declarations, require_state
 from pystate.keys import KeyColumns, KeyLike, parse_key
 from pystate.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.ranges import Ranges
+from pystate.registry import unknown_state
+from pystate.tables import checked_parallelism
 from pystate.trial import Attempt, Clock, Options, Trial, larger
 
 if TYPE_CHECKING:
@@ -143,7 +146,11 @@ class Harness:
         uid: str = "harness",
         allow_pickle: bool = True,
     ) -> None:
-        owner = f"operator {uid!r}"
+        owner = f"operator {text(uid, 'Harness: uid')!r}"
+        if event_time is not None:
+            text(event_time, f"{owner}: event_time, the name of a column,")
+        if late_output is not None:
+            text(late_output, f"{owner}: late_output, the tag of a side output,")
         delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
         options = Options(
             key=(key,) if isinstance(key, str) else key,
@@ -152,10 +159,10 @@ class Harness:
             event_time=event_time,
             allowed_delay_ms=delay,
             late_output=late_output,
-            max_parallelism=max_parallelism,
-            batch_rows=batch_rows,
+            max_parallelism=checked_parallelism(max_parallelism),
+            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
             uid=uid,
-            allow_pickle=allow_pickle,
+            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
@@ -171,7 +178,9 @@ class Harness:
         parallelism: int,
     ) -> None:
         options.check(function, rows.schema)
-        require_state(function, f"operator {options.uid!r}")
+        owner = f"operator {options.uid!r}"
+        require_state(function, owner)
+        integer(parallelism, f"{owner}: parallelism")
         if not 1 <= parallelism <= options.max_parallelism:
             raise InvalidArgumentError(
                 f"parallelism is 1 to max_parallelism ({options.max_parallelism}), "
@@ -304,6 +313,7 @@ class Harness:
         """
         if (rows is None) == (timers is None):
             raise InvalidArgumentError("fail_after takes a number of rows or of timers")
+        integer(timers if rows is None else rows, "fail_after: the number", least=0)
         self._fault = Fault(rows=rows, timers=timers)
 
     def fail_at(self, point: Literal["seal", "publish"]) -> None:
@@ -315,8 +325,7 @@ class Harness:
             When everything was handled and no table is sealed yet; or when all tables are sealed
             and the epoch is not published, so that sealed tables are rolled back.
         """
-        if point not in ("seal", "publish"):
-            raise InvalidArgumentError(f"fail_at takes 'seal' or 'publish', not {point!r}")
+        choice(point, "fail_at: point", ("seal", "publish"))
         self._fault = Fault(at=point)
 
     # -- what came of it
@@ -336,7 +345,9 @@ class Harness:
         """
         if tag not in self._sides:
             known = ", ".join(map(repr, self._sides)) or "none"
-            raise InvalidArgumentError(f"no side output {tag!r}; declared: {known}")
+            raise InvalidArgumentError(
+                f"no side output {tag!r:.80}; declared: {known}{nearest(tag, self._sides)}"
+            )
         return self._sides[tag]
 
     @property
@@ -381,8 +392,7 @@ class Harness:
             What the handle returns: a value, a list, an aggregate's result; of a map a dict.
         """
         if name not in declarations(self._function):
-            known = ", ".join(declarations(self._function))
-            raise InvalidArgumentError(f"no state {name!r}; declared: {known}")
+            raise unknown_state(name, declarations(self._function))
         if self._ranges is None:
             raise InvalidArgumentError(
                 "no row has come yet, and the key's type is not known; say it: "
@@ -396,6 +406,7 @@ class Harness:
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970; None where there is none."""
+        choice(domain, "next_timer: domain", ("event", "processing"))
         backends: list[Any] = [share.backend for share in self._ranges or ()]
         due = [found for b in backends if (found := b.next_timer(domain)) is not None]
         return min(due, default=None)
@@ -446,6 +457,10 @@ class Harness:
         SchemaError, UnclaimedStateError
             The snapshot holds states in other types, or states that `function` does not declare.
         """
+        if not isinstance(snapshot, HarnessSnapshot):
+            raise InvalidArgumentError(
+                f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
+            )
         harness = cls.__new__(cls)
         rows = InputRows(snapshot._options.key_names, snapshot._columns)
         clock = replace(snapshot._clock)

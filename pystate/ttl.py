@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, NoReturn, TypeAlias
 
+from pystate.arguments import nearest
 from pystate.durations import Duration, milliseconds
 from pystate.errors import DeclarationError, InvalidArgumentError
 
@@ -102,6 +103,9 @@ class StateTtl:
     ) -> None:
         numbers = (days, hours, minutes, seconds, milliseconds)
         parts = dict(zip(_UNITS_US, numbers, strict=True))
+        for unit, number in parts.items():
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise DeclarationError(f"StateTtl: {unit}={number!r:.80} is no number of {unit}")
         if (duration is None) == (not any(parts.values())):
             raise DeclarationError(
                 "StateTtl: give a duration, e.g. StateTtl(hours=48) or StateTtl('48 hours')"
@@ -114,6 +118,7 @@ class StateTtl:
             if value not in _CHOICES[name]:
                 raise DeclarationError(
                     f"StateTtl: {name} is {' or '.join(map(repr, _CHOICES[name]))}, got {value!r}"
+                    f"{nearest(value, _CHOICES[name])}"
                 )
             set_(self, name, value)
 
@@ -158,7 +163,7 @@ def _sum(parts: Mapping[str, Any]) -> int:
     """Milliseconds, rounded to microseconds first as a timedelta is, which ends much earlier."""
     total = Fraction(0)
     for name, number in parts.items():
-        if not isinstance(number, (int, float)) or number - number != 0:
+        if number - number != 0:
             raise DeclarationError(f"StateTtl: {name}={number!r:.80} is no number of {name}")
         total += Fraction(number) * _UNITS_US[name]
     whole, rest = divmod(round(total), 1000)

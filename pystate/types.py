@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from pystate import _core, ddl
+from pystate.arguments import nearest
 from pystate.errors import DeclarationError
 
 __all__ = [
@@ -428,7 +429,8 @@ def _unsupported(type: object, what: str) -> DeclarationError:
     text = str(type)
     later = re.match(r"\s*(variant|interval|void|null)\b", text)
     known = "is not supported yet" if later else "is not supported"
-    return DeclarationError(f"{what}: type {text!r} {known}. Supported: {SUPPORTED}")
+    near = nearest(text, [*_ARROW, *_SYNONYMS, "decimal"])
+    return DeclarationError(f"{what}: type {text!r} {known}{near}. Supported: {SUPPORTED}")
 
 
 def refuse_nested_key(type: StateType, what: str) -> StateType:

@@ -7,28 +7,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.core.rdd import RDD
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as st
 
+from pystate.arguments import choice, integer, mapping, nearest, shown, text
 from pystate.durations import Duration, milliseconds
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.jobfile import MAX_PARALLELISM_LIMIT
 from pystate.output import OutputColumns
-from pystate.spark.columns import output_columns, parse_schema, require_columns
+from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.environment import require_classic
 from pystate.spark.queries import JobQuery, Outcome
 from pystate.spark.requirements import require_pandas
-from pystate.spark.routing import column_named
+from pystate.spark.resolve import FrameColumns
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = [
+    "OrderBy",
     "allowed_delay_ms",
     "as_columns",
+    "checked_callback",
+    "checked_count",
     "checked_home",
+    "checked_name",
+    "checked_pipeline",
+    "checked_restore",
+    "checked_sink",
+    "checked_trigger",
     "checked_uid",
     "element_delay_ms",
     "session_of",
@@ -36,12 +47,84 @@ __all__ = [
     "start_query",
 ]
 
+#: How the rows of a key are to be sorted.
+OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
+
+_HOMES = ("shm", "local", "heap")
 _EVENT_TIMES = (st.TimestampType, st.TimestampNTZType, st.DateType, st.LongType)
+
+
+def checked_count(number: int | None, what: str) -> int | None:
+    """Return a number of ranges or key groups; None stands for the default."""
+    if number is None:
+        return None
+    try:
+        return integer(number, what, least=1, most=MAX_PARALLELISM_LIMIT)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}; leave it out for the default") from None
+
+
+def checked_name(name: str | None, what: str) -> str | None:
+    """Return a name that may be left out."""
+    return None if name is None else text(name, what)
+
+
+def checked_restore(restore: object) -> None:
+    """Refuse what `restore` may not be."""
+    if restore is not None:
+        choice(restore, "restore", ["latest"])
+
+
+def checked_pipeline(pipeline: Any) -> None:
+    """Refuse what cannot be called with an epoch's rows."""
+    if not callable(pipeline):
+        hint = "; pass the function itself, not what it returns" if _is_frame(pipeline) else ""
+        raise InvalidArgumentError(
+            f"pipeline is a function from an epoch's DataFrame to the rows to write, not "
+            f"{shown(pipeline)}{hint}"
+        )
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(value, "columns") or isinstance(value, RDD)
+
+
+def checked_callback(function: object, what: str) -> None:
+    """Refuse what can neither be called nor left out."""
+    if function is not None and not callable(function):
+        raise InvalidArgumentError(f"{what} is a function, such as print, not {shown(function)}")
+
+
+def checked_trigger(trigger: Any) -> None:
+    """Refuse what `writeStream.trigger` takes no arguments of."""
+    if trigger is not None:
+        known = ("processingTime", "once", "availableNow", "continuous", "realTime")
+        for name in mapping(trigger, "trigger", "trigger={'processingTime': '10 seconds'}"):
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"trigger has {name!r}, which Spark does not know: it takes "
+                    f"{', '.join(known)}{nearest(name, known)}"
+                )
+
+
+def checked_sink(sink: object, what: str = "sink") -> None:
+    """Refuse what is no sink; None stands for the default one."""
+    if sink is None or (not isinstance(sink, type) and callable(getattr(sink, "prepare", None))):
+        return
+    hint = "; pass an object of it" if isinstance(sink, type) else ""
+    path = repr(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else "'/data/out'"
+    raise InvalidArgumentError(
+        f"{what} is a sink, for example ParquetSink({path}), not {shown(sink)}{hint}"
+    )
 
 
 def checked_uid(uid: str | None) -> str:
     """Return the uid; without one, say why it matters."""
-    if not isinstance(uid, str) or not uid:
+    if uid is not None and not isinstance(uid, str):
+        raise InvalidArgumentError(
+            f"uid is a string that names the operator, such as 'aircraft', not {shown(uid)}"
+        )
+    if not uid:
         raise InvalidArgumentError(
             "a stateful operator needs a uid, e.g. uid='aircraft': the checkpoint keeps its state "
             "under that name, and without one a later version of the job, with an operator more "
@@ -50,28 +133,57 @@ def checked_uid(uid: str | None) -> str:
     return uid
 
 
-def checked_home(home: str | os.PathLike[str], shared: bool) -> str:
+def checked_home(home: Any, shared: bool, owner: str = "job") -> str:
     """Return where the workers keep their tables."""
-    text = os.fspath(home)
-    if text not in ("shm", "local", "heap") and not os.path.isabs(text):
+    place = os.fspath(home) if isinstance(home, (str, os.PathLike)) else None
+    if place not in _HOMES and not (place is not None and os.path.isabs(place)):
         raise InvalidArgumentError(
-            f"table_home is 'shm', 'local', 'heap' or the absolute path of a folder, not {home!r}"
+            f"{owner}: table_home is 'shm', 'local', 'heap' or the absolute path of a folder, not "
+            f"{shown(home)}{nearest(place, _HOMES)}"
         )
-    if not shared and text not in ("shm", "heap"):
+    assert place is not None
+    if not shared and place not in ("shm", "heap"):
         raise InvalidArgumentError(
-            f"shared_tables=False keeps tables in each worker's heap, not in {text}: leave it out"
+            f"{owner}: shared_tables=False keeps tables in each worker's heap, not in {place}: "
+            "leave it out"
         )
-    return text if shared else "heap"
+    return place if shared else "heap"
 
 
-def as_columns(order_by: str | Column | Sequence[str | Column] | None) -> list[Column]:
-    """Return what `order_by` may be as a list of columns."""
+def as_columns(order_by: OrderBy, columns: FrameColumns, owner: str) -> list[Column]:
+    """Return what `order_by` may be as a list of columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It names no column of the frame, or is an expression of which the frame can make none.
+    """
     if order_by is None:
         return []
     given = (
         [order_by] if isinstance(order_by, str) or not isinstance(order_by, Sequence) else order_by
     )
-    return [column_named(item) if isinstance(item, str) else item for item in given]
+    order: list[Column] = []
+    for item in given:
+        if isinstance(item, str):
+            order.append(columns.find(item, "order_by").column)
+        elif isinstance(item, Column):
+            order.append(item)
+        else:
+            raise InvalidArgumentError(
+                f"{owner}: order_by is the name of a column, a Column such as F.col('at').desc(), "
+                f"or a list of them, not {shown(item)}"
+            )
+    if any(isinstance(item, Column) for item in given):
+        try:
+            _ = columns.frame.sortWithinPartitions(*order).schema
+        except AnalysisException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InvalidArgumentError(
+                f"{owner}: order_by={shown(order_by)} does not fit the columns "
+                f"{', '.join(columns.frame.columns)}: {reason}"
+            ) from None
+    return order
 
 
 def allowed_delay_ms(
@@ -85,7 +197,6 @@ def allowed_delay_ms(
                 "column of that, event_time='column', too"
             )
         return None
-    require_columns(schema, [event_time], f"{owner}: event_time")
     data_type = schema[event_time].dataType
     if not isinstance(data_type, _EVENT_TIMES):
         raise WrongTypeError(
@@ -117,9 +228,9 @@ def side_columns(
 ) -> dict[str, OutputColumns]:
     """The columns of an operator's side outputs, by tag."""
     columns = {}
-    for tag, schema in (side_outputs or {}).items():
-        if not tag:
-            raise InvalidArgumentError(f"{owner}: a side output's tag is a string, not {tag!r}")
+    given = {} if side_outputs is None else side_outputs
+    example = "side_outputs={'late': 'key string, n long'}"
+    for tag, schema in mapping(given, f"{owner}: side_outputs", example).items():
         name = f"{owner}, side output {tag!r}"
         columns[tag] = output_columns(parse_schema(schema, name), name)
     return columns

@@ -13,6 +13,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
+from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
 
@@ -24,7 +25,6 @@ __all__ = [
     "output_columns",
     "parse_schema",
     "refuse_reserved",
-    "require_columns",
 ]
 
 #: Columns that travel with the user's.
@@ -76,8 +76,8 @@ def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
             ) from None
     else:
         raise InvalidArgumentError(
-            f"{owner}: schema must be DDL such as 'key string, n long' or a StructType, "
-            f"got {type(schema).__qualname__}"
+            f"{owner}: schema is DDL such as 'key string, n long' or a StructType, not "
+            f"{shown(schema)}"
         )
     twice = names_twice(parsed.names)
     if twice:
@@ -100,40 +100,18 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
             )
 
 
-def require_columns(schema: st.StructType, names: Iterable[str], owner: str) -> None:
-    """Raise `InvalidArgumentError` unless every name is exactly one column of `schema`."""
-    for name in names:
-        if not isinstance(name, str):
-            # A Column, with which even == is no truth value.
-            raise InvalidArgumentError(
-                f"{owner}: {name!r:.80} is not the name of a column: name columns one by one, and "
-                "add an expression to the DataFrame with withColumn first"
-            )
-        found = schema.names.count(name)
-        if found != 1:
-            problem = "is not a column" if not found else f"is the name of {found} columns"
-            outer = name.partition(".")[0]
-            hint = ""
-            if outer in schema.names and isinstance(schema[outer].dataType, st.StructType):
-                hint = f"; make the field a column first: df.withColumn('...', df[{name!r}])"
-            raise InvalidArgumentError(
-                f"{owner}: {name!r} {problem}; columns: {', '.join(schema.names)}{hint}"
-            )
-
-
 def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySchema:
-    """The key columns' types.
+    """The types of the key columns, by the names that the schema has.
 
     Raises
     ------
     InvalidArgumentError
-        A column that is not there, or is named twice.
+        There is none, or one is named twice.
     WrongTypeError
         A type that cannot be a key: nested, an interval, or a string with a collation.
     """
     if not names:
         raise InvalidArgumentError(f"{owner}: key_by needs at least one column")
-    require_columns(schema, names, owner)
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"{owner}: a key column is named twice: {', '.join(names)}")
     columns = []

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, MissingRequirementError
 
 if TYPE_CHECKING:
@@ -46,9 +47,12 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
     from pyspark.sql import DataFrame
 
     if not isinstance(frame, DataFrame):
-        raise InvalidArgumentError(
-            f"{argument} must be a pyspark.sql.DataFrame, got {type(frame).__qualname__}"
-        )
+        hint = ""
+        if hasattr(frame, "columns") or hasattr(frame, "schema"):
+            hint = f"; make one of it with spark.createDataFrame({argument})"
+        elif callable(getattr(frame, "toDF", None)):
+            hint = f"; make one of it with {argument}.toDF(schema)"
+        raise InvalidArgumentError(f"{argument} is a DataFrame of Spark, not {shown(frame)}{hint}")
     return frame
 
 

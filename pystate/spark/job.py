@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from pystate.arguments import flag, folder_path, integer, mapping, text
 from pystate.clock import MAX_STEP_MS
 from pystate.coordinator import Coordinator
 from pystate.durations import Duration, milliseconds
@@ -23,7 +24,19 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction
 from pystate.history import read_head
 from pystate.manifest import Manifest
-from pystate.spark.arguments import as_columns, checked_home, checked_uid, session_of, start_query
+from pystate.spark.arguments import (
+    checked_callback,
+    checked_count,
+    checked_home,
+    checked_name,
+    checked_pipeline,
+    checked_restore,
+    checked_sink,
+    checked_trigger,
+    checked_uid,
+    session_of,
+    start_query,
+)
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import QueryStopped, is_retryable
@@ -153,27 +166,26 @@ class Job:
         allow_pickle: bool = True,
         replace: bool = False,
     ) -> None:
-        for option, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
-            if number is not None and number < 1:
-                raise InvalidArgumentError(
-                    f"job {name!r}: {option} is {number}, and must be at least 1; leave it out for "
-                    "the default"
-                )
-        self.name = name
-        self._storage = open_storage(os.fspath(checkpoint))
-        self._max_parallelism = max_parallelism
-        self._parallelism = parallelism
-        self._retained = retained
-        self._allow_unclaimed_state = allow_unclaimed_state
-        self._max_evaluations = max_evaluations
-        self._max_clock_step_ms = milliseconds(max_clock_step, "max_clock_step", least=1)
-        self._allow_time_back = allow_time_back
+        self.name = text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
+        owner = f"job {name!r}"
+        self._max_parallelism = checked_count(max_parallelism, f"{owner}: max_parallelism")
+        self._parallelism = checked_count(parallelism, f"{owner}: parallelism")
+        self._retained = integer(retained, f"{owner}: retained", least=1)
+        self._allow_unclaimed_state = flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
+        self._max_evaluations = integer(max_evaluations, f"{owner}: max_evaluations", least=1)
+        self._max_clock_step_ms = milliseconds(max_clock_step, f"{owner}: max_clock_step", least=1)
+        self._allow_time_back = flag(allow_time_back, f"{owner}: allow_time_back")
         self._timeout_ms = (
-            None if epoch_timeout is None else milliseconds(epoch_timeout, "epoch_timeout", least=1)
+            None
+            if epoch_timeout is None
+            else milliseconds(epoch_timeout, f"{owner}: epoch_timeout", least=1)
         )
         self._tables = TableOptions(
-            checked_home(table_home, shared_tables), memory_limit_bytes, allow_pickle=allow_pickle
+            checked_home(table_home, flag(shared_tables, f"{owner}: shared_tables"), owner),
+            integer(memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
+            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
         )
+        self._storage = open_storage(folder_path(checkpoint, f"{owner}: checkpoint"))
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
@@ -181,10 +193,10 @@ class Job:
         self._materialised: set[str] = set()
         self._timed: set[str] = set()
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
-        self._replace = replace
+        self._replace = flag(replace, f"{owner}: replace")
         self._outcome = Outcome()
         self._progress: EpochProgress | None = None
-        if replace:
+        if self._replace:
             stop_query(self.checkpoint)
 
     def __repr__(self) -> str:
@@ -253,8 +265,8 @@ class Job:
         evaluation = self._current("key_by")
         require_classic(df)
         require_pandas("key_by")
-        name, order = checked_uid(uid), as_columns(order_by)
-        return KeyedFrame(evaluation, df, columns, name, order, event_time, allowed_delay)
+        name = checked_uid(uid)
+        return KeyedFrame(evaluation, df, columns, name, order_by, event_time, allowed_delay)
 
     def partition_by(
         self,
@@ -388,6 +400,11 @@ class Job:
             `replace`.
         """
         require_classic(stream, "stream")
+        checked_pipeline(pipeline)
+        checked_trigger(trigger)
+        checked_name(query_name, "query_name")
+        checked_restore(restore)
+        checked_callback(on_epoch, "on_epoch")
         if not stream.isStreaming:
             raise InvalidArgumentError(
                 "stream is not a streaming DataFrame: read it with spark.readStream, or use "
@@ -473,6 +490,9 @@ class Job:
         """
         require_unused(self, but_for_own=True)
         session = session_of(data)
+        checked_pipeline(pipeline)
+        checked_name(run_key, "run_key")
+        checked_callback(on_epoch, "on_epoch")
         self._prepare(session)
         outputs = self._outputs(sink, side_outputs)
         number, manifest, done = self._run(
@@ -497,7 +517,7 @@ class Job:
         """
         from pystate.spark.inspection import read_state
 
-        return read_state(self._storage, uid)
+        return read_state(self._storage, checked_uid(uid))
 
     def latest_epoch(self) -> int | None:
         """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
@@ -544,6 +564,7 @@ class Job:
             return self._coordinator
 
     def _outputs(self, sink: Sink | None, sides: Mapping[str, SideSink] | None) -> Outputs:
+        checked_sink(sink)
         if sink is None:
             folder = self._storage.local_path(_RESULTS)
             if folder is None:
@@ -552,7 +573,9 @@ class Job:
                     "it: pass a sink"
                 )
             sink = ParquetSink(folder)
-        return Outputs(sink, dict(sides or {}))
+        given = {} if sides is None else sides
+        tags = mapping(given, "side_outputs", "side_outputs={'late': ParquetSink('/data/late')}")
+        return Outputs(sink, dict(tags))
 
     def _current(self, method: str) -> Evaluation:
         here = running_here()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.aggregates import Aggregate
@@ -22,10 +23,17 @@ from pystate.functions import (
     has_timers,
     namespace_type,
     require_state,
+    sent,
 )
 from pystate.output import OutputColumns
 from pystate.runtime import FunctionSpec
-from pystate.spark.arguments import allowed_delay_ms, side_columns
+from pystate.spark.arguments import (
+    OrderBy,
+    allowed_delay_ms,
+    as_columns,
+    checked_name,
+    side_columns,
+)
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
 from pystate.spark.columns import (
     KeySchema,
@@ -35,9 +43,9 @@ from pystate.spark.columns import (
     output_columns,
     parse_schema,
     refuse_reserved,
-    require_columns,
 )
-from pystate.spark.routing import RANGE_COLUMN, column_named, route
+from pystate.spark.resolve import FrameColumns, column_named
+from pystate.spark.routing import RANGE_COLUMN, route
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
 
 if TYPE_CHECKING:
@@ -73,8 +81,8 @@ class KeyedFrame:
         The key columns.
     uid : str
         The operator's name in checkpoints.
-    order_by : sequence of Column
-        The order of a key's rows; empty for none.
+    order_by : str, Column or a sequence of them, optional
+        The order of a key's rows.
     event_time : str, optional
         The column of the rows' event time.
     allowed_delay : str, timedelta or int, optional
@@ -87,19 +95,23 @@ class KeyedFrame:
         frame: DataFrame,
         keys: Sequence[str],
         uid: str,
-        order_by: Sequence[Column],
+        order_by: OrderBy = None,
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
     ) -> None:
         self._evaluation = evaluation
-        self._frame = frame
         self._uid = uid
-        self._order_by = tuple(order_by)
         self._owner = f"operator {uid!r}"
-        self._keys: KeySchema = key_schema(frame.schema, keys, self._owner)
+        refuse_reserved(frame.columns, self._owner)
+        self._columns = columns = FrameColumns(frame, self._owner)
+        names = [columns.take(key) for key in keys]
+        if event_time is not None:
+            event_time = columns.take(event_time, "event_time")
+        self._order_by = tuple(as_columns(order_by, columns, self._owner))
+        self._frame = frame = columns.frame
+        self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
         self._event_time = event_time
         self._delay_ms = allowed_delay_ms(frame.schema, event_time, allowed_delay, self._owner)
-        refuse_reserved(frame.columns, self._owner)
 
     def process(
         self,
@@ -141,6 +153,7 @@ class KeyedFrame:
         output_columns(self._frame.schema, f"{self._owner}: its input")
         sides = side_columns(side_outputs, self._owner)
         written = {tag: columns.schema for tag, columns in sides.items()}
+        checked_name(late_output, f"{self._owner}: late_output")
         if late_output is not None:
             written[late_output] = self._late_schema(late_output, sides)
         spec = FunctionSpec(
@@ -153,6 +166,7 @@ class KeyedFrame:
             late_output=late_output,
         )
         require_state(function, self._owner)
+        sent(function, cloudpickle.dumps)
         states = declarations(function)
         plan = self._evaluation.declare(
             self._uid,
@@ -207,8 +221,11 @@ class KeyedFrame:
             raise InvalidArgumentError(
                 f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
             )
-        plan = _AggregatePlan(self._owner, self._frame.schema)
-        for name, aggregate in aggregates.items():
+        columns = self._columns.copy()
+        found = {n: self._aggregate(n, given, columns) for n, given in aggregates.items()}
+        frame = columns.frame
+        plan = _AggregatePlan(self._owner, frame.schema)
+        for name, aggregate in found.items():
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
         fields = [st.StructField(name, self._frame.schema[name].dataType) for name in keys]
@@ -219,25 +236,34 @@ class KeyedFrame:
             self._uid, self._keys, plan.states, allowed_delay_ms=self._delay_ms
         )
         # Only what is aggregated travels, cast by Spark where the state is wider.
-        columns = [*map(column_named, keys), *plan.inputs.values()]
+        selected = [*map(column_named, keys), *plan.inputs.values()]
         event_time = None
         if self._event_time is not None:
             event_time = f"{_VALUE}time"
-            columns.append(column_named(self._event_time).alias(event_time))
+            selected.append(column_named(self._event_time).alias(event_time))
         names = [*keys, *plan.inputs]
         if event_time is not None:
             names.append(event_time)
         if plan.ordered and self._order_by:
             # The order may be by any column: Spark prunes what neither it nor an aggregate needs.
-            routed = self._routed(self._frame, operator, self._order_by).select(
-                *columns, RANGE_COLUMN
-            )
+            routed = self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
         else:
-            routed = self._routed(self._frame.select(*columns), operator)
+            routed = self._routed(frame.select(*selected), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
         out = _operator(routed, operator, names, body, declared)
         return self._evaluation.output(self._uid, out)
+
+    def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
+        """An aggregate of a column by the name that the frame has for it."""
+        if not isinstance(given, Aggregate):
+            raise InvalidArgumentError(
+                f"{self._owner}: {name}={given!r:.80} is no aggregate; write {name}=ps.count(), "
+                f"or ps.sum, ps.min, ps.max or ps.mean with a column"
+            )
+        if given.column is None:
+            return given
+        return given._replace(column=columns.take(given.column, str(given)))
 
     def _check_results(self, names: Sequence[str]) -> None:
         refuse_reserved(names, self._owner)
@@ -304,11 +330,6 @@ class _AggregatePlan:
 
     def add(self, name: str, aggregate: Aggregate) -> None:
         """Add one result column."""
-        if not isinstance(aggregate, Aggregate):
-            raise InvalidArgumentError(
-                f"{self._owner}: {name}={aggregate!r} is no aggregate; write {name}=ps.count(), "
-                f"or ps.sum, ps.min, ps.max or ps.mean with a column"
-            )
         kind, column = aggregate
         shown = f"{name}={aggregate}"
         if kind == "count":
@@ -316,7 +337,6 @@ class _AggregatePlan:
             self._result(name, st.LongType(), name, None)
             return
         assert column is not None
-        require_columns(self._schema, [column], self._owner)
         if kind == "mean":
             self._number(aggregate)
             self._state(f"{name}.sum", "double", None)
@@ -340,7 +360,6 @@ class _AggregatePlan:
         if column is None:
             self.updates.append(StateUpdate(state, "add", None, shown))
             return
-        require_columns(self._schema, [column], self._owner)
         source = f"{_VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
         self.updates.append(StateUpdate(state, "add", source, shown))

@@ -9,19 +9,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
+from pyspark.core.rdd import RDD
+
+from pystate.arguments import shown
 from pystate.durations import Duration
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.functions import KeyedProcessFunction, declarations, has_timers, namespace_type, shape
+from pystate.functions import (
+    KeyedProcessFunction,
+    declarations,
+    has_timers,
+    namespace_type,
+    sent,
+    shape,
+)
 from pystate.output import RowsAsYielded
 from pystate.runtime import FunctionSpec
-from pystate.spark.arguments import element_delay_ms, side_columns
+from pystate.spark.arguments import checked_name, element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
 
 if TYPE_CHECKING:
-    from pyspark.core.rdd import RDD
     from pyspark.sql.types import StructType
 
     from pystate.spark.evaluation import Evaluation
@@ -33,7 +43,7 @@ _CHUNK = 4096
 
 def split_rdd(
     evaluation: Evaluation,
-    rdd: RDD[Any],
+    rdd: Any,
     key: Callable[[Any], Any],
     key_type: str | Sequence[str],
     uid: str,
@@ -41,6 +51,20 @@ def split_rdd(
     allowed_delay: Duration | None,
 ) -> RDD[Routed]:
     """What ``Job.partition_by`` does."""
+    owner = f"operator {uid!r}"
+    if not isinstance(rdd, RDD):
+        hint = "; a DataFrame has key_by" if hasattr(rdd, "columns") else ""
+        raise InvalidArgumentError(f"{owner}: rdd is an RDD, not {shown(rdd)}{hint}")
+    if not callable(key):
+        raise InvalidArgumentError(
+            f"{owner}: key is a function from an element to its key, such as lambda row: row.user, "
+            f"not {shown(key)}"
+        )
+    if not isinstance(key_type, str) and not _is_several(key_type):
+        raise InvalidArgumentError(
+            f"{owner}: key_type is the key's type, such as 'long', or a list of one for each part, "
+            f"not {shown(key_type)}"
+        )
     delay_ms = element_delay_ms(event_time, allowed_delay, f"operator {uid!r}")
     types = [key_type] if isinstance(key_type, str) else list(key_type)
     names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
@@ -48,6 +72,10 @@ def split_rdd(
     split = evaluation.note_split(uid, columns, event_time, delay_ms)
     groups = evaluation.epoch.max_parallelism
     return route_rdd(rdd, key, KeyRouter(uid, split.keys, groups, evaluation.parallelism))
+
+
+def _is_several(key_type: object) -> bool:
+    return isinstance(key_type, (list, tuple)) and len(key_type) > 0
 
 
 def rdd_operator(
@@ -67,6 +95,7 @@ def rdd_operator(
     owner = f"operator {uid!r}"
     split = evaluation.noted_split(uid)
     sides = side_columns(side_outputs, owner)
+    checked_name(late_output, f"{owner}: late_output")
     if late_output is not None and split.event_time is None:
         raise InvalidArgumentError(
             f"{owner}: late_output={late_output!r} is for elements that come late by their event "
@@ -77,6 +106,7 @@ def rdd_operator(
             f"{owner}: late_output={late_output!r} takes elements of the RDD: name their columns, "
             f"side_outputs={{{late_output!r}: 'k string, v long'}}"
         )
+    sent(function, cloudpickle.dumps)
     check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
     spec = FunctionSpec(
         function,

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from pystate.errors import WrongTypeError
 from pystate.spark.columns import KeySchema
+from pystate.spark.resolve import column_named
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -28,7 +29,6 @@ __all__ = [
     "RANGE_COLUMN",
     "KeyRouter",
     "Routed",
-    "column_named",
     "key_group",
     "route",
     "route_rdd",
@@ -38,11 +38,6 @@ __all__ = [
 #: The column that is null in data rows and the range's number in its one marker row. It comes last.
 RANGE_COLUMN = "__pystate_range"
 _RDD_CHUNK = 4096
-
-
-def column_named(name: str) -> Column:
-    """The column of exactly that name, dots and backticks included."""
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def key_group(keys: Sequence[str], max_parallelism: int) -> Column:

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from pystate.arguments import folder_path
 from pystate.epoch import RepeatableError
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.environment import local_uri
@@ -85,7 +86,7 @@ class ParquetSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = _local_folder(os.fspath(path))
+        self.path = _local_folder(folder_path(path, "ParquetSink: path"))
 
     def __repr__(self) -> str:
         return f"ParquetSink({self.path!r})"
@@ -360,8 +361,6 @@ def sync_folder(path: str) -> None:
 
 
 def _local_folder(path: str) -> str:
-    if not path:
-        raise InvalidArgumentError("a sink needs the path of a folder")
     parts = urlsplit(path)
     if parts.scheme and parts.scheme != "file":
         raise InvalidArgumentError(

@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
 from pystate.spark.columns import key_schema, output_columns, parse_schema
+from pystate.spark.resolve import find
 
 #: Spark parses DDL in its JVM.
 pytestmark = pytest.mark.usefixtures("spark")
@@ -134,7 +135,7 @@ def test_schemas_that_do_not_parse() -> None:
         output("k strin")
     with pytest.raises(InvalidArgumentError, match="names k more than once"):
         output("k string, K long")
-    with pytest.raises(InvalidArgumentError, match="must be DDL"):
+    with pytest.raises(InvalidArgumentError, match="schema is DDL such as"):
         parse_schema(["k string"], "operator 'one'")  # type: ignore[arg-type]
 
 
@@ -168,18 +169,64 @@ def test_types_that_do_not_travel(kind: str, instead: str) -> None:
         output(f"x long, y {kind}")
 
 
-def test_key_columns_that_are_not_there() -> None:
+def test_columns_that_are_not_there() -> None:
     from pyspark.sql import functions as F
 
-    schema = parse_schema("a long, b struct<c:long>", "x")
-    for keys, error in (
-        ([F.col("a")], "operator 'one': Column<'a'> is not the name .* withColumn first"),
-        ([["a", "b"]], r"operator 'one': \['a', 'b'\] is not the name of a column"),
-        (["b.c"], r"'b.c' is not a column; columns: a, b; .*withColumn\('...', df\['b.c'\]\)"),
-        (["a.c"], "'a.c' is not a column; columns: a, b$"),
-        ([], "at least one column"),
-        (["c"], "'c' is not a column; columns: a, b"),
-        (["a", "a"], "named twice"),
+    schema = parse_schema("a long, b struct<c:long, `d.e`:long>, Tail long, `f.g` long", "x")
+    listed = "columns: a, b, Tail, f.g"
+    for name, error in (
+        (F.col("a"), "operator 'one': Column<'a'> is not the name .* withColumn first"),
+        (["a", "b"], r"operator 'one': \['a', 'b'\] is not the name of a column"),
+        (None, "operator 'one': None is not the name of a column"),
+        ("a.c", f"'a.c' is not a column; {listed}$"),
+        ("c", f"'c' is not a column; {listed}"),
+        ("tial", f"'tial' is not a column; {listed}; did you mean 'Tail'"),
+        ("b.d.e", "'b.d.e' is not a column"),
+        ("", "'' is not a column"),
+        ("`a", "'`a' is not a column"),
     ):
         with pytest.raises(InvalidArgumentError, match=error):
-            key_schema(schema, keys, "operator 'one'")
+            find(schema, name, "operator 'one'")
+    with pytest.raises(InvalidArgumentError, match="at least one column"):
+        key_schema(schema, [], "operator 'one'")
+    with pytest.raises(InvalidArgumentError, match="named twice"):
+        key_schema(schema, ["a", "a"], "operator 'one'")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "sensitive"),
+    [
+        ("a", ("a",), True),
+        ("A", ("a",), False),
+        ("`a`", ("a",), True),
+        ("TAIL", ("Tail",), False),
+        ("b.c", ("b", "c"), True),
+        ("B.C", ("b", "c"), False),
+        ("`b`.`d.e`", ("b", "d.e"), True),
+        ("f.g", ("f.g",), True),
+        ("`f.g`", ("f.g",), True),
+        ("x`y", ("x`y",), True),
+        ("`x``y`", ("x`y",), True),
+    ],
+)
+def test_columns_are_found_as_spark_finds_them(
+    name: str, parts: tuple[str, ...], sensitive: bool
+) -> None:
+    schema = parse_schema("a long, b struct<c:long, `d.e`:long>, Tail long, `f.g` long", "x")
+    schema = schema.add("x`y", st.LongType())
+    assert find(schema, name, "x", case_sensitive=sensitive) == (parts, st.LongType())
+
+
+def test_names_that_only_case_tells_apart() -> None:
+    schema = st.StructType().add("k", st.LongType()).add("K", st.LongType())
+    assert find(schema, "K", "x", case_sensitive=True).parts == ("K",)
+    with pytest.raises(InvalidArgumentError, match="'K' is the name of 2 columns: `k`, `K`"):
+        find(schema, "K", "x")
+    with pytest.raises(InvalidArgumentError, match="'a' is not a column"):
+        find(st.StructType().add("A", st.LongType()), "a", "x", case_sensitive=True)
+    both = st.StructType().add("a.b", st.LongType())
+    both = both.add("a", st.StructType().add("b", st.LongType()))
+    with pytest.raises(InvalidArgumentError, match=r"2 columns: `a.b`, `a`.`b`"):
+        find(both, "a.b", "x")
+    assert find(both, "`a.b`", "x").parts == ("a.b",)
+    assert find(both, "`a`.b", "x").parts == ("a", "b")

@@ -77,7 +77,7 @@ def test_spark_connect_is_refused_in_one_line() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Spark Connect.*\.master\(") as raised:
         require_classic(frame, "stream")
     assert "\n" not in str(raised.value)
-    with pytest.raises(InvalidArgumentError, match=r"df must be a pyspark.sql.DataFrame, got int"):
+    with pytest.raises(InvalidArgumentError, match=r"df is a DataFrame of Spark, not 3"):
         require_classic(3)
 
 

@@ -319,7 +319,7 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         (one, {"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
         (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "event_time='column', too"),
         (one, {"event_time": "v", "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
-        (one, {}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "tag is a string"),
+        (one, {}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "which is no name"),
         (one, {}, {"side_outputs": {"odd": "k strin g"}}, InvalidArgumentError, "does not parse"),
     ):
         with pytest.raises(kind, match=text):

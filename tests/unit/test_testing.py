@@ -205,7 +205,7 @@ def test_looking_at_state_changes_nothing() -> None:
             harness.states(key)["seen"]
         assert harness.keys() == ["a"]
         assert harness.snapshot()._files == before._files
-        with pytest.raises(InvalidArgumentError, match="no state 'm'; declared: n, seen"):
+        with pytest.raises(InvalidArgumentError, match="no state 'm'; declared: 'n', 'seen'"):
             harness.state("m", "a")
 
 
@@ -316,7 +316,7 @@ def test_arguments_that_make_no_sense() -> None:
         (Sums(), {"schema": "k"}, InvalidArgumentError, "schema 'k' does not parse"),
         (Sums(), {"schema": 3}, InvalidArgumentError, "columns are DDL"),
         (Sums(), {"schema": "k int, K int"}, InvalidArgumentError, "names k more than once"),
-        (Sums(), {"side_outputs": "late"}, InvalidArgumentError, "give a list of tags"),
+        (Sums(), {"side_outputs": "late"}, InvalidArgumentError, "side_outputs is a list of tags"),
         (Sums(), {"allowed_delay": -1}, InvalidArgumentError, "allowed_delay"),
         (Sums(), {"allowed_delay": "5 s"}, InvalidArgumentError, "allowed_delay .* event_time="),
         (Sums(), {"late_output": "late"}, InvalidArgumentError, "late_output .* event_time="),

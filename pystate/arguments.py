@@ -1,0 +1,138 @@
+"""Arguments as users pass them: checked where they arrive, with a message that says what to write.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pystate.errors import InvalidArgumentError
+
+__all__ = ["choice", "flag", "folder_path", "integer", "mapping", "nearest", "shown", "text"]
+
+
+def integer(value: Any, what: str, *, least: int | None = None, most: int | None = None) -> int:
+    """A whole number between two bounds, both inclusive.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none; a bool and a float are none.
+    """
+    whole = None
+    if not isinstance(value, bool):
+        try:
+            whole = operator.index(value)
+        except TypeError:
+            whole = None
+    if whole is None:
+        raise InvalidArgumentError(f"{what} is a whole number, not {shown(value)}")
+    if (least is not None and whole < least) or (most is not None and whole > most):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InvalidArgumentError(f"{what} is {whole}, and must be {bounds}")
+    return whole
+
+
+def flag(value: Any, what: str) -> bool:
+    """True or False, and nothing that only counts as one of them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is neither.
+    """
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{what} is True or False, not {shown(value)}")
+    return value
+
+
+def text(value: Any, what: str, hint: str = "") -> str:
+    """A string that is not empty.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none; the message ends with `hint`.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{what} is a string, not {shown(value)}{hint}")
+    return value
+
+
+def folder_path(value: Any, what: str) -> str:
+    """A path, as a string.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none, or empty.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise InvalidArgumentError(f"{what} is the path of a folder, not {shown(value)}")
+    return path
+
+
+def choice(value: Any, what: str, choices: Iterable[str]) -> str:
+    """One of some words.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is another one; the message lists those that there are, and the nearest.
+    """
+    known = list(choices)
+    if not isinstance(value, str) or value not in known:
+        raise InvalidArgumentError(
+            f"{what} is {' or '.join(map(repr, known))}, not {shown(value)}{nearest(value, known)}"
+        )
+    return value
+
+
+def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
+    """A mapping whose keys are strings that are not empty.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none; the message ends with an example of one.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError(f"{what} is a dict, not {shown(value)}: write {example}")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise InvalidArgumentError(
+                f"{what} has the key {name!r:.80}, which is no name: write {example}"
+            )
+    return value
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """What a misspelt name may have meant, to be put behind a message; empty where nothing is near.
+
+    Examples
+    --------
+    >>> nearest("tailnun", ["tailnum", "origin"])
+    "; did you mean 'tailnum'?"
+    """
+    if not isinstance(name, str):
+        return ""
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+
+
+def shown(value: object) -> str:
+    """A value and its type, in one line of a message."""
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    kind = type(value).__qualname__
+    name = kind if module in ("builtins", "__main__") else f"{module}.{kind}"
+    found = " ".join(repr(value).split())
+    return f"{found if len(found) <= 80 else found[:77] + '...'} of type {name}"

@@ -1,0 +1,174 @@
+"""Columns as Spark finds them: by a name in any case, a path into structs, with backticks.
+
+Thread safety: a `FrameColumns` belongs to the thread that builds the pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from pystate.arguments import nearest
+from pystate.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FrameColumns", "Path", "column_named", "find"]
+
+_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
+
+
+def column_named(*parts: str) -> Column:
+    """The column of exactly that name, dots and backticks included; or a field inside of it."""
+    return F.col(".".join("`" + part.replace("`", "``") + "`" for part in parts))
+
+
+class Path(NamedTuple):
+    """A column, or a field inside of one, by the names that the schema has."""
+
+    parts: tuple[str, ...]
+    data_type: st.DataType
+
+    @property
+    def column(self) -> Column:
+        """The column as Spark takes it."""
+        return column_named(*self.parts)
+
+
+def find(schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool = False) -> Path:
+    """Find a column by what `DataFrame.select` would take for its name.
+
+    Parameters
+    ----------
+    schema : StructType
+        The frame's.
+    name : str
+        A column's name, dots included where there is such a column; or the path to a field inside
+        a struct, as ``"user.id"``. Parts with dots of their own stand in backticks.
+    owner : str
+        What the errors begin with.
+    case_sensitive : bool
+        As ``spark.sql.caseSensitive``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is none, or more than one.
+    """
+    if not isinstance(name, str):
+        # A Column, with which even == is no truth value.
+        raise InvalidArgumentError(
+            f"{owner}: {name!r:.80} is not the name of a column: name columns one by one, and "
+            "add an expression to the DataFrame with withColumn first"
+        )
+    matching = _Matching(case_sensitive)
+    found = {path.parts: path for path in matching.walk(schema, [name])}
+    found.update((path.parts, path) for path in matching.walk(schema, _parts(name)))
+    if len(found) == 1:
+        return next(iter(found.values()))
+    listed = ", ".join(schema.names)
+    if found:
+        shown = ", ".join(".".join(f"`{part}`" for part in parts) for parts in found)
+        raise InvalidArgumentError(
+            f"{owner}: {name!r} is the name of {len(found)} columns: {shown}; columns: {listed}"
+        )
+    raise InvalidArgumentError(
+        f"{owner}: {name!r} is not a column; columns: {listed}{nearest(name, schema.names)}"
+    )
+
+
+def _parts(name: str) -> list[str]:
+    """A name as SQL reads it; itself where it is none."""
+    parts: list[str] = []
+    at = 0
+    while part := _PART.match(name, at):
+        parts.append(part[2] or part[1].replace("``", "`"))
+        at = part.end()
+        if at == len(name):
+            return parts
+        if name[at] != ".":
+            break
+        at += 1
+    return [name]
+
+
+class _Matching:
+    def __init__(self, case_sensitive: bool) -> None:
+        self._fold = str if case_sensitive else str.lower
+
+    def walk(self, struct: st.DataType, parts: list[str]) -> list[Path]:
+        """All fields that a path may mean."""
+        if not isinstance(struct, st.StructType):
+            return []
+        first, *rest = parts
+        fields = [f for f in struct.fields if self._fold(f.name) == self._fold(first)]
+        if not rest:
+            return [Path((field.name,), field.dataType) for field in fields]
+        return [
+            Path((field.name, *path.parts), path.data_type)
+            for field in fields
+            for path in self.walk(field.dataType, rest)
+        ]
+
+
+class FrameColumns:
+    """The columns of a frame that an operator asks for; fields of structs become columns.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The operator's input.
+    owner : str
+        What the errors begin with.
+
+    Attributes
+    ----------
+    frame : DataFrame
+        The input with the columns that were added.
+    """
+
+    def __init__(self, frame: DataFrame, owner: str) -> None:
+        self.frame = frame
+        self._owner = owner
+        conf = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")
+        self._case_sensitive = str(conf).lower() == "true"
+        self._added: dict[tuple[str, ...], str] = {}
+
+    def copy(self) -> FrameColumns:
+        """The same, to which other columns may be added."""
+        made = copy.copy(self)
+        made._added = dict(self._added)
+        return made
+
+    def find(self, name: Any, what: str = "") -> Path:
+        """A column, or a field inside of one."""
+        owner = f"{self._owner}: {what}" if what else self._owner
+        return find(self.frame.schema, name, owner, case_sensitive=self._case_sensitive)
+
+    def take(self, name: Any, what: str = "") -> str:
+        """The name of a column; a field inside of one is added to the frame under its own name.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such column; or the frame has one already that is called like the field.
+        """
+        path = self.find(name, what)
+        if len(path.parts) == 1:
+            return path.parts[0]
+        if path.parts not in self._added:
+            last = path.parts[-1]
+            if any(last.lower() == each.lower() for each in self.frame.columns):
+                raise InvalidArgumentError(
+                    f"{self._owner}: {name!r} would become a column {last!r}, and there is one: "
+                    f"give the field a name of its own first, df.withColumn('...', df[{name!r}])"
+                )
+            self.frame = self.frame.withColumn(last, path.column)
+            self._added[path.parts] = last
+        return self._added[path.parts]
