@@ -16,6 +16,7 @@ from pystate import _core
 from pystate.arrays import check_rows, decoded, encoded, from_parts, is_many, reference
 from pystate.declarations import ListState, MapState
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.habits import LIST_NAMES, MAP_NAMES, Named
 from pystate.handles import (
     MISSING,
     KeyBatch,
@@ -32,7 +33,7 @@ __all__ = ["ListHandle", "MapHandle", "ObjectListHandle", "ObjectMapHandle"]
 _LENGTHS = "they have different lengths"
 
 
-class _Elements(_core.CollectionHandle):
+class _Elements(Named, _core.CollectionHandle):
     """What lists and maps share."""
 
     def __init__(
@@ -53,7 +54,8 @@ class _Elements(_core.CollectionHandle):
         return self.count()
 
     def __bool__(self) -> bool:
-        return True
+        """Whether there is any element, as of Python's own lists and dicts."""
+        return self.count() > 0
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Remove all elements of the keys. A key whose last state is cleared ceases to exist."""
@@ -99,7 +101,9 @@ class ListHandle(_Elements, _core.ListElements):
 
     ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
     `NoCurrentKeyError` without one; ``len(handle)`` counts its items. ``add`` of None or of another
-    type raises `WrongTypeError` and writes nothing. The other methods work on a `KeyBatch`.
+    type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle`` and iteration
+    do what they do with a list, each of them for what `get` costs. The other methods work on a
+    `KeyBatch`.
 
     Attributes
     ----------
@@ -113,9 +117,14 @@ class ListHandle(_Elements, _core.ListElements):
         type_ = declaration.type
         super().__init__(table, column, name, type_, type_.codec(name), None)
 
+    _others = LIST_NAMES
+
     def get(self) -> list[Any]:
         """The current key's items, in order; empty where there are none."""
         return self._unpacked(self.items_list())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get()[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
@@ -277,9 +286,13 @@ class MapHandle(_Elements, _core.MapElements):
     Notes
     -----
     `keys`, `values` and `items` give copies: the map may be changed while one goes through them.
+    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration
+    do what they do with a dict.
     """
 
     map_codec: _core.Codec
+
+    _others = MAP_NAMES
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: MapState) -> None:
         type_ = declaration.type
@@ -335,6 +348,20 @@ class MapHandle(_Elements, _core.MapElements):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.get(key, MISSING)
+        if found is MISSING:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not self.contains(key):
+            raise KeyError(key)
+        self.remove(key)
 
     # -- many keys
 

@@ -19,6 +19,7 @@ from pystate.aggregators import AggregateFunction, Operation
 from pystate.arrays import check_rows, decoded, encoded, is_column, is_many, reference
 from pystate.declarations import AggregatingState, ReducingState, ValueState
 from pystate.errors import WrongTypeError
+from pystate.habits import FOLD_NAMES, NoValue
 from pystate.handles import KeyBatch, ObjectHandle, ValueHandle, checked_batch, copied
 from pystate.types import StateType
 
@@ -40,13 +41,15 @@ def _value_handle(table: _core.Table, column: int, name: str, type: StateType) -
     return kind(table, column, name, ValueState(type))
 
 
-class _Fold:
+class _Fold(NoValue):
     """What reducing and aggregating handles share: a value that others go into.
 
     `_kept` is that value's own handle; None where the core keeps an accumulator.
     """
 
     _kept: ValueHandle | None = None
+    _reads = "get()"
+    _others = FOLD_NAMES
 
     @property
     def _holder(self) -> Any:

@@ -35,6 +35,7 @@ from pystate.errors import (
     SchemaError,
     WrongTypeError,
 )
+from pystate.habits import VALUE_NAMES, NoValue
 from pystate.types import StateType
 
 __all__ = [
@@ -258,7 +259,7 @@ def copied(
     return from_parts(type_, rows, valid, data, offsets)
 
 
-class ValueHandle(_core.ScalarHandle):
+class ValueHandle(NoValue, _core.ScalarHandle):
     """One value per key. `ValueState` declares it, a backend's `register` or a store gives it.
 
     ``value()``, ``update(v)`` and ``clear()`` work on the current key and raise `NoCurrentKeyError`
@@ -271,6 +272,8 @@ class ValueHandle(_core.ScalarHandle):
     type : StateType
         The values' type.
     """
+
+    _others = VALUE_NAMES
 
     def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
         self.name = name

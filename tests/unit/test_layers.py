@@ -37,6 +37,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "elements",
             "folds",
             "functions",
+            "habits",
             "handles",
             "keys",
             "nested",

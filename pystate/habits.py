@@ -1,0 +1,128 @@
+"""What handles say to the habits of Python, Spark and Flink: the name that pystate has for it.
+
+Thread safety: a mixin without state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+
+from pystate.arguments import nearest
+from pystate.errors import WrongTypeError
+
+__all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Named", "NoValue"]
+
+#: Of each kind of handle: what others call a method, and what to write here.
+VALUE_NAMES: Mapping[str, str] = {
+    "get": "value()",
+    "exists": "value() is not None",
+    "is_empty": "value() is None",
+    "getOption": "value(), which is None where there is none",
+    "put": "update(value)",
+    "set": "update(value)",
+    "remove": "clear()",
+    "delete": "clear()",
+    "reset": "clear()",
+    "get_all": "values(keys)",
+    "put_all": "update_all(keys, values)",
+    "add_all": "add(keys, values)",
+}
+LIST_NAMES: Mapping[str, str] = {
+    "exists": "len(self.state) > 0",
+    "is_empty": "len(self.state) == 0",
+    "value": "get()",
+    "values": "get(), or of a batch lists(keys)",
+    "items": "get()",
+    "put": "update(items)",
+    "set": "update(items)",
+    "appendValue": "add(item)",
+    "appendList": "add_all(items)",
+    "addAll": "add_all(items)",
+    "insert": "update(items)",
+    "pop": "get(), and update(items) with what is to stay",
+    "remove": "get(), and update(items) with what is to stay",
+    "sort": "update(sorted(get()))",
+}
+MAP_NAMES: Mapping[str, str] = {
+    "exists": "len(self.state) > 0, or of a key contains(key)",
+    "value": "get(key)",
+    "getValue": "get(key)",
+    "update": "put_all(entries)",
+    "updateValue": "put(key, value)",
+    "set": "put(key, value)",
+    "add": "put(key, value)",
+    "containsKey": "contains(key)",
+    "has_key": "contains(key)",
+    "removeKey": "remove(key)",
+    "delete": "remove(key)",
+    "pop": "get(key), and remove(key)",
+    "setdefault": "get(key, default), and put(key, value)",
+    "iterator": "items()",
+    "entries": "items()",
+    "putAll": "put_all(entries)",
+    "isEmpty": "is_empty()",
+}
+FOLD_NAMES: Mapping[str, str] = {
+    "value": "get()",
+    "result": "get()",
+    "exists": "get() is not None",
+    "is_empty": "get() is None",
+    "update": "clear() and add(value)",
+    "set": "clear() and add(value)",
+    "put": "add(value)",
+    "append": "add(value)",
+    "reset": "clear()",
+    "remove": "clear()",
+}
+
+
+class Named:
+    """Answers to a name that a handle does not have by the one that it has."""
+
+    name: str
+    _others: ClassVar[Mapping[str, str]] = {}
+
+    def __getattr__(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        if name.startswith("_") or name == "name":
+            raise AttributeError(f"{kind!r} has no attribute {name!r}")
+        known = [each for each in dir(type(self)) if not each.startswith("_")]
+        instead = self._others.get(name)
+        hint = nearest(name, known) if instead is None else f": write {instead}"
+        raise AttributeError(f"state {self.name!r}: a {kind} has no {name!r}{hint}")
+
+
+class NoValue(Named):
+    """Refuses to be taken for the value that it holds."""
+
+    #: What reads the value.
+    _reads: ClassVar[str] = "value()"
+
+    def __bool__(self) -> bool:
+        """Refuse a condition, which would always hold."""
+        self._refuse("a condition")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Named):
+            return self is other
+        self._refuse("a comparison")
+
+    __hash__ = object.__hash__
+
+    def _compare(self, other: Any) -> Any:
+        self._refuse("a comparison")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+
+    def _compute(self, *others: Any) -> Any:
+        self._refuse("an expression")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _compute
+    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __neg__ = __int__ = __float__ = _compute
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise WrongTypeError(
+            f"state {self.name!r} stands in {where} itself, in place of its value: write "
+            f".{self._reads}"
+        )

@@ -1,0 +1,144 @@
+"""What people who come from Python, Spark and Flink write by habit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pystate as ps
+from pystate.errors import WrongTypeError
+
+STATES: dict[str, ps.State] = {
+    "v": ps.ValueState("long", default=0),
+    "o": ps.ValueState(object),
+    "s": ps.ValueState("struct<a:long>"),
+    "l": ps.ListState("long"),
+    "lo": ps.ListState(object),
+    "m": ps.MapState("string", "long"),
+    "mo": ps.MapState("string", object),
+    "r": ps.ReducingState("long", max),
+    "a": ps.AggregatingState(ps.Mean()),
+    "c": ps.AggregatingState(ps.Count()),
+}
+
+
+@pytest.fixture
+def states() -> Iterator[Any]:
+    with ps.KeyedStateBackend("long", states=STATES) as backend:
+        backend.set_current_key(1)
+        yield backend
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "instead"),
+    [
+        ("v", "get", r"value\(\)$"),
+        ("v", "exists", r"value\(\) is not None$"),
+        ("o", "put", r"update\(value\)$"),
+        ("v", "vlaue", "did you mean 'value'"),
+        ("v", "updateAll", "did you mean 'update_all'"),
+        ("l", "exists", r"len\(self.state\) > 0$"),
+        ("l", "appendValue", r"add\(item\)$"),
+        ("l", "appendList", r"add_all\(items\)$"),
+        ("l", "put", r"update\(items\)$"),
+        ("l", "pop", r"update\(items\) with what is to stay$"),
+        ("m", "getValue", r"get\(key\)$"),
+        ("m", "containsKey", r"contains\(key\)$"),
+        ("m", "updateValue", r"put\(key, value\)$"),
+        ("m", "iterator", r"items\(\)$"),
+        ("m", "update", r"put_all\(entries\)$"),
+        ("r", "value", r"get\(\)$"),
+        ("a", "update", r"add\(value\)$"),
+        ("a", "exists", r"get\(\) is not None$"),
+        ("a", "reslts", "did you mean 'results'"),
+        ("a", "frobnicate", "no 'frobnicate'$"),
+    ],
+)
+def test_what_others_call_a_method_is_answered_with_its_name(
+    states: Any, name: str, method: str, instead: str
+) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"^state '{name}': a \w+ has no '{method}'"
+    ) as raised:
+        getattr(states[name], method)
+    assert re.search(instead, str(raised.value))
+    assert not hasattr(states[name], method) and not hasattr(states[name], "__array__")
+
+
+@pytest.mark.parametrize("name", ["v", "o", "s", "r", "a", "c"])
+def test_a_handle_is_never_taken_for_its_value(states: Any, name: str) -> None:
+    handle = states[name]
+    reads = r"\.get\(\)$" if name in "rac" else r"\.value\(\)$"
+    tries: list[Any] = [
+        lambda: bool(handle),
+        lambda: not handle,
+        lambda: handle == 1,
+        lambda: handle != None,  # noqa: E711
+        lambda: handle == "x",
+        lambda: handle < 1,
+        lambda: handle >= 1,
+        lambda: handle + 1,
+        lambda: 1 + handle,
+        lambda: handle * 2,
+        lambda: int(handle),
+        lambda: float(handle),
+    ]
+    for act in tries:
+        with pytest.raises(WrongTypeError, match=rf"^state '{name}' stands in .*{reads}"):
+            act()
+    assert handle == handle and handle != states["l"] and len({handle, handle}) == 1
+    assert f"'{name}'" in repr(handle)
+
+
+def test_a_condition_in_a_function_says_where() -> None:
+    class Flags(ps.KeyedProcessFunction):
+        flag = ps.ValueState("boolean")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            if self.flag:
+                yield key, 1
+
+    with (
+        ps.testing.Harness(Flags(), key="k") as harness,
+        pytest.raises(WrongTypeError, match=r"'flag' stands in a condition .* write \.value\(\)"),
+    ):
+        harness.process([{"k": 1}])
+
+
+@pytest.mark.parametrize("name", ["m", "mo"])
+def test_maps_are_used_as_dicts_are(states: Any, name: str) -> None:
+    m = states[name]
+    assert not m and len(m) == 0 and list(m) == [] and "a" not in m
+    m["a"] = 1
+    m["b"] = 2
+    m["a"] += 10
+    assert m and len(m) == 2 and "a" in m and sorted(m) == ["a", "b"]
+    assert (m["a"], m["b"], m.get("c"), m.get("c", 5)) == (11, 2, None, 5)
+    assert dict(m) == dict(m.items()) == {"a": 11, "b": 2}
+    del m["a"]
+    assert dict(m) == {"b": 2}
+    with pytest.raises(KeyError, match="'a'"):
+        m["a"]
+    with pytest.raises(KeyError, match="'a'"):
+        del m["a"]
+    with pytest.raises(WrongTypeError, match="map key"):
+        m[None]
+    with pytest.raises(WrongTypeError, match="None is no value"):
+        m["a"] = None
+
+
+@pytest.mark.parametrize("name", ["l", "lo"])
+def test_lists_are_used_as_lists_are(states: Any, name: str) -> None:
+    items = states[name]
+    assert not items and len(items) == 0 and list(items) == []
+    items.add_all([3, 1, 2])
+    assert items and len(items) == 3 and 1 in items and 5 not in items
+    assert (items[0], items[-1], items[1:], sorted(items)) == (3, 2, [1, 2], [1, 2, 3])
+    assert list(reversed(items)) == [2, 1, 3]
+    with pytest.raises(IndexError):
+        items[3]
+    with pytest.raises(TypeError):
+        items[0] = 5
