@@ -64,9 +64,10 @@ class Row(tuple[Any, ...]):
         Parameters
         ----------
         recursive : bool
-            As Spark's `Row` takes it; structs inside a row are dicts in any case.
+            Whether structs inside the row become dicts too, in lists and maps as well.
         """
-        return dict(zip(self._fields, self, strict=True))
+        values = map(_as_dicts, self) if recursive else self
+        return dict(zip(self._fields, values, strict=True))
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where no column and no tuple attribute has that name.
@@ -79,6 +80,16 @@ class Row(tuple[Any, ...]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_row, (self._fields, tuple(self))
+
+
+def _as_dicts(value: Any) -> Any:
+    if isinstance(value, Row):
+        return value.asDict(recursive=True)
+    if type(value) is list:
+        return list(map(_as_dicts, value))
+    if type(value) is dict:
+        return {key: _as_dicts(each) for key, each in value.items()}
+    return value
 
 
 def _restore_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
@@ -130,9 +141,10 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     Parameters
     ----------
     array : pyarrow.Array
-        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a map a
-        dict, also inside other values. Of a map that has a key twice, the last value stays, as in
-        PySpark. Only a map whose keys are structs, arrays or maps stays a list of pairs.
+        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a struct
+        a `Row` and a map a dict, also inside other values. Of a map that has a key twice, the last
+        value stays, as in PySpark. Only a map whose keys are structs, arrays or maps stays a list
+        of pairs.
     name : str
         The column, for the error.
 
@@ -143,7 +155,7 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     """
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
-        convert = _with_dicts(array.type)
+        convert = _converter(array.type)
         return values if convert is None else list(map(convert, values))
     try:
         return datetimes(array)
@@ -154,24 +166,25 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
         ) from None
 
 
-#: Makes dicts of the pairs that a value has for a map; the value is not used by anyone else yet.
+#: Makes rows of structs and dicts of maps in a value, which is not used by anyone else yet.
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 
 @lru_cache(maxsize=1024)
-def _with_dicts(arrow_type: Any) -> _Convert | None:
-    """What makes dicts of the maps in `to_pylist`'s values; None where the type holds no map.
+def _converter(arrow_type: Any) -> _Convert | None:
+    """What makes rows of the structs, and dicts of the maps, in `to_pylist`'s values.
 
-    Arrow does so itself only in versions that are newer than the oldest supported one.
+    None where the type holds neither. Arrow makes dicts of structs, and of maps only in versions
+    that are newer than the oldest supported one.
     """
     if at.is_map(arrow_type):
         return _map_converter(arrow_type)
     if at.is_struct(arrow_type):
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
-        parts = [(f.name, c) for f in fields if (c := _with_dicts(f.type)) is not None]
-        return _fields_converter(parts) if parts else None
+        parts = [(f.name, c) for f in fields if (c := _converter(f.type)) is not None]
+        return _row_converter(tuple(f.name for f in fields), parts)
     if at.is_dictionary(arrow_type) or _is_list(arrow_type):
-        inner = _with_dicts(arrow_type.value_type)
+        inner = _converter(arrow_type.value_type)
         if inner is None or at.is_dictionary(arrow_type):
             return inner
         return lambda value: None if value is None else list(map(inner, value))
@@ -179,7 +192,7 @@ def _with_dicts(arrow_type: Any) -> _Convert | None:
 
 
 def _map_converter(arrow_type: Any) -> _Convert | None:
-    inner = _with_dicts(arrow_type.item_type)
+    inner = _converter(arrow_type.item_type)
     if at.is_nested(arrow_type.key_type):
         if inner is None:
             return None
@@ -189,12 +202,15 @@ def _map_converter(arrow_type: Any) -> _Convert | None:
     return lambda value: None if value is None else {k: inner(v) for k, v in value}
 
 
-def _fields_converter(parts: list[tuple[str, _Convert]]) -> _Convert:
+def _row_converter(names: tuple[str, ...], parts: list[tuple[str, _Convert]]) -> _Convert:
+    make = partial(tuple.__new__, _row_class(names))
+
     def convert(value: Any) -> Any:
-        if value is not None:
-            for name, part in parts:
-                value[name] = part(value[name])
-        return value
+        if value is None:
+            return None
+        for name, part in parts:
+            value[name] = part(value[name])
+        return make([value[name] for name in names])
 
     return convert
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import pystate as ps
 from pystate.arrays import datetimes
 from pystate.errors import InvalidArgumentError
 from pystate.rows import RowFactory
@@ -114,7 +115,49 @@ def test_maps_are_dicts_at_any_depth(
     arrow_type: pa.DataType, values: list[Any], expected: list[Any]
 ) -> None:
     batch = pa.record_batch([pa.array(values, arrow_type)], names=["m"])
-    assert [row["m"] for row in RowFactory(["m"]).rows(batch)] == expected
+    rows = list(RowFactory(["m"]).rows(batch))
+    assert [row.asDict(recursive=True)["m"] for row in rows] == expected
+
+
+def test_structs_answer_to_the_names_of_their_fields() -> None:
+    place = pa.struct([("city", pa.string()), ("at", pa.struct([("x", pa.int64())]))])
+    values = [{"city": "Ulm", "at": {"x": 1}}, {"city": None, "at": None}, None]
+    batch = pa.record_batch(
+        [pa.array(values, place), pa.array([[value] for value in values], pa.list_(place))],
+        names=["st", "many"],
+    )
+    first, second, third = RowFactory(["st", "many"]).rows(batch)
+    assert (first.st.city, first["st"]["at"]["x"], first.st.at.x, first.st[0]) == (
+        "Ulm",
+        1,
+        1,
+        "Ulm",
+    )
+    assert first.many[0].at.x == 1 and second.st.at is None and third.st is None
+    assert "city" in first.st and first.st == ("Ulm", (1,))
+    assert first.asDict(recursive=True) == {"st": values[0], "many": [values[0]]}
+    assert first.asDict() == {"st": first.st, "many": first.many}
+    assert pickle.loads(pickle.dumps(first)).st.at.x == 1
+    with pytest.raises(AttributeError, match="no column 'town'; columns: city, at"):
+        _ = first.st.town
+
+
+def test_a_struct_of_a_row_is_kept_and_yielded() -> None:
+    class Keeps(ps.KeyedProcessFunction):
+        last = ps.ValueState("struct<y:long,x:string>")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            self.last.update(row.st)
+            yield key, row.st
+
+    with ps.testing.Harness(
+        Keeps(),
+        key="k",
+        columns="k long, st struct<x:string,y:long>",
+        schema="k long, st struct<y:long,x:string>",
+    ) as harness:
+        assert harness.process([(1, {"x": "a", "y": 2})]) == [(1, (2, "a"))]
+        assert harness.state("last", 1) == {"y": 2, "x": "a"}
 
 
 FIRST = -62_135_596_800_000_000
