@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from pystate.arguments import text
 from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output_nested import NestedColumn
-from pystate.types import TypeLike, parse_type
+from pystate.types import TypeLike, is_spark_type, parse_type
 from pystate.yielded import BY_PLACE, in_order, shown
 
 __all__ = [
@@ -37,7 +37,10 @@ __all__ = [
 ]
 
 #: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
-SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema"
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
 
 
 class Output(Protocol):
@@ -199,9 +202,9 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
 
     Parameters
     ----------
-    schema : str, mapping of str to type, or pyarrow.Schema
-        DDL such as ``"tailnum string, legs long not null"``; types by column name; or an Arrow
-        schema, whose columns may have any type.
+    schema : str, mapping of str to type, pyarrow.Schema or pyspark StructType
+        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow
+        schema, whose columns may have any type; or a schema of Spark.
     owner : str
         What the errors name.
 
@@ -226,10 +229,12 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
             pa.schema([(n, t.arrow) for n, t in types.items()]),
             [*map(str, types.values())],
         )
+    elif is_spark_type(schema) and hasattr(schema, "fields"):
+        schema, ddl = _of_spark(schema, owner)
     if not isinstance(schema, pa.Schema):
         raise InvalidArgumentError(
-            f"{owner}: columns are DDL such as 'key string, n long', types by name, or a pyarrow "
-            f"schema, not {schema!r:.80}"
+            f"{owner}: columns are DDL such as 'key string, n long', types by name, or a schema of "
+            f"pyarrow or pyspark, not {schema!r:.80}"
         )
     names = [name.lower() for name in schema.names]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -276,6 +281,15 @@ def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
         fields.append(pa.field(name, parsed.arrow, nullable=match[4] is None))
         ddl.append(parsed.ddl)
     return pa.schema(fields), ddl
+
+
+def _of_spark(schema: Any, owner: str) -> tuple[pa.Schema, list[str]]:
+    types = [parse_type(f.dataType, f"{owner}: column {f.name!r}") for f in schema.fields]
+    fields = [
+        pa.field(field.name, parsed.arrow, nullable=field.nullable)
+        for field, parsed in zip(schema.fields, types, strict=True)
+    ]
+    return pa.schema(fields), [parsed.ddl for parsed in types]
 
 
 def _split(text: str) -> list[str]:

@@ -1,17 +1,18 @@
 """The types that keys and states may have.
 
 A type is written as a Spark DDL string (``"long"``, ``"decimal(12,2)"``), as a `pyarrow.DataType`,
-or as ``object`` for pickled Python objects. All types are immutable; everything here is safe from
-any thread.
+as a type of PySpark (``LongType()``), or as ``object`` for pickled Python objects. All types are
+immutable; everything here is safe from any thread.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -26,11 +27,15 @@ __all__ = [
     "TypeLike",
     "from_code",
     "inline_layout",
+    "is_spark_type",
     "parse_type",
     "refuse_nested_key",
 ]
 
-TypeLike: TypeAlias = "str | pa.DataType | type[object] | StateType"
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+TypeLike: TypeAlias = "str | pa.DataType | DataType | type[object] | StateType"
 
 SUPPORTED = (
     "boolean, byte (tinyint), short (smallint), int, long (bigint), float, double, date, "
@@ -101,6 +106,7 @@ _WIDTHS = {
     "decimal": 16,
 }
 
+_SPARK_TYPES = "pyspark.sql.types"
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\))?")
 
 
@@ -286,8 +292,8 @@ def parse_type(type: TypeLike, what: str = "type") -> StateType:
 
     Parameters
     ----------
-    type : str, pyarrow.DataType or object
-        A Spark DDL string, in any case; an Arrow type; or the class ``object``.
+    type : str, pyarrow.DataType, pyspark DataType or object
+        A Spark DDL string, in any case; an Arrow type; one of Spark's; or the class ``object``.
     what : str
         What the type is of, for errors: ``"state 'legs'"``.
 
@@ -321,11 +327,15 @@ def parse_type(type: TypeLike, what: str = "type") -> StateType:
         return _parse_ddl(type, what)
     if isinstance(type, pa.DataType):
         return _parse_arrow(type, what)
+    if is_spark_type(type):
+        return _parse_spark(type, what)
     name = getattr(type, "__name__", None)
     hint = f"; for {name} write {_PYTHON_TYPES[name]!r}" if name in _PYTHON_TYPES else ""
+    if name is not None and builtins.type(type).__module__ == _SPARK_TYPES:
+        hint = f"; pass an object of it, {name}()"
     raise DeclarationError(
-        f"{what}: {type!r:.80} is no type{hint}; write a Spark DDL string, a pyarrow type or "
-        f"object. Supported: {SUPPORTED}"
+        f"{what}: {type!r:.80} is no type{hint}; write a Spark DDL string, a type of pyarrow or "
+        f"pyspark, or object. Supported: {SUPPORTED}"
     )
 
 
@@ -423,6 +433,28 @@ def _parse_nested_arrow(type: Any, what: str, depth: int) -> StateType:
         kind, fields = "array", [("element", type.value_type)]
     children = [(name, _parse_arrow(child, what, depth + 1)) for name, child in fields]
     return _nested(kind, children, type, what)
+
+
+def is_spark_type(type: object) -> bool:
+    """Whether something is one of PySpark's types, which need not be installed."""
+    kinds = builtins.type(type).__mro__
+    return any(k.__module__ == _SPARK_TYPES and k.__name__ == "DataType" for k in kinds)
+
+
+def _parse_spark(type: Any, what: str, depth: int = 0) -> StateType:
+    if depth >= ddl.MAX_DEPTH:
+        raise DeclarationError(f"{what}: more than {ddl.MAX_DEPTH} levels of nesting")
+    kind = type.typeName()
+    if kind == "struct":
+        fields = [(field.name, field.dataType) for field in type.fields]
+    elif kind == "array":
+        fields = [("element", type.elementType)]
+    elif kind == "map":
+        fields = [("key", type.keyType), ("value", type.valueType)]
+    else:
+        return _parse_ddl(type.simpleString(), what)
+    children = [(name, _parse_spark(child, what, depth + 1)) for name, child in fields]
+    return _nested(kind, children, type.simpleString(), what)
 
 
 def _unsupported(type: object, what: str) -> DeclarationError:

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ from pystate.spark.sink import Transaction
 from pystate.spark.watch import Watch
 from pystate.spark.worker import STAGING, OperatorPlan
 from pystate.storage import CheckpointStorage
-from pystate.types import StateType, parse_type, refuse_nested_key
+from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 from pystate.yielded import in_order
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Evaluation:
     def note_split(
         self,
         uid: str,
-        columns: KeySchema,
+        columns: Sequence[tuple[str, TypeLike]],
         event_time: Callable[[Any], object] | None,
         allowed_delay_ms: int | None,
     ) -> Split:

@@ -60,6 +60,7 @@ from pystate.spark.running import (
 from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
 from pystate.storage import open_storage
+from pystate.types import TypeLike
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -273,7 +274,7 @@ class Job:
         rdd: RDD[Any],
         key: Callable[[Any], Any],
         *,
-        key_type: str | Sequence[str],
+        key_type: TypeLike | Sequence[TypeLike],
         uid: str | None = None,
         event_time: Callable[[Any], object] | None = None,
         allowed_delay: Duration | None = None,
@@ -286,8 +287,8 @@ class Job:
             The elements; inside a pipeline only.
         key : callable
             The key of an element; a tuple for a key of several parts.
-        key_type : str or sequence of str
-            The type of the key, or of each of its parts, as DDL.
+        key_type : type or sequence of types
+            The type of the key, or of each of its parts: DDL, or a type of pyarrow or pyspark.
         uid : str
             Names the operator in checkpoints; `partitions` takes the same.
         event_time : callable, optional

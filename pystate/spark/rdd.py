@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.core.rdd import RDD
 
@@ -30,6 +31,7 @@ from pystate.spark.bodies import RoutedBody
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
+from pystate.types import TypeLike, is_spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,7 +47,7 @@ def split_rdd(
     evaluation: Evaluation,
     rdd: Any,
     key: Callable[[Any], Any],
-    key_type: str | Sequence[str],
+    key_type: TypeLike | Sequence[TypeLike],
     uid: str,
     event_time: Callable[[Any], object] | None,
     allowed_delay: Duration | None,
@@ -60,18 +62,22 @@ def split_rdd(
             f"{owner}: key is a function from an element to its key, such as lambda row: row.user, "
             f"not {shown(key)}"
         )
-    if not isinstance(key_type, str) and not _is_several(key_type):
+    if not _is_type(key_type) and not _is_several(key_type):
         raise InvalidArgumentError(
             f"{owner}: key_type is the key's type, such as 'long', or a list of one for each part, "
             f"not {shown(key_type)}"
         )
     delay_ms = element_delay_ms(event_time, allowed_delay, f"operator {uid!r}")
-    types = [key_type] if isinstance(key_type, str) else list(key_type)
+    types: list[Any] = list(key_type) if isinstance(key_type, (list, tuple)) else [key_type]
     names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
     columns = tuple(zip(names, types, strict=True))
     split = evaluation.note_split(uid, columns, event_time, delay_ms)
     groups = evaluation.epoch.max_parallelism
     return route_rdd(rdd, key, KeyRouter(uid, split.keys, groups, evaluation.parallelism))
+
+
+def _is_type(key_type: object) -> bool:
+    return isinstance(key_type, (str, pa.DataType)) or is_spark_type(key_type)
 
 
 def _is_several(key_type: object) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as st
 
+import pystate as ps
 from pystate import _core
 from pystate.arrays import as_array, from_parts, hash_keys, key_groups
 from pystate.errors import DeclarationError, StateOverflowError, WrongTypeError
+from pystate.output import parse_columns
 from pystate.types import from_code, parse_type
 
 UTC = dt.timezone.utc
@@ -342,3 +346,61 @@ def test_ranges_are_flinks() -> None:
         for i in range(parts):
             first, last = _core.range_bounds(i, total, parts)
             assert {_core.range_of(g, total, parts) for g in range(first, last + 1)} == {i}
+
+
+# -- types of PySpark
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "ddl"),
+    [
+        (st.LongType(), "long"),
+        (st.ShortType(), "short"),
+        (st.StringType(), "string"),
+        (st.BooleanType(), "boolean"),
+        (st.TimestampNTZType(), "timestamp_ntz"),
+        (st.DecimalType(12, 2), "decimal(12,2)"),
+        (st.ArrayType(st.StringType()), "array<string>"),
+        (st.MapType(st.StringType(), st.DoubleType()), "map<string,double>"),
+        (
+            st.StructType()
+            .add("a b", st.IntegerType())
+            .add("x", st.ArrayType(st.StructType().add("y", st.DateType()))),
+            "struct<`a b`:int,x:array<struct<y:date>>>",
+        ),
+    ],
+    ids=str,
+)
+def test_types_of_pyspark_are_taken_wherever_ddl_is(spark_type: Any, ddl: str) -> None:
+    assert parse_type(spark_type) == parse_type(ddl)
+    assert ps.ValueState(spark_type) == ps.ValueState(ddl)
+    assert ps.ListState(spark_type) == ps.ListState(ddl)
+    assert ps.MapState(st.StringType(), spark_type) == ps.MapState("string", ddl)
+    columns = parse_columns(st.StructType().add("v", spark_type, nullable=False), "x")
+    assert columns.schema == parse_columns({"v": ddl}, "x").schema
+    assert columns.required == (True,) and columns.ddl == (ddl,)
+
+
+def test_keys_namespaces_and_aggregates_take_types_of_pyspark() -> None:
+    with ps.KeyedStateBackend({"k": st.LongType()}, namespace=st.StringType()) as backend:
+        assert backend.key == (("k", parse_type("long")),)
+        assert backend.namespace == parse_type("string")
+    assert ps.AggregatingState(ps.Sum(), st.LongType()) == ps.AggregatingState(ps.Sum(), "long")
+    assert ps.ReducingState(st.LongType(), max) == ps.ReducingState("long", max)
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "said"),
+    [
+        (st.LongType, r"pass an object of it, LongType\(\)"),
+        (st.NullType(), "'void' is not supported yet"),
+        (st.StringType("UNICODE_CI"), "strings with a collation are refused"),
+        (st.VarcharType(3), r"'varchar\(3\)' is not supported"),
+        (st.StructType(), "a struct has at least one field"),
+        (st.MapType(st.ArrayType(st.LongType()), st.LongType()), "a map's keys are scalars"),
+    ],
+    ids=str,
+)
+def test_types_of_pyspark_that_are_refused(spark_type: Any, said: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"^state 'n': .*{said}"):
+        parse_type(spark_type, "state 'n'")
