@@ -13,7 +13,23 @@ from typing import Any
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["choice", "flag", "folder_path", "integer", "mapping", "nearest", "shown", "text"]
+__all__ = [
+    "NO_INSTANT",
+    "choice",
+    "flag",
+    "folder_path",
+    "integer",
+    "mapping",
+    "nearest",
+    "shown",
+    "text",
+]
+
+#: The one rule of datetimes without a time zone.
+NO_INSTANT = (
+    "a time without a time zone is no instant: attach the one that it is in "
+    "(tzinfo=datetime.timezone.utc; astimezone() for the host's, which Spark's own rows are in)"
+)
 
 
 def integer(value: Any, what: str, *, least: int | None = None, most: int | None = None) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate import _core
-from pystate.arguments import shown
+from pystate.arguments import NO_INSTANT, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, parse_type, refuse_nested_key
 
@@ -231,10 +231,7 @@ def _allowed(source: pa.DataType, type: StateType) -> bool:
 
 def _hint(source: pa.DataType, type: StateType) -> str:
     if isinstance(source, pa.TimestampType) and type.name == "timestamp":
-        return (
-            "; times without a time zone are no instants: give the column one, or declare "
-            "timestamp_ntz"
-        )
+        return f"; {NO_INSTANT}, or declare timestamp_ntz"
     if isinstance(source, pa.TimestampType) and type.name == "timestamp_ntz":
         return "; it has a time zone: declare timestamp"
     return ""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate.arguments import NO_INSTANT
 from pystate.errors import WrongTypeError
 
 __all__ = ["event_times", "instants", "milliseconds"]
@@ -29,8 +30,8 @@ def event_times(column: pa.Array[Any], what: str) -> pa.Array[Any]:
     Parameters
     ----------
     column : pyarrow.Array
-        Timestamps, dates (their midnight), or integers that are milliseconds since 1970. Without a
-        time zone they are taken for UTC.
+        Timestamps, dates (their midnight), or integers that are milliseconds since 1970. A column
+        of timestamps without a time zone is in UTC, as Spark takes it.
     what : str
         Names the column in the error.
 
@@ -91,18 +92,19 @@ def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
 def milliseconds(instant: object, what: str) -> int:
     """An instant as milliseconds since 1970.
 
-    A datetime without a time zone is taken for UTC, a date for its midnight in UTC.
+    A date is its midnight in UTC.
 
     Raises
     ------
     WrongTypeError
-        It is neither an int nor a datetime or date.
+        It is neither an int nor a datetime or date, or a datetime without a time zone.
     """
     if isinstance(instant, date) and not isinstance(instant, datetime):
         instant = datetime.combine(instant, time(), timezone.utc)
     if isinstance(instant, datetime):
-        aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=timezone.utc)
-        return (aware - _EPOCH) // timedelta(milliseconds=1)
+        if instant.tzinfo is None:
+            raise WrongTypeError(f"{what} is {instant!r:.80}: {NO_INSTANT}")
+        return (instant - _EPOCH) // timedelta(milliseconds=1)
     if isinstance(instant, (int, np.integer)) and not isinstance(instant, bool):
         return int(instant)
     raise WrongTypeError(

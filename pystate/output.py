@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate.arguments import NO_INSTANT, text
 from pystate.arguments import shown as described
-from pystate.arguments import text
 from pystate.arrays import as_floats
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output_nested import NestedColumn
@@ -427,7 +427,9 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
                 arrow_type.tz is None
             ):
                 raise TypeError(
-                    "a timestamp needs a datetime with a time zone, timestamp_ntz one without"
+                    "drop the time zone, or declare timestamp"
+                    if arrow_type.tz is None
+                    else f"{NO_INSTANT}, or declare timestamp_ntz"
                 )
     array: pa.Array[Any] = pa.array(values, type=arrow_type)
     if at.is_float32(arrow_type):

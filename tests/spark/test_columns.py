@@ -48,8 +48,8 @@ def test_wrong_rows_name_the_column(rows: list[Any], parts: list[str]) -> None:
     ("kind", "value", "reason"),
     [
         ("date", datetime.datetime(2013, 1, 1), "no date"),
-        ("timestamp", datetime.datetime(2013, 1, 1), "with a time zone"),
-        ("timestamp_ntz", datetime.datetime.now(datetime.timezone.utc), "without"),
+        ("timestamp", datetime.datetime(2013, 1, 1), "a time without a time zone is no instant"),
+        ("timestamp_ntz", datetime.datetime.now(datetime.timezone.utc), "drop the"),
         ("decimal(4,2)", 1.5, "1.5"),
         ("boolean", 1, "1"),
         ("tinyint", 200, "200"),

@@ -27,7 +27,7 @@ NAIVE = datetime.datetime(2020, 1, 1)
         ("string", ["a", b"b", 3], "b'b' of type bytes: bytes is not taken for string"),
         ("string", ["a", 3, b"b"], "3 of type int: Expected bytes, got a 'int' object"),
         ("timestamp", [AWARE, 5, NAIVE], "5 of type int: a number is no instant"),
-        ("timestamp", [AWARE, NAIVE, 5], "datetime.*of type datetime: a timestamp needs"),
+        ("timestamp", [AWARE, NAIVE, 5], "datetime.*of type datetime: a time without"),
         ("array<long>", [[1], ["x"], 5], r"\['x'\] of type list: field \[0\] is long"),
     ],
 )
