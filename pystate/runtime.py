@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, NoReturn, TypeAlias
@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.arguments import text
 from pystate.backend import KeyedStateBackend
 from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_arrow_batch, is_batch
 from pystate.context import RuntimeContext, TimeDomain
@@ -44,7 +45,18 @@ from pystate.handles import KeyBatch
 from pystate.output import Output
 from pystate.rows import RowFactory
 
-__all__ = ["FunctionRuntime", "FunctionSpec", "Side"]
+__all__ = [
+    "DROP_LATE",
+    "PROCESS_LATE",
+    "FunctionRuntime",
+    "FunctionSpec",
+    "Side",
+    "checked_late",
+    "late_tag",
+]
+
+#: What becomes of late rows, where it is not the tag of a side output.
+PROCESS_LATE, DROP_LATE = "process", "drop"
 
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
@@ -79,9 +91,10 @@ class FunctionSpec:
         that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
     side_outputs : mapping of str to Output
         By tag, what `RuntimeContext.output` takes.
-    late_output : str, optional
-        Tag of the side output to which late rows go instead of the function. If `side_outputs` has
-        the tag too, they are cast to its columns, else they have the input's.
+    late : str
+        What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
+        output to which they go instead of the function. If `side_outputs` has the tag too, they
+        are cast to its columns, else they have the input's.
 
     Raises
     ------
@@ -98,7 +111,7 @@ class FunctionSpec:
     output: Output
     event_time: str | Callable[[Any], object] | None = None
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
-    late_output: str | None = None
+    late: str = PROCESS_LATE
 
     def __post_init__(self) -> None:
         if shape(self.function) == "process":
@@ -109,11 +122,38 @@ class FunctionSpec:
                 f"event_time={self.event_time!r} is not a column; columns: "
                 f"{', '.join(self.columns)}"
             )
-        if self.late_output is not None and self.event_time is None:
+        if self.late != PROCESS_LATE and self.event_time is None:
             raise InvalidArgumentError(
-                f"late_output={self.late_output!r}: rows are late by their event time; name its "
+                f"late={self.late!r}: rows are late by their event time; name its "
                 "column with event_time"
             )
+
+    @property
+    def late_tag(self) -> str | None:
+        """The side output that takes late rows, if one does."""
+        return late_tag(self.late)
+
+
+def late_tag(late: str) -> str | None:
+    """The side output that takes late rows, if one does."""
+    return None if late in (PROCESS_LATE, DROP_LATE) else late
+
+
+def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
+    """Return what becomes of late rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no string; or a side output is called as one of the two words is.
+    """
+    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
+    for word in (PROCESS_LATE, DROP_LATE):
+        if word in sides:
+            raise InvalidArgumentError(
+                f"{owner}: side_outputs: {word!r} says what becomes of late rows, and is no tag"
+            )
+    return found
 
 
 class FunctionRuntime:
@@ -232,8 +272,10 @@ class FunctionRuntime:
         times = instants(map(self.spec.event_time, rows), what)
         late = self._late(times)
         if late is not None:
-            for row in compress(rows, late.to_pylist()):
-                self._sides.output(str(self.spec.late_output), row)
+            tag = self.spec.late_tag
+            if tag is not None:
+                for row in compress(rows, late.to_pylist()):
+                    self._sides.output(tag, row)
             on_time = pc.call_function("invert", [late])
             columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
             kept = on_time.to_pylist()
@@ -305,12 +347,14 @@ class FunctionRuntime:
         late = self._late(times)
         if late is None:
             return rows, times
-        self._sides.late(str(self.spec.late_output), rows.filter(late))
+        tag = self.spec.late_tag
+        if tag is not None:
+            self._sides.late(tag, rows.filter(late))
         on_time = pc.call_function("invert", [late])
         return rows.filter(on_time), times.filter(on_time)
 
     def _late(self, times: pa.Array[Any]) -> pa.BooleanArray | None:
-        """Note event times and count those that are late; which, if there is an output for them."""
+        """Note event times, and count what is late; which, where the function is not to see it."""
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
@@ -320,7 +364,7 @@ class FunctionRuntime:
         bound = pa.scalar(watermark, pa.int64())
         late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
         self.late_rows += late.true_count
-        return late if late.true_count and self.spec.late_output is not None else None
+        return late if late.true_count and self.spec.late != PROCESS_LATE else None
 
 
 class _SideOutputs:
@@ -332,7 +376,7 @@ class _SideOutputs:
         self._is_batch = is_batch if shape(spec.function) == "vectorized" else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         if side is None:
-            if spec.side_outputs or spec.late_output is not None:
+            if spec.side_outputs or spec.late_tag is not None:
                 raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
             side = _nowhere
         self._side = side

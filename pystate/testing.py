@@ -26,6 +26,7 @@ from pystate.keys import KeyColumns, KeyLike, parse_key
 from pystate.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.ranges import Ranges
 from pystate.registry import unknown_state
+from pystate.runtime import PROCESS_LATE, checked_late, late_tag
 from pystate.tables import checked_parallelism
 from pystate.trial import Attempt, Clock, Options, Trial, larger
 
@@ -81,8 +82,9 @@ class Harness:
         does. Otherwise only `advance_watermark` moves it.
     side_outputs : sequence of str, or mapping of str to schema
         The tags that the function may give to ``ctx.output``.
-    late_output : str, optional
-        Tag of the side output that gets late rows in place of the function.
+    late : {"process", "drop"} or str
+        What becomes of rows below the watermark, as in `KeyedFrame.process`: the function sees
+        them, they are dropped, or they go to the side output of this tag.
     processing_time : int or datetime
         The first epoch's; it stands still until `advance_processing_time`.
     parallelism : int
@@ -138,7 +140,7 @@ class Harness:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         side_outputs: Sequence[str] | Mapping[str, SchemaLike] = (),
-        late_output: str | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
         processing_time: int | datetime = 0,
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -149,16 +151,15 @@ class Harness:
         owner = f"operator {text(uid, 'Harness: uid')!r}"
         if event_time is not None:
             text(event_time, f"{owner}: event_time, the name of a column,")
-        if late_output is not None:
-            text(late_output, f"{owner}: late_output, the tag of a side output,")
         delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        sides = parse_sides(side_outputs, owner)
         options = Options(
             key=(key,) if isinstance(key, str) else key,
             output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
-            sides=parse_sides(side_outputs, owner),
+            sides=sides,
             event_time=event_time,
             allowed_delay_ms=delay,
-            late_output=late_output,
+            late=checked_late(late, sides, owner),
             max_parallelism=checked_parallelism(max_parallelism),
             batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
             uid=uid,
@@ -193,8 +194,9 @@ class Harness:
         self._parallelism = parallelism
         self._trial: Trial | None = None
         self._sides: dict[str, list[Any]] = {tag: [] for tag in options.sides}
-        if options.late_output is not None:
-            self._sides.setdefault(options.late_output, [])
+        tag = late_tag(options.late)
+        if tag is not None:
+            self._sides.setdefault(tag, [])
         self._fault: Fault | None = None
         self.failures = 0
         self.output: list[Any] = []
@@ -242,7 +244,7 @@ class Harness:
         Parameters
         ----------
         to : int or datetime
-            Milliseconds since 1970, or an instant; without a time zone it is taken for UTC.
+            Milliseconds since 1970, or a datetime with a time zone.
 
         Returns
         -------

@@ -25,7 +25,7 @@ from pystate.keys import parse_key
 from pystate.output import Output
 from pystate.ranges import Range, Ranges
 from pystate.registry import refuse_pickled
-from pystate.runtime import FunctionRuntime, FunctionSpec
+from pystate.runtime import PROCESS_LATE, FunctionRuntime, FunctionSpec
 
 __all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
 
@@ -38,7 +38,7 @@ class Options:
     output: Output
     sides: Mapping[str, Output]
     event_time: str | None
-    late_output: str | None
+    late: str
     allowed_delay_ms: int | None
     max_parallelism: int
     batch_rows: int
@@ -71,11 +71,11 @@ class Options:
         if not self.allow_pickle:
             refuse_pickled(declarations(function), owner)
         if self.event_time is None:
-            for name, value in (
-                ("allowed_delay", self.allowed_delay_ms),
-                ("late_output", self.late_output),
+            for name, given in (
+                ("allowed_delay", self.allowed_delay_ms is not None),
+                ("late", self.late != PROCESS_LATE),
             ):
-                if value is not None:
+                if given:
                     raise InvalidArgumentError(
                         f"{owner}: {name} is about how late rows are by their event time: name "
                         "the column of that, event_time='column', too"
@@ -104,7 +104,7 @@ class Options:
             output=self.output,
             event_time=self.event_time if known else None,
             side_outputs=self.sides,
-            late_output=self.late_output if known else None,
+            late=self.late if known else PROCESS_LATE,
         )
 
 

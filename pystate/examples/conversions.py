@@ -122,7 +122,7 @@ class Hours(ps.VectorizedFunction):
 def pipeline(job: Job, events: DataFrame) -> DataFrame:
     """From one epoch's events to the hours whose numbers change."""
     users = job.key_by(events, "user", uid="users", event_time="at", allowed_delay="10 minutes")
-    found = users.process(Users(), schema=CONVERSION, late_output="late")
+    found = users.process(Users(), schema=CONVERSION, late="late")
     waits = found.selectExpr(f"bought DIV {HOUR} * {HOUR} AS hour", "bought - clicked AS wait_ms")
     return job.key_by(waits, "hour", uid="hours").process(Hours(), schema=CONVERTED)
 

@@ -100,7 +100,7 @@ def pipeline(job: Job, lines: DataFrame) -> DataFrame:
         event_time="at",
         allowed_delay="5 minutes",
     )
-    return visitors.process(Visitor(), schema=SESSION, late_output="late")
+    return visitors.process(Visitor(), schema=SESSION, late="late")
 
 
 def parse(line: str) -> tuple[str, int, int] | None:

@@ -24,6 +24,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction
 from pystate.history import read_head
 from pystate.manifest import Manifest
+from pystate.runtime import PROCESS_LATE
 from pystate.spark.arguments import (
     checked_callback,
     checked_count,
@@ -292,8 +293,8 @@ class Job:
         uid : str
             Names the operator in checkpoints; `partitions` takes the same.
         event_time : callable, optional
-            When an element's event happened: a datetime (without a time zone taken for UTC), a
-            date, milliseconds since 1970, or None. It makes a watermark, as in `key_by`.
+            When an element's event happened: a datetime with a time zone, a date (its midnight in
+            UTC), milliseconds since 1970, or None. It makes a watermark, as in `key_by`.
         allowed_delay : str, timedelta or int, optional
             How much later than the newest event an element may come; 0 by default.
 
@@ -313,7 +314,7 @@ class Job:
         uid: str | None = None,
         schema: str | StructType | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
-        late_output: str | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
     ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
         """Make a stateful function fit ``rdd.mapPartitions``.
 
@@ -327,10 +328,10 @@ class Job:
             Check what the function yields against these columns.
         side_outputs : mapping from tag to str or StructType, optional
             The columns of what it emits with ``ctx.output(tag, row)``, as in `KeyedFrame.process`.
-        late_output : str, optional
-            A tag of `side_outputs` for the elements whose event time is below the watermark: they
-            go there and not to the function, and so must be rows, tuples or lists with a value for
-            each of its columns.
+        late : {"process", "drop"} or str
+            What becomes of elements whose event time is below the watermark, as in
+            `KeyedFrame.process`. A tag is one of `side_outputs`: the elements must then be rows,
+            tuples, lists or dicts with a value for each of its columns.
 
         Returns
         -------
@@ -339,7 +340,7 @@ class Job:
         """
         evaluation = self._current("partitions")
         name = checked_uid(uid)
-        return rdd_operator(evaluation, function, name, schema, side_outputs, late_output)
+        return rdd_operator(evaluation, function, name, schema, side_outputs, late)
 
     # ---- epochs --------------------------------------------------------------------------------
 

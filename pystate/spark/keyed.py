@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -26,12 +26,11 @@ from pystate.functions import (
     sent,
 )
 from pystate.output import OutputColumns
-from pystate.runtime import FunctionSpec
+from pystate.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.spark.arguments import (
     OrderBy,
     allowed_delay_ms,
     as_columns,
-    checked_name,
     side_columns,
 )
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
@@ -119,7 +118,7 @@ class KeyedFrame:
         schema: str | st.StructType,
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
-        late_output: str | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
     ) -> DataFrame:
         """Run a stateful function over the rows.
 
@@ -132,10 +131,11 @@ class KeyedFrame:
         side_outputs : mapping from tag to str or StructType, optional
             The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink:
             ``start(..., side_outputs={tag: ParquetSink(path)})``.
-        late_output : str, optional
-            A tag for the rows whose event time is below the watermark: they go there and not to
-            the function, with the columns of the input, or those that `side_outputs` names for the
-            tag. Without it the function sees them like all others. They are counted in any case.
+        late : {"process", "drop"} or str
+            What becomes of rows whose event time is below the watermark. ``"process"``: the
+            function sees them like all others. ``"drop"``: nobody does. Anything else is the tag of
+            a side output: they go there, with the columns of the input, or those that
+            `side_outputs` names for the tag. They are counted in any case.
 
         Returns
         -------
@@ -153,9 +153,12 @@ class KeyedFrame:
         output_columns(self._frame.schema, f"{self._owner}: its input")
         sides = side_columns(side_outputs, self._owner)
         written = {tag: columns.schema for tag, columns in sides.items()}
-        checked_name(late_output, f"{self._owner}: late_output")
-        if late_output is not None:
-            written[late_output] = self._late_schema(late_output, sides)
+        checked_late(late, sides, self._owner)
+        if late != PROCESS_LATE:
+            self._require_event_time(late)
+        tag = late_tag(late)
+        if tag is not None:
+            written[tag] = self._late_schema(tag, sides)
         spec = FunctionSpec(
             function,
             key=tuple(name for name, _ in self._keys),
@@ -163,7 +166,7 @@ class KeyedFrame:
             output=output_columns(declared, self._owner),
             event_time=self._event_time,
             side_outputs=sides,
-            late_output=late_output,
+            late=late,
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
@@ -182,16 +185,18 @@ class KeyedFrame:
         out = _operator(routed, plan, self._frame.columns, body, declared)
         return self._evaluation.output(self._uid, out)
 
-    def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
+    def _require_event_time(self, late: str) -> None:
         if self._event_time is None:
             raise InvalidArgumentError(
-                f"{self._owner}: late_output={tag!r} is for rows that come late by their event "
-                "time: name its column, key_by(..., event_time='column')"
+                f"{self._owner}: late={late!r} is for rows that come late by their event time: "
+                "name its column, key_by(..., event_time='column')"
             )
+
+    def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
         if tag in sides:
             if sorted(sides[tag].names) != sorted(self._frame.columns):
                 raise InvalidArgumentError(
-                    f"{self._owner}: late_output={tag!r} takes rows of the input, with the columns "
+                    f"{self._owner}: late={tag!r} takes rows of the input, with the columns "
                     f"{', '.join(self._frame.columns)}; side_outputs names other ones for it: "
                     f"{', '.join(sides[tag].names)}"
                 )

@@ -25,8 +25,8 @@ from pystate.functions import (
     shape,
 )
 from pystate.output import RowsAsYielded
-from pystate.runtime import FunctionSpec
-from pystate.spark.arguments import checked_name, element_delay_ms, side_columns
+from pystate.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
+from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
@@ -90,7 +90,7 @@ def rdd_operator(
     uid: str,
     schema: str | StructType | None,
     side_outputs: Mapping[str, str | StructType] | None,
-    late_output: str | None,
+    late: str,
 ) -> RoutedOperator:
     """What ``Job.partitions`` does."""
     if shape(function) != "process":
@@ -101,16 +101,17 @@ def rdd_operator(
     owner = f"operator {uid!r}"
     split = evaluation.noted_split(uid)
     sides = side_columns(side_outputs, owner)
-    checked_name(late_output, f"{owner}: late_output")
-    if late_output is not None and split.event_time is None:
+    checked_late(late, sides, owner)
+    if late != PROCESS_LATE and split.event_time is None:
         raise InvalidArgumentError(
-            f"{owner}: late_output={late_output!r} is for elements that come late by their event "
-            "time: pass partition_by a function that says it, event_time=lambda element: ..."
+            f"{owner}: late={late!r} is for elements that come late by their event time: pass "
+            "partition_by a function that says it, event_time=lambda element: ..."
         )
-    if late_output is not None and late_output not in sides:
+    tag = late_tag(late)
+    if tag is not None and tag not in sides:
         raise InvalidArgumentError(
-            f"{owner}: late_output={late_output!r} takes elements of the RDD: name their columns, "
-            f"side_outputs={{{late_output!r}: 'k string, v long'}}"
+            f"{owner}: late={tag!r} takes elements of the RDD: name their columns, "
+            f"side_outputs={{{tag!r}: 'k string, v long'}}"
         )
     sent(function, cloudpickle.dumps)
     check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
@@ -121,7 +122,7 @@ def rdd_operator(
         output=RowsAsYielded(check),
         event_time=split.event_time,
         side_outputs=sides,
-        late_output=late_output,
+        late=late,
     )
     plan = evaluation.declare(
         uid,

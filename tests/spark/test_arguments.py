@@ -103,7 +103,11 @@ PROCESS: dict[str, list[tuple[Any, str]]] = {
         ({3: "k string"}, "^operator 'one': side_outputs has the key 3, which is no name"),
         ({"side": 3}, "^operator 'one', side output 'side': schema is DDL"),
     ],
-    "late_output": [(3, "^operator 'one': late_output"), ("", "^operator 'one': late_output")],
+    "late": [
+        (3, "^operator 'one': late is a string, not 3 of type int, but 'process', 'drop' or"),
+        (None, "^operator 'one': late is a string, not None, but 'process', 'drop' or the tag"),
+        ("dropp", "^operator 'one'.* '?dropp'?.* side_outputs=.*"),
+    ],
 }
 RUN: dict[str, list[tuple[Any, str]]] = {
     "data": [
@@ -164,7 +168,7 @@ PARTITIONS: dict[str, list[tuple[Any, str]]] = {
     "uid": KEY_BY["uid"],
     "schema": PROCESS["schema"][:1] + PROCESS["schema"][2:],
     "side_outputs": PROCESS["side_outputs"],
-    "late_output": PROCESS["late_output"],
+    "late": PROCESS["late"],
 }
 ALL = [
     (Job.key_by, KEY_BY),

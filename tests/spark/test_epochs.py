@@ -193,7 +193,7 @@ def test_a_column_that_readers_would_not_see_is_refused(
 
     def aside(df: DataFrame) -> DataFrame:
         keyed = job.key_by(df.selectExpr("k", "v AS EPOCH"), "k", uid="x", event_time="EPOCH")
-        return keyed.process(Late(), "k string", late_output="late")
+        return keyed.process(Late(), "k string", late="late")
 
     for pipeline, options, folder in ((renamed, out, "out"), (aside, late, "late")):
         with pytest.raises(InvalidArgumentError, match=f"{folder}'.*'(Epoch|EPOCH)' would be lost"):

@@ -38,13 +38,11 @@ class Times(ps.KeyedProcessFunction):
         yield key, row.v, ctx.timestamp, ctx.watermark, ctx.processing_time
 
 
-def timing(
-    job: Job, delay: Any = 5, late_output: str | None = None
-) -> Callable[[DataFrame], DataFrame]:
+def timing(job: Job, delay: Any = 5, late: str = "process") -> Callable[[DataFrame], DataFrame]:
     def pipeline(df: DataFrame) -> DataFrame:
         keyed = job.key_by(df, "k", uid="times", event_time="v", allowed_delay=delay)
         sides = {"odd": "k string, v long"}
-        return keyed.process(Times(), SCHEMA, side_outputs=sides, late_output=late_output)
+        return keyed.process(Times(), SCHEMA, side_outputs=sides, late=late)
 
     return pipeline
 
@@ -69,7 +67,7 @@ def test_watermarks_late_rows_and_side_outputs(
     start(
         job,
         source,
-        timing(job, late_output="late"),
+        timing(job, late="late"),
         sink=sink,
         side_outputs=sides,
         on_epoch=progress.append,
@@ -136,7 +134,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
     options: dict[str, Any] = {"sink": sink, "side_outputs": sides}
     first = make_job()
     source.add("a,100", "b,31")
-    start(first, source, timing(first, late_output="late"), **options).awaitTermination()
+    start(first, source, timing(first, late="late"), **options).awaitTermination()
     source.add("a,3", "b,201")
     second = make_job()
     seen: list[tuple[int, int | None]] = []
@@ -146,7 +144,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
             assert job._evaluation is not None
             epoch = job._evaluation.epoch
             seen.append((epoch.processing_time_ms, epoch.watermark_ms))
-            return timing(job, late_output="late")(df)
+            return timing(job, late="late")(df)
 
         return pipeline
 
@@ -307,11 +305,11 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         ),
         (every, {}, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
         ({"odd": "x"}, {}, {"side_outputs": odd}, InvalidArgumentError, "ParquetSink"),
-        (one, {}, {"late_output": "odd"}, InvalidArgumentError, "event_time='column'"),
+        (one, {}, {"late": "odd"}, InvalidArgumentError, "event_time='column'"),
         (
             one,
             {"event_time": "v"},
-            {"side_outputs": odd, "late_output": "odd"},
+            {"side_outputs": odd, "late": "odd"},
             InvalidArgumentError,
             "with the columns k, v, x; side_outputs names other ones for it: k, v",
         ),
@@ -362,14 +360,14 @@ def utc(ms: int | None) -> datetime.datetime | None:
     return None if ms is None else epoch + datetime.timedelta(milliseconds=ms)
 
 
-@pytest.mark.parametrize("late_output", [None, "late"])
+@pytest.mark.parametrize("late", [None, "late"])
 @pytest.mark.parametrize("event_time", [lambda row: row.v, lambda row: utc(row.v)])
 def test_an_rdd_has_the_times_that_a_frame_has(
     spark: SparkSession,
     make_job: MakeJob,
     tmp_path: Path,
     event_time: Callable[[Any], object],
-    late_output: str | None,
+    late: str,
 ) -> None:
     odd = "k string, v long"
     frames, rdds = (make_job(checkpoint=tmp_path / name) for name in ("frames", "rdds"))
@@ -377,7 +375,7 @@ def test_an_rdd_has_the_times_that_a_frame_has(
     def of_frame(df: DataFrame) -> DataFrame:
         keyed = frames.key_by(df, "k", uid="times", event_time="v", allowed_delay=5)
         sides = {"odd": odd}
-        return keyed.process(Rung(), SCHEMA, side_outputs=sides, late_output=late_output)
+        return keyed.process(Rung(), SCHEMA, side_outputs=sides, late=late)
 
     def of_rdd(rdd: RDD[Any]) -> RDD[Any]:
         split = rdds.partition_by(
@@ -388,9 +386,9 @@ def test_an_rdd_has_the_times_that_a_frame_has(
             event_time=event_time,
             allowed_delay=5,
         )
-        sides = {"odd": odd, "late": odd} if late_output else {"odd": odd}
+        sides = {"odd": odd, "late": odd} if late == "late" else {"odd": odd}
         return split.mapPartitions(
-            rdds.partitions(Rung(), uid="times", side_outputs=sides, late_output=late_output)
+            rdds.partitions(Rung(), uid="times", side_outputs=sides, late=late)
         )
 
     batches: list[list[tuple[str, int | None]]] = [
@@ -401,7 +399,7 @@ def test_an_rdd_has_the_times_that_a_frame_has(
     ]
     found: list[list[Any]] = []
     for job, pipeline in ((frames, of_frame), (rdds, of_rdd)):
-        tags = ("odd", "late") if late_output else ("odd",)
+        tags = ("odd", "late") if late == "late" else ("odd",)
         sides = sinks(tmp_path / job.checkpoint.rsplit("/")[-1], *tags)
         progress: list[EpochProgress] = []
         epochs = []
@@ -448,11 +446,11 @@ def test_what_is_refused_of_an_rdd(spark: SparkSession, make_job: MakeJob, tmp_p
         ({**by_v, "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
         (
             {},
-            {"side_outputs": odd, "late_output": "odd"},
+            {"side_outputs": odd, "late": "odd"},
             InvalidArgumentError,
             "pass partition_by a function that says it",
         ),
-        (by_v, {"late_output": "late"}, InvalidArgumentError, "name their columns"),
+        (by_v, {"late": "late"}, InvalidArgumentError, "name their columns"),
         (by_v, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
     ):
         with pytest.raises(kind, match=text):

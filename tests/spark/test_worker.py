@@ -232,7 +232,7 @@ def with_sides(plan: OperatorPlan, folder: Path, function: Sides, watermark: int
         function,
         event_time="k",
         side_outputs={"keys": OutputColumns(columns, "side output 'keys'")},
-        late_output="late",
+        late="late",
     )
     return ArrowOperator(plan, partial(FunctionBody, spec), ["k"])
 

@@ -95,7 +95,10 @@ HARNESS = {
     "event_time": (["3", "'kk'", "''"], "event_time"),
     "allowed_delay": (["'x'", "-1", "1.5"], "^(operator 'harness': )?allowed_delay"),
     "side_outputs": (["'x'", "3", "None", "[3]", "[None]", "{'x': 3}"], "'harness'.* side.output"),
-    "late_output": (["3", "''"], "^operator 'harness': late_output, the tag .*, is a string, not"),
+    "late": (
+        ["3", "None", "''"],
+        "^operator 'harness': late is a string, not .*, but 'process', 'd",
+    ),
     "processing_time": (["'x'", "None", "1.5"], "^processing_time is an int, in milliseconds"),
     "parallelism": (["0", "129", *NO_COUNT], "parallelism"),
     "max_parallelism": (["0", *NO_COUNT], "max_parallelism is"),

@@ -364,13 +364,24 @@ def test_late_rows_are_counted_and_handled_like_others() -> None:
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
 def test_late_rows_go_to_their_side_output(function: Any) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
-    run = Run(function, *batches, event_time="at", watermark=20, late_output="late")
+    run = Run(function, *batches, event_time="at", watermark=20, late="late")
     assert run.runtime.late_rows == 2
     assert run.state == {"a": 3, "b": 10}
     late = pa.Table.from_batches(run.sides["late"])
     assert late.schema == COLUMNS
     assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
     assert run.runtime.max_event_time == 20
+
+
+@pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
+def test_late_rows_are_dropped_and_counted(function: Any) -> None:
+    batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
+    run = Run(function, *batches, event_time="at", watermark=20, late="drop")
+    assert (run.runtime.late_rows, run.sides) == (2, {})
+    assert run.state == {"a": 3, "b": 10}
+    assert run.runtime.max_event_time == 20
+    run = Run(function, *batches, event_time="at", late="drop")
+    assert (run.runtime.late_rows, run.state) == (0, {"a": 4, "b": 14})
 
 
 def test_late_rows_take_the_declared_columns() -> None:
@@ -382,7 +393,7 @@ def test_late_rows_take_the_declared_columns() -> None:
         ROWS,
         event_time="at",
         watermark=20,
-        late_output="late",
+        late="late",
         side_outputs={"late": columns},
     )
     [late] = run.sides["late"]
@@ -392,8 +403,8 @@ def test_late_rows_take_the_declared_columns() -> None:
 def test_times_that_make_no_sense() -> None:
     with pytest.raises(InvalidArgumentError, match=r"event_time='when' is not a column.*k, v, at"):
         Run(Count(), event_time="when")
-    with pytest.raises(InvalidArgumentError, match=r"late_output='late': .*event_time"):
-        Run(Count(), late_output="late")
+    with pytest.raises(InvalidArgumentError, match=r"late='late': .*event_time"):
+        Run(Count(), late="late")
     with pytest.raises(WrongTypeError, match=r"operator 'one': event-time column 'k': .*string"):
         Run(Count(), ROWS, event_time="k")
 

@@ -319,7 +319,7 @@ def test_arguments_that_make_no_sense() -> None:
         (Sums(), {"side_outputs": "late"}, InvalidArgumentError, "side_outputs is a list of tags"),
         (Sums(), {"allowed_delay": -1}, InvalidArgumentError, "allowed_delay"),
         (Sums(), {"allowed_delay": "5 s"}, InvalidArgumentError, "allowed_delay .* event_time="),
-        (Sums(), {"late_output": "late"}, InvalidArgumentError, "late_output .* event_time="),
+        (Sums(), {"late": "late"}, InvalidArgumentError, "late is about .* event_time="),
         (Sums(), {"key": []}, DeclarationError, "a key has 1 to"),
         (
             Sums(),
@@ -396,7 +396,7 @@ def test_the_watermark_follows_the_rows_with_an_allowed_delay() -> None:
     begin = int(moment.timestamp() * 1000)
     minutes = [moment + timedelta(minutes=m) for m in range(20)]
     with Harness(
-        Timed(), key="k", event_time="at", allowed_delay="5 minutes", late_output="late"
+        Timed(), key="k", event_time="at", allowed_delay="5 minutes", late="late"
     ) as harness:
         harness.process(at(minutes[10], minutes[2]))
         assert harness.watermark == begin + 5 * 60_000
@@ -552,9 +552,7 @@ def test_a_snapshot_stands_still() -> None:
 
 
 def test_times_and_options_survive_a_restore() -> None:
-    with Harness(
-        Timed(), key="k", event_time="at", late_output="late", processing_time=5
-    ) as harness:
+    with Harness(Timed(), key="k", event_time="at", late="late", processing_time=5) as harness:
         harness.process(at(10))
         harness.advance_watermark(8)
         snapshot = harness.snapshot()
