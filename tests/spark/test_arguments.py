@@ -106,7 +106,7 @@ PROCESS: dict[str, list[tuple[Any, str]]] = {
     "late": [
         (3, "^operator 'one': late is a string, not 3 of type int, but 'process', 'drop' or"),
         (None, "^operator 'one': late is a string, not None, but 'process', 'drop' or the tag"),
-        ("dropp", "^operator 'one'.* '?dropp'?.* side_outputs=.*"),
+        ("dropp", "^operator 'one'.*'dropp'.* side_outputs="),
     ],
 }
 RUN: dict[str, list[tuple[Any, str]]] = {

@@ -360,7 +360,7 @@ def utc(ms: int | None) -> datetime.datetime | None:
     return None if ms is None else epoch + datetime.timedelta(milliseconds=ms)
 
 
-@pytest.mark.parametrize("late", [None, "late"])
+@pytest.mark.parametrize("late", ["process", "drop", "late"])
 @pytest.mark.parametrize("event_time", [lambda row: row.v, lambda row: utc(row.v)])
 def test_an_rdd_has_the_times_that_a_frame_has(
     spark: SparkSession,
