@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from pystate.context import TimeDomain
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
-from pystate.rows import RowFactory, python_values
+from pystate.keys import leaf
+from pystate.rows import RowFactory, key_maker, python_values
 from pystate.timers import DueTimers
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Calls:
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
         """The key columns of some rows."""
-        return [rows.column(name) for name in self.run.spec.key]
+        return [leaf(rows, name) for name in self.run.spec.key]
 
     def returns(self, method: str) -> bool:
         """Whether what a method returns is to be looked at: a generator is all right."""
@@ -122,6 +123,8 @@ class Calls:
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples where there are several columns."""
         values = map(python_values, columns, self.run.spec.key)
+        if self.run.spec.key_types:
+            return map(key_maker(self.run.spec.key_types), zip(*values, strict=True))
         return next(values) if len(columns) == 1 else zip(*values, strict=True)
 
 

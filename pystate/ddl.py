@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from pystate.errors import DeclarationError
 
-__all__ = ["MAX_DEPTH", "NESTED", "Word", "is_nested", "quoted", "read_nested"]
+__all__ = ["MAX_DEPTH", "NESTED", "Word", "is_nested", "path_parts", "quoted", "read_nested"]
 
 #: Levels of nesting.
 MAX_DEPTH = 32
@@ -21,6 +21,7 @@ NESTED = ("struct", "array", "map")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"\w+")
 _FIELD = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
+_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
 _SCALAR = re.compile(r"\w+(?:\s*\([^()<>]*\)|\s+collate\s+\w+)?", re.I)
 _IGNORED = re.compile(
     r"\s+not\s+null\b|\s*\bcomment\s*(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")", re.I
@@ -53,6 +54,27 @@ def quoted(name: str) -> str:
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         return name
     return f"`{name.replace('`', '``')}`"
+
+
+def path_parts(name: str) -> list[str]:
+    """The parts of a path as SQL reads it; the name itself where it is no path.
+
+    Examples
+    --------
+    >>> path_parts("user.`e.mail`"), path_parts("`half")
+    (['user', 'e.mail'], ['`half'])
+    """
+    parts: list[str] = []
+    at = 0
+    while part := _PART.match(name, at):
+        parts.append(part[2] or part[1].replace("``", "`"))
+        at = part.end()
+        if at == len(name):
+            return parts
+        if name[at] != ".":
+            break
+        at += 1
+    return [name]
 
 
 def read_nested(text: str, what: str) -> Word:

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.errors import InvalidArgumentError
-from pystate.keys import KeyColumns, parse_key
+from pystate.keys import KeyColumns, leaves, parse_key
 from pystate.output import OutputColumns, SchemaLike, parse_columns
+from pystate.types import parse_type
 from pystate.yielded import names_of
 
 __all__ = ["InputRows", "key_of"]
@@ -186,5 +187,5 @@ def key_of(schema: pa.Schema, names: Iterable[str]) -> KeyColumns:
                 f"key column {name!r} holds only nulls so far: say its type, "
                 f"key={{{name!r}: 'string'}}"
             )
-        columns.append((name, kind))
+        columns += leaves(name, parse_type(kind, f"key column {name!r}"))
     return parse_key(columns)

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pystate import _core
 from pystate.arrays import is_column
+from pystate.ddl import path_parts, quoted
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
 
-__all__ = ["KeyColumns", "KeyLike", "describe", "key_columns", "parse_key"]
+__all__ = ["KeyColumns", "KeyLike", "describe", "key_columns", "leaf", "leaves", "parse_key"]
 
 KeyLike: TypeAlias = "TypeLike | Mapping[str, TypeLike] | Sequence[tuple[str, TypeLike]]"
 KeyColumns: TypeAlias = tuple[tuple[str, StateType], ...]
@@ -58,15 +60,42 @@ def parse_key(key: KeyLike) -> KeyColumns:
     return tuple(columns)
 
 
+def leaves(name: str, type: StateType) -> list[tuple[str, StateType]]:
+    """The key columns that a column stands for: itself, or the fields of a struct.
+
+    Examples
+    --------
+    >>> leaves("k", parse_type("struct<a:long,b:struct<`c d`:int>>"))
+    [('k.a', StateType('long')), ('k.b.`c d`', StateType('int'))]
+    """
+    if type.name != "struct":
+        return [(name, type)]
+    return [pair for part, child in type.children for pair in _below(quoted(name), part, child)]
+
+
+def _below(path: str, name: str, type: StateType) -> list[tuple[str, StateType]]:
+    path = f"{path}.{quoted(name)}"
+    if type.name != "struct":
+        return [(path, type)]
+    return [pair for part, child in type.children for pair in _below(path, part, child)]
+
+
+def leaf(rows: pa.RecordBatch | pa.Table, name: str) -> Any:
+    """The column of a key, which may lie in a struct: a field of a null is null."""
+    if name in rows.schema.names:
+        return rows.column(name)
+    first, *path = path_parts(name)
+    if not path or first not in rows.schema.names:
+        raise InvalidArgumentError(
+            f"key column {name!r} is not among {', '.join(rows.schema.names)}"
+        )
+    return pc.call_function("struct_field", [rows.column(first)], pc.StructFieldOptions(path))
+
+
 def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
     """One column-like per key column, of whatever `KeyedStateBackend.keys` was given."""
     if isinstance(columns, (pa.RecordBatch, pa.Table)):
-        missing = [name for name, _ in key if name not in columns.schema.names]
-        if missing:
-            raise InvalidArgumentError(
-                f"key column {missing[0]!r} is not among {', '.join(columns.schema.names)}"
-            )
-        return [columns.column(name) for name, _ in key]
+        return [leaf(columns, name) for name, _ in key]
     several = isinstance(columns, (list, tuple)) and len(columns) == len(key)
     if len(key) == 1:
         return columns if several and is_column(columns[0]) else [columns]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,8 +16,9 @@ import pyarrow.types as at
 
 from pystate.arrays import datetimes
 from pystate.errors import InvalidArgumentError
+from pystate.types import StateType
 
-__all__ = ["Row", "RowFactory", "python_values"]
+__all__ = ["Row", "RowFactory", "key_maker", "python_values"]
 
 
 class Row(tuple[Any, ...]):
@@ -109,6 +110,32 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
         if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
             members[name] = getters.__dict__[f"field{i}"]
     return type("Row", (Row,), members)
+
+
+def key_maker(types: Sequence[StateType]) -> Callable[[Iterable[Any]], Any]:
+    """What makes a key of its parts: a row of each struct, a tuple where there are several.
+
+    Parameters
+    ----------
+    types : sequence of StateType
+        Of the columns that make the key up; the parts are those of `pystate.keys.leaves`.
+    """
+    makers = [_part_maker(type_) for type_ in types]
+
+    def make(parts: Iterable[Any]) -> Any:
+        rest = iter(parts)
+        key = tuple(maker(rest) for maker in makers)
+        return key[0] if len(key) == 1 else key
+
+    return make
+
+
+def _part_maker(type: StateType) -> Callable[[Iterator[Any]], Any]:
+    if type.name != "struct":
+        return next
+    row = _row_class(tuple(name for name, _ in type.children))
+    makers = [_part_maker(child) for _, child in type.children]
+    return lambda rest: tuple.__new__(row, [maker(rest) for maker in makers])
 
 
 class RowFactory:

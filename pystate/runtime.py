@@ -44,6 +44,7 @@ from pystate.functions import (
 from pystate.handles import KeyBatch
 from pystate.output import Output
 from pystate.rows import RowFactory
+from pystate.types import StateType
 
 __all__ = [
     "DROP_LATE",
@@ -95,6 +96,9 @@ class FunctionSpec:
         What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
         output to which they go instead of the function. If `side_outputs` has the tag too, they
         are cast to its columns, else they have the input's.
+    key_types : tuple of StateType
+        Of the columns that the key is made of, where one of them is a struct, of which `key` names
+        the fields.
 
     Raises
     ------
@@ -112,6 +116,7 @@ class FunctionSpec:
     event_time: str | Callable[[Any], object] | None = None
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
     late: str = PROCESS_LATE
+    key_types: tuple[StateType, ...] = ()
 
     def __post_init__(self) -> None:
         if shape(self.function) == "process":

@@ -68,7 +68,8 @@ class Harness:
     function : KeyedProcessFunction or VectorizedFunction
         An instance. As on Spark, every epoch works on a copy of it.
     key : str, list of str, or mapping of str to type
-        The key columns. Their types are those of the first rows, unless a mapping says them.
+        The key columns. Their types are those of the first rows, unless a mapping says them. A
+        struct counts by its fields, which `state` takes one after the other.
     schema : str, mapping or pyarrow.Schema, optional
         The columns that the function yields (``"user string, clicks long"``); what it yields is
         then checked as on Spark. Otherwise rows are taken as they are.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.types as at
 
 from pystate.context import RuntimeContext
 from pystate.errors import InvalidArgumentError
@@ -26,6 +27,7 @@ from pystate.output import Output
 from pystate.ranges import Range, Ranges
 from pystate.registry import refuse_pickled
 from pystate.runtime import PROCESS_LATE, FunctionRuntime, FunctionSpec
+from pystate.types import StateType, parse_type
 
 __all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
 
@@ -105,7 +107,17 @@ class Options:
             event_time=self.event_time if known else None,
             side_outputs=self.sides,
             late=self.late if known else PROCESS_LATE,
+            key_types=self._key_types(columns),
         )
+
+    def _key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
+        """Of the key's columns, where one is a struct."""
+        if columns is None or not self.names_only:
+            return ()
+        types = [columns.field(name).type for name in self.key_names if name in columns.names]
+        if not any(map(at.is_struct, types)):
+            return ()
+        return tuple(parse_type(type_, "the key") for type_ in types)
 
 
 @dataclass

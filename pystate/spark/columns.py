@@ -14,12 +14,14 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pystate.arguments import shown
+from pystate.ddl import quoted
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.output import OutputColumns
 
 __all__ = [
     "KeySchema",
     "ddl_of",
+    "key_leaves",
     "key_schema",
     "names_twice",
     "output_columns",
@@ -115,8 +117,7 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"{owner}: a key column is named twice: {', '.join(names)}")
     columns = []
-    for name in names:
-        data_type = schema[name].dataType
+    for name, data_type in key_leaves(schema, names):
         if isinstance(data_type, st.StringType) and data_type != st.StringType():
             raise WrongTypeError(
                 f"{owner}: key column {name!r} is {data_type.simpleString()}: under a collation "
@@ -131,6 +132,29 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
             )
         columns.append((name, ddl))
     return tuple(columns)
+
+
+def key_leaves(schema: st.StructType, names: Sequence[str]) -> list[tuple[str, st.DataType]]:
+    """The key columns that some columns stand for: themselves, or the fields of a struct."""
+    found: list[tuple[str, st.DataType]] = []
+    for name in names:
+        data_type = schema[name].dataType
+        if isinstance(data_type, st.StructType) and data_type.fields:
+            found += _leaves(quoted(name), data_type)
+        else:
+            found.append((name, data_type))
+    return found
+
+
+def _leaves(path: str, struct: st.StructType) -> list[tuple[str, st.DataType]]:
+    found: list[tuple[str, st.DataType]] = []
+    for field in struct.fields:
+        below = f"{path}.{quoted(field.name)}"
+        if isinstance(field.dataType, st.StructType) and field.dataType.fields:
+            found += _leaves(below, field.dataType)
+        else:
+            found.append((below, field.dataType))
+    return found
 
 
 def _require_arrow(field: st.StructField, owner: str) -> None:

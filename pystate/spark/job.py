@@ -241,7 +241,11 @@ class Job:
         df : DataFrame
             The rows; inside a pipeline only.
         *columns : str
-            The key columns. Null is an ordinary key.
+            The key columns, found as `DataFrame.select` finds them: in any case, unless
+            ``spark.sql.caseSensitive`` says otherwise; with backticks; or fields inside of structs,
+            ``"user.id"``, which become columns of their own. Null is an ordinary key. A struct may
+            be one: a function sees it as a row, ``key.id``. It counts by its fields, so that a
+            struct that is null and one of nulls are one key.
         uid : str
             Names the operator in checkpoints. Required: it is how a later run, with other code
             around it, finds the operator's state again.

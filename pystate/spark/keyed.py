@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.aggregates import Aggregate
+from pystate.ddl import quoted
 from pystate.declarations import State, ValueState
 from pystate.durations import Duration
 from pystate.errors import InvalidArgumentError, WrongTypeError
@@ -37,15 +39,17 @@ from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUp
 from pystate.spark.columns import (
     KeySchema,
     ddl_of,
+    key_leaves,
     key_schema,
     names_twice,
     output_columns,
     parse_schema,
     refuse_reserved,
 )
-from pystate.spark.resolve import FrameColumns, column_named
+from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
+from pystate.types import StateType, parse_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -108,6 +112,7 @@ class KeyedFrame:
             event_time = columns.take(event_time, "event_time")
         self._order_by = tuple(as_columns(order_by, columns, self._owner))
         self._frame = frame = columns.frame
+        self._names = names
         self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
         self._event_time = event_time
         self._delay_ms = allowed_delay_ms(frame.schema, event_time, allowed_delay, self._owner)
@@ -167,6 +172,7 @@ class KeyedFrame:
             event_time=self._event_time,
             side_outputs=sides,
             late=late,
+            key_types=self._key_types(),
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
@@ -184,6 +190,13 @@ class KeyedFrame:
         body = partial(FunctionBody, spec)
         out = _operator(routed, plan, self._frame.columns, body, declared)
         return self._evaluation.output(self._uid, out)
+
+    def _key_types(self) -> tuple[StateType, ...]:
+        """Of the key's columns, where one is a struct."""
+        types = [self._frame.schema[name].dataType for name in self._names]
+        if not any(isinstance(each, st.StructType) for each in types):
+            return ()
+        return tuple(parse_type(each, f"{self._owner}: its key") for each in types)
 
     def _require_event_time(self, late: str) -> None:
         if self._event_time is None:
@@ -233,15 +246,16 @@ class KeyedFrame:
         for name, aggregate in found.items():
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
-        fields = [st.StructField(name, self._frame.schema[name].dataType) for name in keys]
-        self._check_results([*keys, *aggregates])
+        leaves = key_leaves(self._frame.schema, self._names)
+        fields = [st.StructField(name, data_type) for name, data_type in leaves]
+        self._check_results([*self._names, *aggregates])
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(
             self._uid, self._keys, plan.states, allowed_delay_ms=self._delay_ms
         )
         # Only what is aggregated travels, cast by Spark where the state is wider.
-        selected = [*map(column_named, keys), *plan.inputs.values()]
+        selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
         event_time = None
         if self._event_time is not None:
             event_time = f"{_VALUE}time"
@@ -257,6 +271,10 @@ class KeyedFrame:
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
         out = _operator(routed, operator, names, body, declared)
+        if keys != self._names:
+            # The fields that travelled on their own become structs again.
+            whole = [_whole(self._frame.schema[name]) for name in self._names]
+            out = out.select(*whole, *map(column_named, aggregates))
         return self._evaluation.output(self._uid, out)
 
     def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
@@ -284,6 +302,24 @@ class KeyedFrame:
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
         return route(frame, keys, plan.max_parallelism, plan.parallelism, order_by)
+
+
+def _whole(field: st.StructField) -> Column:
+    """A key's column, made again of the columns of its fields."""
+    if not (isinstance(field.dataType, st.StructType) and field.dataType.fields):
+        return column_named(field.name)
+    return _struct(quoted(field.name), field.dataType).alias(field.name)
+
+
+def _struct(path: str, struct: st.StructType) -> Column:
+    parts = []
+    for field in struct.fields:
+        below = f"{path}.{quoted(field.name)}"
+        part = column_named(below)
+        if isinstance(field.dataType, st.StructType) and field.dataType.fields:
+            part = _struct(below, field.dataType)
+        parts.append(part.alias(field.name))
+    return F.struct(*parts)
 
 
 def _operator(

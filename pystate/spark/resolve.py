@@ -6,7 +6,6 @@ Thread safety: a `FrameColumns` belongs to the thread that builds the pipeline.
 from __future__ import annotations
 
 import copy
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column
@@ -14,19 +13,23 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import nearest
+from pystate.ddl import path_parts
 from pystate.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FrameColumns", "Path", "column_named", "find"]
-
-_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
+__all__ = ["FrameColumns", "Path", "column_named", "find", "key_column"]
 
 
 def column_named(*parts: str) -> Column:
     """The column of exactly that name, dots and backticks included; or a field inside of it."""
     return F.col(".".join("`" + part.replace("`", "``") + "`" for part in parts))
+
+
+def key_column(frame: DataFrame, name: str) -> Column:
+    """The column of a key, which may lie in a struct."""
+    return column_named(name) if name in frame.columns else column_named(*path_parts(name))
 
 
 class Path(NamedTuple):
@@ -69,7 +72,7 @@ def find(schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool =
         )
     matching = _Matching(case_sensitive)
     found = {path.parts: path for path in matching.walk(schema, [name])}
-    found.update((path.parts, path) for path in matching.walk(schema, _parts(name)))
+    found.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
     if len(found) == 1:
         return next(iter(found.values()))
     listed = ", ".join(schema.names)
@@ -81,21 +84,6 @@ def find(schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool =
     raise InvalidArgumentError(
         f"{owner}: {name!r} is not a column; columns: {listed}{nearest(name, schema.names)}"
     )
-
-
-def _parts(name: str) -> list[str]:
-    """A name as SQL reads it; itself where it is none."""
-    parts: list[str] = []
-    at = 0
-    while part := _PART.match(name, at):
-        parts.append(part[2] or part[1].replace("``", "`"))
-        at = part.end()
-        if at == len(name):
-            return parts
-        if name[at] != ".":
-            break
-        at += 1
-    return [name]
 
 
 class _Matching:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from pystate.errors import WrongTypeError
 from pystate.spark.columns import KeySchema
-from pystate.spark.resolve import column_named
+from pystate.spark.resolve import column_named, key_column
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -42,7 +42,11 @@ _RDD_CHUNK = 4096
 
 def key_group(keys: Sequence[str], max_parallelism: int) -> Column:
     """The key group of each row, as an SQL expression (a long)."""
-    return F.pmod(F.xxhash64(*map(column_named, keys)), F.lit(max_parallelism).cast("long"))
+    return _group(list(map(column_named, keys)), max_parallelism)
+
+
+def _group(keys: Sequence[Column], max_parallelism: int) -> Column:
+    return F.pmod(F.xxhash64(*keys), F.lit(max_parallelism).cast("long"))
 
 
 def route(
@@ -60,7 +64,9 @@ def route(
         The frame's columns, then `RANGE_COLUMN`. With `order_by` the rows of a partition are
         sorted (by Spark, which can spill), the marker last.
     """
-    scaled = key_group(keys, max_parallelism) * F.lit(parallelism).cast("long")
+    scaled = _group([key_column(frame, key) for key in keys], max_parallelism) * F.lit(
+        parallelism
+    ).cast("long")
     owner = F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
     markers = frame.sparkSession.range(0, parallelism, 1, 1).select(
         F.col("id").cast("int").alias(RANGE_COLUMN)

@@ -37,6 +37,7 @@ from pystate.attach import Attachment, TableSpec, tables
 from pystate.backend import Lineage
 from pystate.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
+from pystate.keys import leaf
 from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
 from pystate.spark.columns import KeySchema
@@ -394,7 +395,8 @@ class ArrowOperator:
                 yield rows if rows.num_rows else None, rows.num_rows, markers
 
         def owner(rows: pa.RecordBatch) -> int:
-            return router.owners([rows.column(name).slice(0, 1) for name in names])[0]
+            first = rows.slice(0, 1)
+            return router.owners([leaf(first, name) for name in names])[0]
 
         task = RangeTask(self._plan)
         return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
