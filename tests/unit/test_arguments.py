@@ -51,6 +51,7 @@ JOB = {
     "allow_unclaimed_state": (NO_FLAG, "^job 'j': allow_unclaimed_state is True or False, not"),
     "shared_tables": (NO_FLAG, "^job 'j': shared_tables is True or False, not"),
     "allow_time_back": (NO_FLAG, "^job 'j': allow_time_back is True or False, not"),
+    "replace": (NO_FLAG, "^job 'j': replace is True or False, not"),
     "allow_pickle": (NO_FLAG, "^job 'j': allow_pickle is True or False, not"),
     "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', 'local', 'heap' or"),
     "max_clock_step": ([*NO_LENGTH, "None"], "^job 'j': max_clock_step=.*(length of time|between)"),
