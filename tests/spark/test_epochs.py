@@ -431,7 +431,7 @@ def test_what_a_pipeline_may_not_do(spark: SparkSession, make_job: MakeJob, sour
         (lambda df: job.key_by(df, "k"), InvalidArgumentError, "needs a uid.*whose state is whose"),
         (lambda df: job.key_by(df, "z", uid="x"), InvalidArgumentError, "'z' is not a column"),
         (lambda df: None, InvalidArgumentError, "returned None"),
-        (lambda df: 3, InvalidArgumentError, "must be a pyspark.sql.DataFrame"),
+        (lambda df: 3, InvalidArgumentError, "result is a DataFrame of Spark, not 3 of type int"),
         (
             lambda df: job.key_by(df, "k", uid="x").aggregate(n=3),
             InvalidArgumentError,
