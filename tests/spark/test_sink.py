@@ -234,7 +234,7 @@ def test_only_file_systems(tmp_path: Path) -> None:
     assert ParquetSink(f"{tmp_path}/a%20#?").path == f"{tmp_path}/a%20#?"
     for path, error in (
         ("s3a://bucket/x", "s3a://"),
-        ("", "needs the path"),
+        ("", "path is the path of a folder"),
         ("file:///a#b", "write # as %23"),
     ):
         with pytest.raises(InvalidArgumentError, match=error):
