@@ -58,15 +58,19 @@ static pst_budget_stats stats_of(pst_budget *b) {
 }
 
 /* Puts keys from `first` on until something is refused, or there are `most`. */
-static pst_status fill(pst_table *t, uint64_t first, uint64_t most) {
-    pst_cell cell = {{7, 0}, {NULL, 0}};
+static pst_status fill_with(pst_table *t, const pst_cell *cell, uint64_t first, uint64_t most) {
     pst_status s = PST_OK;
     for (uint64_t k = first; !s && k < first + most; k++) {
         s = pst_key_set_word(t, k);
         if (!s)
-            s = pst_value_put(t, 0, &cell);
+            s = pst_value_put(t, 0, cell);
     }
     return s;
+}
+
+static pst_status fill(pst_table *t, uint64_t first, uint64_t most) {
+    static const pst_cell seven = {{7, 0}, {NULL, 0}};
+    return fill_with(t, &seven, first, most);
 }
 
 static void seal(pst_table *t, pst_sealed **sealed) {
@@ -306,16 +310,10 @@ static void take_keys(const pst_array *keys, pst_table *t, pst_status (*act)(pst
     pst_batch_destroy(batch);
 }
 
-static pst_status fill_texts(pst_table *t, uint64_t first, uint64_t n) {
-    static uint8_t text[300];
-    pst_cell cell = {{0, 0}, {text, sizeof text}};
-    pst_status s = PST_OK;
-    for (uint64_t k = first; !s && k < first + n; k++) {
-        s = pst_key_set_word(t, k);
-        if (!s)
-            s = pst_value_put(t, 0, &cell);
-    }
-    return s;
+static pst_status fill_texts(pst_table *t, uint64_t first, uint64_t most) {
+    static const uint8_t text[300];
+    static const pst_cell cell = {{0, 0}, {text, sizeof text}};
+    return fill_with(t, &cell, first, most);
 }
 
 static pst_status delete_rows(pst_batch *b) {
