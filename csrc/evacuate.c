@@ -38,13 +38,6 @@ static pst_status move_row(pst_table *t, uint32_t slot, uint64_t *looked) {
     return s;
 }
 
-/* Was the row made in the open epoch? What it has may be an older row's that has moved (SL2): to undo and
- * readers that is not of this epoch, and it would be freed as if it were. */
-static int is_made(const pst_table *t, uint32_t slot) {
-    uint64_t header = pst_row(t, slot)[0];
-    return pst_header_stamp(header) == t->stamp && header >> 32 == PST_NONE;
-}
-
 int pst_evacuate(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
     int moved = 0;
@@ -55,7 +48,7 @@ int pst_evacuate(pst_table *t) {
     uint64_t looks = LEAST_LOOKS + LOOKS_PER_CHANGE * changed, looked = 0;
     uint32_t slot = hints->slot;
     for (; slot < t->m->slots && looked < looks && !t->poisoned; slot++, looked++) {
-        if (!pst_is_live(pst_row(t, slot)[0]) || is_made(t, slot))
+        if (!pst_is_live(pst_row(t, slot)[0]))
             continue;
         if (t->lay.has_blocks && move_row(t, slot, &looked))
             break;

@@ -14,8 +14,6 @@
  *  EV3. A sweep looks at a number of rows, nodes and chunks that is bounded by a constant and what the
  *       epoch changed. Lists and maps above PST_MOVE_MOST elements stay where they are, as does what
  *       timers need. The bytes of a key move with its row (SL7).
- *  EV4. A row that was made in the open epoch is left alone: what it has may have come from another row, and
- *       is older than it.
  */
 #ifndef PST_EVACUATE_H
 #define PST_EVACUATE_H

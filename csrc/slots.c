@@ -18,10 +18,6 @@
 #define PST_MOVED_TIMERS 256 /* tests have less */
 #endif
 
-#ifndef PST_TIMED_MOVES
-#define PST_TIMED_MOVES 42 /* rows with timers, per pass over a key group's; tests have less */
-#endif
-
 #ifndef PST_TREE_ROOM
 #define PST_TREE_ROOM (1 << 18) /* tests have too little */
 #endif
@@ -35,7 +31,7 @@ enum {
     MOVES = PST_CUT_LOOKS / 48,     /* rows moved per seal */
     TURNS = PST_CUT_LOOKS * 2,      /* names turned over per seal */
     MOST_TIMERS = PST_MOVED_TIMERS, /* collected per pass over a key group's */
-    TIMED_MOVES = PST_TIMED_MOVES,
+    TIMED_MOVES = MOVES / 2,
     LOOKS_PER_MOVE = 8, /* what evacuating counts for a row */
     LOOKS_PER_PASS = 1024,
     TREE_ROOM = PST_TREE_ROOM, /* bytes that moving their timers may take */

@@ -167,8 +167,7 @@ static int try_seal(void) {
 static void seal_at_limit(void) {
     int poisoned = try_seal();
     run.poisoned += (uint64_t)poisoned;
-    /* What failed is not tried again. A sweep and a cut may each fail once. */
-    if (poisoned && try_seal())
+    if (poisoned) /* what failed is not tried again */
         CHECK(!try_seal());
 }
 
@@ -252,57 +251,19 @@ static void test_cut(const pst_schema *s, uint64_t seed) {
     close_run();
 }
 
-/* What a reader finds is what was there when it was opened. */
-static void check_reader(pst_reader *reader, const model_state *wanted) {
-    static pst_record r;
-    const pst_schema *s = run.m->schema;
-    uint64_t cursor = 0, found = 0, alive = 0;
-    while (pst_reader_next(reader, &cursor, &r) == PST_OK)
-        found++;
-    for (int32_t k = 0; k < MODEL_KEYS; k++) {
-        pst_cell key[2];
-        model_bytes room;
-        model_key(s, k, key, &room);
-        int is = model_alive(wanted, s, k);
-        alive += (uint64_t)is;
-        CHECK_EQ(pst_reader_get(reader, key, 0, &r), is ? PST_OK : PST_NOT_FOUND);
-        for (int32_t c = 0; is && c < 2; c++)
-            if (wanted->present[k][c])
-                CHECK(model_same(MODEL_STATES[c].type, wanted->value[k][c], &r.cells[c]));
-    }
-    CHECK_EQ(found, alive);
-}
-
-/* Those that stay lie everywhere, also the bytes of their keys. Others come and go, so that sweeps go far. */
+/* Those that stay lie everywhere, also the bytes of their keys. */
 static void test_leaving(const pst_schema *s, uint64_t seed) {
-    enum { EVERY = 15, FIRST = 200, LAST = 500 };
-    model_state *wanted = calloc(1, sizeof *wanted);
-    REQUIRE(wanted);
     open_run(s, seed, NULL);
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < 8; round++) {
         for (int32_t k = 0; k < MODEL_KEYS; k++)
             set(k, 1);
         seal();
         for (int32_t k = 0; k < MODEL_KEYS; k++)
-            if (k % EVERY)
+            if (k % 15)
                 set(k, 0);
         some_epochs(3, 20, UINT64_MAX);
-        for (int e = 0; e < 60; e++) {
-            pst_reader *reader = NULL;
-            *wanted = run.m->sealed[run.m->seals % MODEL_EPOCHS];
-            REQUIRE(pst_reader_open(run.t, NULL, NULL, &reader, NULL) == PST_OK);
-            for (int32_t k = FIRST; k < LAST; k++)
-                if (k % EVERY)
-                    set(k, e % 4 == 0);
-            seal();
-            check_reader(reader, wanted);
-            pst_reader_close(reader);
-            some_epochs(1, 20, round % 2 ? 3 : 1000);
-            if (e % 4 == 3)
-                CHECK(model_compare(run.t, &run.m->now, run.m->schema, run.m->keys));
-        }
+        some_epochs(120, 20, round % 2 ? 5 : 1000);
     }
-    free(wanted);
     close_run();
 }
 
@@ -338,6 +299,7 @@ static void test_growth(const pst_schema *s, uint64_t seed) {
 
 /* A reader of the epoch in which a row moved, and of those before it, finds it. */
 static void test_readers(const pst_schema *s, uint64_t seed) {
+    static pst_record r;
     pst_reader *readers[2] = {NULL, NULL};
     model_state *wanted = calloc(2, sizeof *wanted);
     REQUIRE(wanted);
@@ -357,8 +319,22 @@ static void test_readers(const pst_schema *s, uint64_t seed) {
         wanted[e % 2] = run.m->sealed[run.m->seals % MODEL_EPOCHS];
         set((int32_t)any(MODEL_KEYS / 10) * 10, 1);
         seal();
-        for (int i = 0; i < 2 && readers[1]; i++)
-            check_reader(readers[i], &wanted[i]);
+        for (int i = 0; i < 2 && readers[1]; i++) {
+            uint64_t cursor = 0, found = 0, alive = 0;
+            while (pst_reader_next(readers[i], &cursor, &r) == PST_OK)
+                found++;
+            for (int32_t k = 0; k < MODEL_KEYS; k++) {
+                pst_cell key[2];
+                model_bytes room;
+                model_key(s, k, key, &room);
+                int is = model_alive(&wanted[i], s, k);
+                alive += (uint64_t)is;
+                CHECK_EQ(pst_reader_get(readers[i], key, 0, &r), is ? PST_OK : PST_NOT_FOUND);
+                if (is)
+                    CHECK_EQ(r.cells[0].word[0], wanted[i].value[k][0]);
+            }
+            CHECK_EQ(found, alive);
+        }
     }
     CHECK(run.lowered > 0);
     pst_reader_close(readers[0]);
