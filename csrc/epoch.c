@@ -170,9 +170,9 @@ static pst_status seal(pst_table *t, const pst_lineage *lineage, pst_sealed **se
     if (s)
         return s;
     t->index_due = 0;
-    int moved = pst_evacuate(t);
+    pst_evacuate(t);
     uint32_t cut_phase = t->m->cut_phase, cut_at = t->m->cut_at;
-    moved += pst_slots_move(t);
+    int moved = pst_slots_move(t);
     uint32_t tails[PST_RINGS], hot[PST_CLASSES];
     for (int r = 0; r < PST_RINGS; r++)
         tails[r] = t->m->rings[r].tail;

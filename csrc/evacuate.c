@@ -1,6 +1,5 @@
 #include "evacuate.h"
 #include "collections.h"
-#include "slots.h"
 #include "span.h"
 
 enum { LEAST_LOOKS = 1024, LOOKS_PER_CHANGE = 4 };
@@ -38,26 +37,18 @@ static pst_status move_row(pst_table *t, uint32_t slot, uint64_t *looked) {
     return s;
 }
 
-int pst_evacuate(pst_table *t) {
+void pst_evacuate(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
-    int moved = 0;
     if (hints->phase != PST_SPANS_LEFT)
-        return 0;
+        return;
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint64_t changed = t->undo_count + (t->m->slots - before->slots) + t->reused;
     uint64_t looks = LEAST_LOOKS + LOOKS_PER_CHANGE * changed, looked = 0;
     uint32_t slot = hints->slot;
-    for (; slot < t->m->slots && looked < looks && !t->poisoned; slot++, looked++) {
-        if (!pst_is_live(pst_row(t, slot)[0]))
-            continue;
-        if (t->lay.has_blocks && move_row(t, slot, &looked))
+    for (; slot < t->m->slots && looked < looks; slot++, looked++)
+        if (t->lay.has_blocks && pst_is_live(pst_row(t, slot)[0]) && move_row(t, slot, &looked))
             break;
-        if (pst_slot_key_leaves(t, slot) && pst_slot_leave(t, slot, &moved, &looked) &&
-            !t->poisoned)
-            break;
-    }
     pst_put32(&hints->slot, slot);
     if (slot >= t->m->slots)
         pst_put32(&hints->phase, PST_SPANS_DONE);
-    return moved;
 }

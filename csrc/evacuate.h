@@ -12,8 +12,8 @@
  *       it never enters a delta.
  *  EV2. A step that is refused memory leaves everything as it was, and the sweep waits.
  *  EV3. A sweep looks at a number of rows, nodes and chunks that is bounded by a constant and what the
- *       epoch changed. Lists and maps above PST_MOVE_MOST elements stay where they are, as does what
- *       timers need. The bytes of a key move with its row (SL7).
+ *       epoch changed. Lists and maps above PST_MOVE_MOST elements stay where they are, as do the bytes
+ *       of keys and what timers need.
  */
 #ifndef PST_EVACUATE_H
 #define PST_EVACUATE_H
@@ -24,8 +24,8 @@
 
 enum { PST_MOVE_MOST = 1 << 15 };
 
-/* Part of sealing, after gathering and before anything else. How many rows have moved. */
-int pst_evacuate(pst_table *t);
+/* Part of sealing, after gathering and before anything else. */
+void pst_evacuate(pst_table *t);
 
 /* ---- what moves one thing: PST_OK also where it need not move ----------------------------------- */
 

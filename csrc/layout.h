@@ -105,7 +105,7 @@ typedef struct pst_span_hints {
     uint32_t phase;
     uint32_t marked; /* spans in this phase's pass over them */
     uint32_t slot;   /* the row that moving goes on with */
-    uint32_t timed;  /* low half of the epoch from which on rows with timers move for their keys */
+    uint32_t pad;
 } pst_span_hints;
 
 /* How far making a table's slots fewer has come, see slots.h. */

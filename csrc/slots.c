@@ -2,7 +2,6 @@
 
 #include "alloc.h"
 #include "huge.h"
-#include "span.h"
 #include "timers.h"
 #include "value.h"
 
@@ -32,8 +31,6 @@ enum {
     TURNS = PST_CUT_LOOKS * 2,      /* names turned over per seal */
     MOST_TIMERS = PST_MOVED_TIMERS, /* collected per pass over a key group's */
     TIMED_MOVES = MOVES / 2,
-    LOOKS_PER_MOVE = 8, /* what evacuating counts for a row */
-    LOOKS_PER_PASS = 1024,
     TREE_ROOM = PST_TREE_ROOM, /* bytes that moving their timers may take */
     PATIENCE = PST_PATIENCE,
     /* For which a row that could not be moved is believed to be there. */
@@ -205,11 +202,10 @@ static pst_status move_row(pst_table *t, uint32_t from) {
     return PST_OK;
 }
 
-/* May the ring's next slot be taken, and does it lie below the cut, if there is one? */
+/* May the ring's next slot be taken, and does it lie below the cut? */
 static int has_slot(const pst_table *t) {
     const pst_ring *r = slot_ring(t);
-    return r->head != r->sealed_tail[2] &&
-           (t->m->cut_phase == PST_CUT_NONE || pst_ring_at(t, PST_RING_SLOTS, r->head) < t->m->cut);
+    return r->head != r->sealed_tail[2] && pst_ring_at(t, PST_RING_SLOTS, r->head) < t->m->cut;
 }
 
 /* Moves a row with its timers: n of them, which are all it has. */
@@ -237,54 +233,22 @@ static int move_complete(pst_table *t, const pst_timer *timers, int n) {
 
 /* Moves a row that has timers, with others of its key group: what they are in the trees is known only
  * when those are looked through. PST_NOT_FOUND: it stays, what it has cannot be told in bounded time. */
-static pst_status move_with_timers(pst_table *t, uint32_t slot, const pst_rows_wanted *rows,
-                                   int *moved) {
+static pst_status move_with_timers(pst_table *t, uint32_t slot, int *moved) {
     pst_timer timers[MOST_TIMERS];
     int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, slot)));
     /* Trees do not take back what they were refused half way. */
     if (!pst_arena_has_room(&t->arena, TREE_ROOM))
         return PST_NO_MEMORY;
-    int n = pst_timers_of_rows(t, group, rows, timers, MOST_TIMERS), before = *moved;
+    int n = pst_timers_of_rows(t, group, t->m->cut, t->m->slots, timers, MOST_TIMERS);
     if (n > 0)
         *moved += move_complete(t, timers, n);
-    if (n < 0 || *moved > before || t->poisoned)
+    if (n < 0 || *moved || t->poisoned)
         return n < 0 ? PST_NOT_FOUND : PST_OK;
-    pst_rows_wanted one = {slot, slot + 1, NULL};
-    n = pst_timers_of_rows(t, group, &one, timers, MOST_TIMERS);
+    n = pst_timers_of_rows(t, group, slot, slot + 1, timers, MOST_TIMERS);
     if (n < 0 || (uint32_t)n != pst_timer_count(t, slot))
         return PST_NOT_FOUND;
     *moved += move_complete(t, timers, n);
     return PST_OK;
-}
-
-int pst_slot_key_leaves(const pst_table *t, uint32_t slot) {
-    const uint64_t *row = pst_row(t, slot);
-    if (t->lay.key_kind != PST_KEY_BYTES || !pst_is_live(row[0]))
-        return 0;
-    const uint64_t *ref = row + t->lay.key_offset / 8 + 1;
-    return pst_ref_is_block(ref) && pst_span_is_left(t, pst_ref_granule(ref));
-}
-
-pst_status pst_slot_leave(pst_table *t, uint32_t slot, int *moved, uint64_t *looked) {
-    const pst_ring *r = slot_ring(t);
-    if (!has_slot(
-            t)) /* where there are many names one comes soon; else the next sweep may find some */
-        return r->tail - r->head > t->m->slots / 64 ? PST_NO_MEMORY : PST_OK;
-    *looked += LOOKS_PER_MOVE;
-    if (!pst_timer_count(t, slot)) {
-        pst_status s = move_row(t, slot);
-        *moved += s == PST_OK;
-        return s;
-    }
-    uint32_t now = (uint32_t)t->m->epoch;
-    pst_rows_wanted rows = {slot, t->m->slots, pst_slot_key_leaves};
-    if ((int32_t)(now - t->h->spans.timed) < 0)
-        return PST_OK;
-    *looked += LOOKS_PER_PASS;
-    (void)move_with_timers(t, slot, &rows, moved); /* what stays may go with the next sweep */
-    if (t->poisoned)
-        pst_put32(&t->h->spans.timed, now + PIN_EPOCHS);
-    return t->poisoned;
 }
 
 /* The row at the cut's end stays where it is, so the cut goes no further. */
@@ -314,8 +278,7 @@ static uint32_t move_some(pst_table *t, uint32_t at, int *moved) {
             continue;
         }
         /* One such pass is work enough for a seal. */
-        pst_rows_wanted rows = {m->cut, m->slots, NULL};
-        if (!*moved && (move_with_timers(t, slot, &rows, moved) == PST_NOT_FOUND || t->poisoned))
+        if (!*moved && (move_with_timers(t, slot, moved) == PST_NOT_FOUND || t->poisoned))
             pin(t, slot);
         break;
     }

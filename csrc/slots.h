@@ -30,8 +30,6 @@
  *  SL6. The timers of a row move with it, so that a tree never names a row that has gone. Where a key
  *       group has too many to look through (PST_TIMERS_MOST), or a row, they stay: no cut goes below
  *       such a row. What a tree is refused poisons the epoch; it is not tried again soon.
- *  SL7. A row whose key's bytes lie in a span that is to be left moves into any free slot, under the
- *       same rules.
  */
 #ifndef PST_SLOTS_H
 #define PST_SLOTS_H
@@ -42,13 +40,6 @@
 void pst_slot_take(pst_table *t, uint32_t *slot);
 /* Of a row that died in the open epoch. Part of sealing. */
 pst_status pst_slot_free(pst_table *t, uint32_t slot);
-
-/* Does its key have bytes in a span that is to be left? */
-int pst_slot_key_leaves(const pst_table *t, uint32_t slot);
-/* Part of sealing, like the next: moves such a row, which lives, with others of its key group where it
- * has timers. `moved` and what it `looked` at grow. PST_NO_MEMORY: nothing has happened, and later is time
- * enough. What poisons the epoch is returned. */
-pst_status pst_slot_leave(pst_table *t, uint32_t slot, int *moved, uint64_t *looked);
 
 /* Part of sealing, after gathering and before anything dies: moves some rows. 0 where it moved none. */
 int pst_slots_move(pst_table *t);

@@ -8,11 +8,7 @@ static int by_slot(const void *a, const void *b) {
     return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-static int is_wanted(const pst_table *t, const pst_rows_wanted *rows, uint32_t slot) {
-    return slot >= rows->first && slot < rows->last && (!rows->has || rows->has(t, slot));
-}
-
-int pst_timers_of_rows(const pst_table *t, int32_t key_group, const pst_rows_wanted *rows,
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
                        pst_timer *timers, int most) {
     static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
     uint64_t all = 0;
@@ -30,7 +26,7 @@ int pst_timers_of_rows(const pst_table *t, int32_t key_group, const pst_rows_wan
         pst_tree_seek(&c, t->heap, pst_heap_bytes(t), &pst_timer_shape, root, NULL);
         while (n < most && pst_tree_next(&c, &e) == PST_OK) {
             uint32_t slot = (uint32_t)e.key[1];
-            if (is_wanted(t, rows, slot))
+            if (slot >= first && slot < last)
                 timers[n++] = (pst_timer){e.key[0], slot, domains[d]};
         }
     }

@@ -58,15 +58,9 @@ typedef struct pst_timer {
 /* Timers of a group above this are not looked through. */
 enum { PST_TIMERS_MOST = 1 << 14 };
 
-/* Rows of some kind: one in a slot from `first` to `last` - 1 that `has`, where that is given. */
-typedef struct pst_rows_wanted {
-    uint32_t first, last;
-    int (*has)(const pst_table *t, uint32_t slot);
-} pst_rows_wanted;
-
-/* The timers of such rows of one key group, ordered by slot: the earliest ones where there are more than
- * `most`. How many they are; -1 where the group has too many to look at. */
-int pst_timers_of_rows(const pst_table *t, int32_t key_group, const pst_rows_wanted *rows,
+/* The timers of rows in first .. last - 1 of one key group, ordered by slot: the earliest ones where
+ * there are more than `most`. How many they are; -1 where the group has too many to look at. */
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
                        pst_timer *timers, int most);
 /* How many timers the row has. */
 uint32_t pst_timer_count(const pst_table *t, uint32_t slot);
