@@ -32,7 +32,7 @@ _LOGGERS = (
     "org.apache.spark.api.python",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler",
-    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.datasources",
     "org.apache.spark.sql.execution.python",
     "org.apache.spark.sql.execution.streaming",
     "org.apache.spark.storage.BlockManager",
