@@ -9,6 +9,7 @@ import difflib
 import operator
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pystate.errors import InvalidArgumentError
@@ -21,6 +22,7 @@ __all__ = [
     "integer",
     "mapping",
     "nearest",
+    "shortened",
     "shown",
     "text",
 ]
@@ -42,10 +44,8 @@ def integer(value: Any, what: str, *, least: int | None = None, most: int | None
     """
     whole = None
     if not isinstance(value, bool):
-        try:
+        with suppress(TypeError):
             whole = operator.index(value)
-        except TypeError:
-            whole = None
     if whole is None:
         raise InvalidArgumentError(f"{what} is a whole number, not {shown(value)}")
     if (least is not None and whole < least) or (most is not None and whole > most):
@@ -150,5 +150,9 @@ def shown(value: object) -> str:
     module = type(value).__module__
     kind = type(value).__qualname__
     name = kind if module in ("builtins", "__main__") else f"{module}.{kind}"
-    found = " ".join(repr(value).split())
-    return f"{found if len(found) <= 80 else found[:77] + '...'} of type {name}"
+    return f"{shortened(' '.join(repr(value).split()))} of type {name}"
+
+
+def shortened(line: str) -> str:
+    """As much of a line as a message has room for."""
+    return line if len(line) <= 80 else line[:77] + "..."

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from pystate.arguments import shortened
 from pystate.errors import WrongTypeError
 
 __all__ = ["BY_PLACE", "in_order", "names_of", "shown"]
@@ -93,5 +94,4 @@ def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) ->
 
 def shown(value: object) -> str:
     """A value in one line of a message."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(repr(value).replace("\n", " "))
