@@ -115,9 +115,6 @@ PST_PREFETCH void bring_block(const pst_table *t, uint32_t c) {
         __builtin_prefetch(block + at, 1, 2);
 }
 
-/* Blocks in spans that are to be left, passed over at most. */
-enum { SKIP = 16 };
-
 pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
     pst_meta *m = t->m;
     if (m->hot[c]) {
@@ -132,7 +129,7 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
             pst_put32(&m->stale[c], m->stale[c] - 1);
             continue;
         }
-        if (span->state & PST_SPAN_LEAVING && skipped++ < SKIP && !pst_ring_push(t, c, *granule))
+        if (span->state & PST_SPAN_LEAVING && skipped++ < PST_MOST_SKIPPED && !pst_ring_push(t, c, *granule))
             continue;
         pst_put16(&span->listed, (uint16_t)(span->listed - 1));
         return PST_OK;

@@ -34,6 +34,9 @@ static inline uint64_t pst_class_size(uint32_t size_class) {
     return (5 + (size_class & UINT64_C(3))) << ((size_class >> 2) + 3);
 }
 
+/* Names of blocks in spans that are to be left that taking one puts back into its ring. */
+enum { PST_MOST_SKIPPED = 16 };
+
 pst_status pst_block_alloc(struct pst_table *t, uint32_t size_class, uint32_t *granule);
 pst_status pst_block_free(struct pst_table *t, uint32_t size_class, uint32_t granule, int born);
 /* Moves what the open epoch freed of its own to the rings. Part of sealing. */

@@ -26,8 +26,8 @@ static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
     return *slot < t->m->slots;
 }
 
-/* What an operation needs where it must look a row up again. The key's bytes stay in the table:
- * they do not move while the row exists. */
+/* What an operation needs where it must look a row up again. The key's bytes stay in the table: they do
+ * not move before the epoch is sealed, and the batch ends with that. */
 static void take_key(pst_batch *b, int64_t i, const uint64_t *row) {
     const pst_table *t = b->t;
     const uint64_t *k = row + t->lay.key_offset / 8;
@@ -114,6 +114,10 @@ static pst_status take_live(pst_table *t, next_slot next, uint64_t *cursor, int6
 
 pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {
     return take_live(t, touched_slot, cursor, most, batch);
+}
+
+void pst_table_keep_rows(pst_table *t, int keep) {
+    t->keeps_rows = keep;
 }
 
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch) {

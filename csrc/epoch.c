@@ -198,6 +198,7 @@ static pst_status seal(pst_table *t, const pst_lineage *lineage, pst_sealed **se
         /* What is gathered again must not find rows that have moved: they would be other rows. */
         return moved ? pst_poison(t, s) : s;
     }
+    pst_evacuate_keys(t);
     pst_slots_tidy(t);
     pst_span_tidy(t);
     pst_put_words((uint64_t *)&t->m->lineage, (const uint64_t *)(const void *)lineage,

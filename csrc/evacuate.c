@@ -37,18 +37,37 @@ static pst_status move_row(pst_table *t, uint32_t slot, uint64_t *looked) {
     return s;
 }
 
+/* What a seal may look at. */
+static uint64_t looks_of(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed);
+    uint64_t fresh = t->m->slots > before->slots ? t->m->slots - before->slots : 0;
+    return LEAST_LOOKS + LOOKS_PER_CHANGE * (t->undo_count + fresh + t->reused);
+}
+
 void pst_evacuate(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
-    if (hints->phase != PST_SPANS_LEFT)
-        return;
-    const pst_meta *before = pst_meta_of(t, t->h->sealed);
-    uint64_t changed = t->undo_count + (t->m->slots - before->slots) + t->reused;
-    uint64_t looks = LEAST_LOOKS + LOOKS_PER_CHANGE * changed, looked = 0;
     uint32_t slot = hints->slot;
+    uint64_t looks = looks_of(t), looked = 0;
+    if (hints->phase != PST_SPANS_LEFT || !t->lay.has_blocks)
+        return;
     for (; slot < t->m->slots && looked < looks; slot++, looked++)
-        if (t->lay.has_blocks && pst_is_live(pst_row(t, slot)[0]) && move_row(t, slot, &looked))
+        if (pst_is_live(pst_row(t, slot)[0]) && move_row(t, slot, &looked))
             break;
     pst_put32(&hints->slot, slot);
-    if (slot >= t->m->slots)
+}
+
+void pst_evacuate_keys(pst_table *t) {
+    pst_span_hints *hints = &t->h->spans;
+    uint32_t slot = hints->keyed, last = t->m->slots;
+    uint64_t looks = looks_of(t);
+    if (hints->phase != PST_SPANS_LEFT)
+        return;
+    if (t->lay.key_kind != PST_KEY_BYTES)
+        slot = last;
+    for (; slot < last && looks; slot++, looks--)
+        if (pst_is_live(pst_row(t, slot)[0]) && pst_row_move_key(t, slot))
+            break;
+    pst_put32(&hints->keyed, slot);
+    if (slot >= last && (hints->slot >= last || !t->lay.has_blocks))
         pst_put32(&hints->phase, PST_SPANS_DONE);
 }

@@ -32,7 +32,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 7u
+#define PST_TABLE_FORMAT 8u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -104,8 +104,8 @@ typedef struct pst_span_hints {
     uint32_t last;
     uint32_t phase;
     uint32_t marked; /* spans in this phase's pass over them */
-    uint32_t slot;   /* the row that moving goes on with */
-    uint32_t pad;
+    uint32_t slot;   /* the row that moving values goes on with */
+    uint32_t keyed;  /* and that moving the bytes of keys does */
 } pst_span_hints;
 
 /* How far making a table's slots fewer has come, see slots.h. */

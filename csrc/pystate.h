@@ -392,8 +392,11 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column);
  * *cursor (0 first) at most `most` of them. PST_NOT_FOUND at the end. Keys that are written while
  * iterating may or may not be seen. */
 pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
-/* The same over all live rows, in slot order. */
+/* The same over all live rows, in slot order. Sealing may move rows, and what is gone over from epoch to
+ * epoch then met twice or never, unless they were to be kept where they are. */
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
+/* Says whether sealing is to leave rows in their slots, so that the table gets no shorter meanwhile. */
+void pst_table_keep_rows(pst_table *t, int keep);
 /* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
  * batches that were not made of keys (pst_batch_create: PST_INVALID). */
 pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid);

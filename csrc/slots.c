@@ -288,7 +288,7 @@ static uint32_t move_some(pst_table *t, uint32_t at, int *moved) {
 int pst_slots_move(pst_table *t) {
     pst_meta *m = t->m;
     int moved = 0;
-    if (m->cut_phase != PST_CUT_MOVE)
+    if (m->cut_phase != PST_CUT_MOVE || t->keeps_rows)
         return 0;
     if (t->h->slots.pinned > m->cut) {
         /* What could not be moved poisoned the epoch, and undoing it took back that it was given up. */

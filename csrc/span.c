@@ -229,6 +229,7 @@ static void look_at_spans(pst_table *t) {
             i = 1;
             if (hints->phase == PST_SPANS_MARKING && hints->marked) {
                 pst_put32(&hints->slot, 0);
+                pst_put32(&hints->keyed, 0);
                 pst_put32(&hints->phase, PST_SPANS_LEFT);
             } else if (hints->phase == PST_SPANS_DONE) {
                 /* One pass ends what sweeping left half seen, the next takes the marks away. */

@@ -96,6 +96,7 @@ struct pst_table {
     int hot;             /* some chain of the open epoch is not empty */
     int deaths;          /* a row may have died in the open epoch */
     int index_due;       /* the open epoch has not yet looked for shards to make smaller */
+    int keeps_rows;      /* somebody goes over all of them: none moves into another slot */
     int attached;        /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;

@@ -27,7 +27,8 @@ pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i) {
     uint64_t *row = pst_row(t, slot);
     if (!t->ttl[i].on_read || !pst_ttl_is_stale(t, i, pst_row_time(t, row, i)))
         return PST_OK;
-    pst_status s = pst_undo_reserve(t, 1);
+    pst_clearing(t); /* of what was written: a full table can be read */
+    pst_status s = pst_cleared(t, pst_undo_reserve(t, 1));
     if (s)
         return s;
     row = pst_row(t, slot);

@@ -146,9 +146,11 @@ pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
     if (st || !t->ttl[i].on_read || !pst_ttl_is_stale(t, i, e->time))
         return st;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
+    pst_clearing(t); /* of what was written: a full table can be read */
     st = pst_undo_reserve(t, 1);
     if (!st)
         st = stamp_entry(t, i, pst_ttl_stamp(t, i), &root, e);
+    (void)pst_cleared(t, st);
     if (!st) {
         pst_row_map_replace(t, slot, i, before, root);
         st = pst_row_map_get(t, slot, i, e);
@@ -233,11 +235,12 @@ pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
     if (!t->ttl[i].on_read || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
         return PST_OK;
     pst_sweep all = {.left = UINT64_MAX};
+    pst_clearing(t);
     pst_status st = pst_undo_reserve(t, 1);
     if (!st)
         st = t->lay.fields[i].kind == PST_LIST ? use_list(t, slot, i)
                                                : walk_map(t, slot, i, entry_read, 0, &all);
-    return pst_poison(t, st);
+    return pst_poison(t, pst_cleared(t, st));
 }
 
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s) {

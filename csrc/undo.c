@@ -40,6 +40,10 @@ static uint64_t undo_records(pst_table *t, uint64_t epoch) {
     for (uint64_t i = n; i-- > 0;) {
         const uint64_t *record = pst_undo_record(t, log, i);
         uint64_t *row = pst_row(t, (uint32_t)record[0]);
+        if (record[0] & PST_UNDO_KEY) {
+            pst_put64(row + t->lay.key_offset / 8 + 2, record[1]);
+            continue;
+        }
         pst_put_words(row + t->lay.image_offset / 8, record + 2, t->lay.image_words);
         PST_FENCE(__ATOMIC_RELEASE);
         pst_put64(row, record[1]);

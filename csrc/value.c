@@ -144,6 +144,25 @@ pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i) {
     return free_ref(t, row, i, old);
 }
 
+/* What has died in the epoch has been listed, and what was hot: one more is listed here. */
+pst_status pst_row_move_key(pst_table *t, uint32_t slot) {
+    uint64_t *ref = pst_row(t, slot) + t->lay.key_offset / 8 + 1;
+    uint32_t from = pst_ref_granule(ref), size = pst_ref_size(ref), to;
+    if (!pst_ref_is_block(ref) || !pst_span_is_left(t, from))
+        return PST_OK;
+    uint32_t c = pst_class_of(size);
+    pst_status s = pst_undo_reserve(t, 1);
+    if (!s)
+        s = pst_ring_reserve(t, c, PST_MOST_SKIPPED + 1);
+    if (!s)
+        s = pst_block_alloc(t, c, &to);
+    if (s)
+        return s;
+    pst_put_bytes(pst_block(t, to), pst_ref_data(t->heap, ref), size);
+    pst_undo_set_key(t, slot, ref + 1, (ref[1] & ~(uint64_t)UINT32_MAX) | to);
+    return pst_block_free(t, c, from, 0);
+}
+
 pst_status pst_row_put(pst_table *t, uint64_t *row, int32_t i, const pst_cell *cell) {
     const pst_field *f = &t->lay.fields[i];
     if (f->is_bytes)

@@ -1,5 +1,44 @@
 # Batches of keys, and the scalar handle of one state.
 
+@cython.no_gc_clear
+cdef class Walk:
+    """A way over all rows, or those touched in the open epoch. As long as one over all of them is
+    there, sealing leaves every row in its slot, so that each is met once."""
+
+    cdef Table table
+    cdef bint changed
+    cdef uint64_t cursor
+    cdef unsigned long epochs
+    cdef unsigned long returns
+
+    def __cinit__(self):
+        self.table = NO_TABLE
+
+    def __init__(self, Table table not None, bint changed):
+        once(self.table is not NO_TABLE, "a walk")
+        table.ready()
+        self.changed = changed
+        self.epochs = table.epochs
+        self.returns = table.returns
+        self.table = table
+        table.walks += not changed
+
+    def __dealloc__(self):
+        if self.table is not NO_TABLE:
+            self.table.walks -= not self.changed
+
+    cdef int check(self, Table table) except -1:
+        if self.table is not table:
+            raise errors.InvalidArgumentError(f"{table.where}: the walk is another table's")
+        if self.changed and self.epochs != table.epochs:
+            raise errors.StaleKeyBatchError(f"{table.where}: the epoch whose keys these are was sealed or "
+                                    "rolled back while they were gone over; begin again")
+        if self.returns != table.returns:
+            raise errors.StaleKeyBatchError(f"{table.where}: while its rows were gone over the table was "
+                                    "detached, or taken back to a sealed epoch; begin again")
+        return 0
+
+
 @cython.no_gc_clear  # the table outlives the batch
 cdef class Batch(_Dependent):
     """The rows of a list of keys, looked up once. Valid until the next seal or roll back."""
@@ -42,11 +81,14 @@ cdef class Batch(_Dependent):
         table.check(status)
         self.link()
 
-    def take_rows(self, uint64_t cursor, int64_t most, bint changed):
-        """Take the next rows, of all or of those touched in the open epoch; returns the next
-        cursor, None at the end."""
+    def take_rows(self, Walk walk not None, int64_t most):
+        """Take the next rows of a walk; False at its end."""
         cdef pst_status status
         cdef Table table = self.table
+        cdef uint64_t cursor = walk.cursor
+        cdef bint changed = walk.changed
+        table.ready()
+        walk.check(table)
         table.begin()
         try:
             if self.b is not NULL:
@@ -59,11 +101,12 @@ cdef class Batch(_Dependent):
         finally:
             table.end()
         if status == PST_NOT_FOUND:
-            return None
+            return False
         table.check(status)
+        walk.cursor = cursor
         self.epoch = table.epochs
         self.link()
-        return cursor
+        return True
 
     def __dealloc__(self):
         self.unlink()

@@ -31,6 +31,8 @@ cdef class Table:
     cdef int64_t current_row
     cdef bint loose            # what is kept of the current key may run anyone's code as it goes
     cdef readonly unsigned long epochs  # seals, roll backs and detaches: what ends a batch
+    cdef unsigned long returns  # to sealed epochs, and detaches: what ends a walk over all rows
+    cdef int walks
     cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
     cdef void *dependents      # a list of `_Dependent`
@@ -239,6 +241,7 @@ cdef class Table:
         self.ready()
         self.release_dependents()
         self.check(pst_table_detach(self.t))
+        self.returns += 1
         self.end_epoch()
         self.state = DETACHED
 
@@ -266,6 +269,7 @@ cdef class Table:
         cdef pst_status status
         fill_lineage(&lineage, id, parent, epoch, query)
         self.begin()
+        pst_table_keep_rows(self.t, self.walks != 0)
         try:
             with nogil:
                 status = pst_table_seal(self.t, &lineage, &sealed.s if wanted else NULL)
@@ -285,6 +289,7 @@ cdef class Table:
         finally:
             self.end()
         self.check(status)
+        self.returns += back != 0
         self.end_epoch()
 
     def lineage(self, int32_t back):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pystate import _core
 from pystate.backend_table import BackendTable
 from pystate.declarations import AggregatingState, ListState, MapState, State
 from pystate.handles import KeyBatch
@@ -36,6 +37,11 @@ class BackendRows(BackendTable):
         KeyBatch
             Each key once, in no particular order. A key that is first written while iterating may
             or may not be seen.
+
+        Raises
+        ------
+        StaleKeyBatchError
+            The epoch has ended meanwhile.
         """
         return self._rows(max_rows, changed=True)
 
@@ -43,8 +49,14 @@ class BackendRows(BackendTable):
         """All rows as of now: key columns, the namespace if there are any, then the states.
 
         A value is null where it is absent, a list or map empty; of aggregates the result; objects
-        are in their pickled form. Defaults are not filled in. A row that is written while the
-        batches are consumed may or may not be seen.
+        are in their pickled form. Defaults are not filled in. Epochs may be sealed while the
+        batches are consumed: a row that is there all the time is seen once, one that comes or goes
+        may or may not be. Until the iterator ends or is dropped, the table gets no shorter.
+
+        Raises
+        ------
+        StaleKeyBatchError
+            The table was detached meanwhile, or taken back to a sealed epoch.
         """
         for keys in self._rows(_SCAN_ROWS, changed=False):
             arrays = keys.key_arrays()
@@ -65,17 +77,15 @@ class BackendRows(BackendTable):
     def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
         self.open()
         self._flush()
-        cursor = 0
+        walk = _core.Walk(self._table, changed)
         while True:
             batch = KeyBatch(self._table, None, self._key_types())
-            following = batch.take_rows(cursor, max_rows, changed)
-            if following is None:
+            if not batch.take_rows(walk, max_rows):
                 return
-            cursor = following
             yield batch
 
     def __iter__(self) -> Iterator[Any]:
-        """All keys, in no particular order."""
+        """All keys, in no particular order; over seals as `to_batches`."""
         for keys in self._rows(_SCAN_ROWS, changed=False):
             yield from keys.to_pylist()
 

@@ -96,7 +96,7 @@ class WrongKeyGroupError(PystateError, ValueError):
 
 
 class StaleKeyBatchError(PystateError, RuntimeError):
-    """A `KeyBatch` was used after a seal or a roll back."""
+    """A `KeyBatch`, or an iterator over rows, was used after a seal or roll back that ended it."""
 
 
 class SnapshotTooOldError(PystateError, RuntimeError):
