@@ -30,6 +30,7 @@
  *  SL6. The timers of a row move with it, so that a tree never names a row that has gone. Where a key
  *       group has too many to look through (PST_TIMERS_MOST), or a row, they stay: no cut goes below
  *       such a row. What a tree is refused poisons the epoch; it is not tried again soon.
+ *  SL7. While rows are to be kept where they are (pst_table_keep_rows) none moves, and a cut waits.
  */
 #ifndef PST_SLOTS_H
 #define PST_SLOTS_H
