@@ -123,7 +123,7 @@ typedef struct pst_slot_hints {
     uint32_t least;   /* of the names that no epoch took lately */
     uint32_t surplus; /* names that nobody has wanted for a while */
     uint32_t pinned;  /* behind the last row that could not be moved */
-    uint32_t since;   /* low half of the epoch in which that was seen */
+    uint32_t until;   /* and low half of the epoch up to which it is not tried again */
 } pst_slot_hints;
 
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */

@@ -33,7 +33,7 @@ enum {
     TIMED_MOVES = MOVES / 2,
     TREE_ROOM = PST_TREE_ROOM, /* bytes that moving their timers may take */
     PATIENCE = PST_PATIENCE,
-    /* For which a row that could not be moved is believed to be there. */
+    /* For which no cut goes below a row whose timers a tree was refused the memory to take. */
     PIN_EPOCHS = 64 * PST_PATIENCE
 };
 
@@ -251,10 +251,18 @@ static pst_status move_with_timers(pst_table *t, uint32_t slot, int *moved) {
     return PST_OK;
 }
 
+/* Has it, or its key group, more timers than are looked through? */
+static int has_many_timers(const pst_table *t, uint32_t slot) {
+    if (slot >= t->m->slots || !pst_is_live(pst_row(t, slot)[0]) || !pst_timer_count(t, slot))
+        return 0;
+    int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, slot)));
+    return pst_timer_count(t, slot) > MOST_TIMERS || pst_timers_are_many(t, group);
+}
+
 /* The row at the cut's end stays where it is, so the cut goes no further. */
 static void pin(pst_table *t, uint32_t slot) {
     pst_put32(&t->h->slots.pinned, slot + 1);
-    pst_put32(&t->h->slots.since, (uint32_t)t->m->epoch);
+    pst_put32(&t->h->slots.until, (uint32_t)t->m->epoch + (t->poisoned ? PIN_EPOCHS : 0));
     begin_phase(t, PST_CUT_RELIST, t->m->cut);
 }
 
@@ -321,7 +329,8 @@ static void consider(pst_table *t) {
     pst_put32(&hints->least, left);
     if (hints->surplus < m->slots / 3)
         return;
-    if ((uint32_t)m->epoch - hints->since > PIN_EPOCHS)
+    if (hints->pinned && !has_many_timers(t, hints->pinned - 1) &&
+        (int32_t)((uint32_t)m->epoch - hints->until) > 0)
         pst_put32(&hints->pinned, 0);
     uint32_t needed = m->slots - hints->surplus, cut = needed + needed / 8 + 1;
     if (cut < hints->pinned)

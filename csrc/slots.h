@@ -29,7 +29,8 @@
  *       purging is the work of writes, see pst_index_tidy.
  *  SL6. The timers of a row move with it, so that a tree never names a row that has gone. Where a key
  *       group has too many to look through (PST_TIMERS_MOST), or a row, they stay: no cut goes below
- *       such a row. What a tree is refused poisons the epoch; it is not tried again soon.
+ *       such a row as long as that is so. What a tree is refused poisons the epoch; it is not tried again
+ *       soon.
  *  SL7. While rows are to be kept where they are (pst_table_keep_rows) none moves, and a cut waits.
  */
 #ifndef PST_SLOTS_H

@@ -8,14 +8,19 @@ static int by_slot(const void *a, const void *b) {
     return (x->slot > y->slot) - (x->slot < y->slot);
 }
 
-int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
-                       pst_timer *timers, int most) {
-    static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
+static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
+
+int pst_timers_are_many(const pst_table *t, int32_t key_group) {
     uint64_t all = 0;
-    int n = 0;
     for (int d = 0; d < 2; d++)
         all += pst_timer_root(t, t->m, key_group, domains[d])->count;
-    if (all > PST_TIMERS_MOST)
+    return all > PST_TIMERS_MOST;
+}
+
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
+                       pst_timer *timers, int most) {
+    int n = 0;
+    if (pst_timers_are_many(t, key_group))
         return -1;
     for (int d = 0; d < 2 && n < most; d++) {
         pst_tree_root root = *pst_timer_root(t, t->m, key_group, domains[d]);

@@ -58,6 +58,8 @@ typedef struct pst_timer {
 /* Timers of a group above this are not looked through. */
 enum { PST_TIMERS_MOST = 1 << 14 };
 
+int pst_timers_are_many(const pst_table *t, int32_t key_group);
+
 /* The timers of rows in first .. last - 1 of one key group, ordered by slot: the earliest ones where
  * there are more than `most`. How many they are; -1 where the group has too many to look at. */
 int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,

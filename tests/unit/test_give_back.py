@@ -72,3 +72,35 @@ def test_long_keys_leave_spans_that_are_mostly_free(
         found = [] if due is None else list(zip(due.keys.to_pylist(), due.timestamps, strict=True))
         wanted = [(keys[number], number % 977) for number in stay] if timers else []
         assert sorted(found) == sorted(wanted)
+
+
+def test_rows_move_once_their_key_group_has_fewer_timers() -> None:
+    """A cut begins while there are too many to look through, and goes on soon after that."""
+    states: dict[str, Any] = {"n": ps.ValueState("bigint", default=0)}
+    with ps.KeyedStateBackend("long", states=states, timers=True, max_parallelism=1) as table:
+
+        def change(first: int, last: int, stay: bool) -> None:
+            for start in range(first, last, 10_000):
+                some = np.arange(start, min(start + 10_000, last))
+                with closing(table.keys(some)) as batch:
+                    if stay:
+                        table["n"].add(batch, 1)
+                        table.register_timers(batch, "event", some)
+                    else:
+                        table.delete(batch)
+                        table.delete_timers(batch, "event", some)
+                table.seal(snapshot=False)
+
+        def idle(epochs: int) -> int:
+            for _ in range(epochs):
+                change(99_999, 100_000, True)
+            return table.stats().slots
+
+        change(0, 100_000, True)
+        change(0, 60_000, False)
+        assert idle(150) == 100_000  # forty thousand timers: none is moved
+        change(60_000, 99_980, False)
+        assert idle(250) < 1000
+        assert sorted(table) == list(range(99_980, 100_000))
+        due = table.due_timers("event", 10**6, 100)
+        assert due is not None and sorted(due.timestamps) == list(range(99_980, 100_000))
