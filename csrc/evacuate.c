@@ -39,9 +39,7 @@ static pst_status move_row(pst_table *t, uint32_t slot, uint64_t *looked) {
 
 /* What a seal may look at. */
 static uint64_t looks_of(const pst_table *t) {
-    const pst_meta *before = pst_meta_of(t, t->h->sealed);
-    uint64_t fresh = t->m->slots > before->slots ? t->m->slots - before->slots : 0;
-    return LEAST_LOOKS + LOOKS_PER_CHANGE * (t->undo_count + fresh + t->reused);
+    return LEAST_LOOKS + LOOKS_PER_CHANGE * pst_changed_rows(t);
 }
 
 void pst_evacuate(pst_table *t) {

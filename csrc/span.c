@@ -10,6 +10,7 @@ enum {
     PATIENCE =
         PST_PATIENCE, /* epochs for which a class keeps what it does not need, and the table a span */
     LOOKS = 4096,     /* spans looked at per seal */
+    REST = 8 * PST_PATIENCE, /* epochs after marking in vain */
     TURNS = 16384,    /* names turned over per seal */
     RINGS_LOOKED_AT = PST_PATIENCE < 8 ? PST_RINGS : 4
 };
@@ -186,6 +187,8 @@ static void measure(pst_table *t) {
         left = left > stale ? left - stale : 0;
         if (left < hints->least[c])
             pst_put32(&hints->least[c], left);
+        if (r->tail != r->sealed_tail[0] || (over && hints->least[c] > hints->surplus[c]))
+            t->spans_idle = 0;
         if (over) {
             pst_put32(&hints->surplus[c], hints->least[c]);
             pst_put32(&hints->least[c], left);
@@ -195,6 +198,8 @@ static void measure(pst_table *t) {
 
 /* Frees the run that begins at i, all of whose blocks are listed. */
 static void free_run(pst_table *t, uint32_t i, uint32_t c) {
+    t->spans_left += (pst_span_at(t, i)->state & PST_SPAN_LEAVING) != 0;
+    t->spans_idle = 0;
     uint32_t run = pst_span_run(c), tail = t->m->rings[c].tail;
     pst_meta *m = t->m;
     pst_put32(&m->stale[c], m->stale[c] + pst_span_blocks(c));
@@ -208,6 +213,13 @@ static void free_run(pst_table *t, uint32_t i, uint32_t c) {
     pst_put32(&m->free_spans, m->free_spans + run);
 }
 
+/* What could not be left in one sweep, index pages for one, is rarely left in the next. */
+static void begin_marking(pst_table *t) {
+    if (!t->spans_left)
+        t->spans_rest = (uint32_t)t->h->active + REST;
+    t->spans_left = 0;
+}
+
 /* A span a quarter of which is free, of a class that needs none of what is free in it. */
 static void mark(pst_table *t, pst_span *s, uint32_t blocks) {
     pst_span_hints *hints = &t->h->spans;
@@ -217,6 +229,7 @@ static void mark(pst_table *t, pst_span *s, uint32_t blocks) {
     pst_put32(&hints->surplus[c], hints->surplus[c] - blocks);
     pst_put8(&s->state, s->state | PST_SPAN_LEAVING);
     pst_put32(&hints->marked, hints->marked + 1);
+    t->spans_idle = 0;
 }
 
 /* Looks at some spans, in turn: frees those without a block that lives, and where others are worth
@@ -225,6 +238,7 @@ static void look_at_spans(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
     uint32_t n = pst_span_count(t), looks = n < LOOKS ? n : LOOKS, i = hints->place;
     for (; looks > 1; looks--, i++) {
+        t->spans_idle++;
         if (i == 0 || i >= n) {
             i = 1;
             if (hints->phase == PST_SPANS_MARKING && hints->marked) {
@@ -235,6 +249,8 @@ static void look_at_spans(pst_table *t) {
                 /* One pass ends what sweeping left half seen, the next takes the marks away. */
                 pst_put32(&hints->phase, hints->marked ? PST_SPANS_DONE : PST_SPANS_MARKING);
                 pst_put32(&hints->marked, 0);
+                if (hints->phase == PST_SPANS_MARKING)
+                    begin_marking(t);
             }
         }
         pst_span *s = pst_span_at(t, i);
@@ -243,11 +259,13 @@ static void look_at_spans(pst_table *t) {
             continue;
         if (hints->phase == PST_SPANS_DONE && !hints->marked && s->state & PST_SPAN_LEAVING)
             pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_LEAVING);
+        if (!s->listed)
+            continue;
         blocks = pst_span_blocks(c);
         if (s->listed == blocks && hints->surplus[c] >= blocks) {
             pst_put32(&hints->surplus[c], hints->surplus[c] - blocks);
             free_run(t, i, c);
-        } else if (hints->phase == PST_SPANS_MARKING) {
+        } else if (hints->phase == PST_SPANS_MARKING && !is_after(t->spans_rest, t->h->active)) {
             mark(t, s, blocks);
         }
     }
@@ -317,7 +335,10 @@ void pst_span_tidy(pst_table *t) {
     for (uint32_t k = 0; k < RINGS_LOOKED_AT; k++)
         pst_ring_shrink(t, (uint32_t)((t->h->active * RINGS_LOOKED_AT + k) % PST_RINGS));
     measure(t);
-    look_at_spans(t);
+    if (t->spans_rest == (uint32_t)t->h->active)
+        t->spans_idle = 0;
+    if (t->spans_idle < pst_span_count(t) || t->h->spans.phase != PST_SPANS_MARKING)
+        look_at_spans(t);
     turn_rings(t);
     give_back(t);
 }

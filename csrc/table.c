@@ -484,7 +484,6 @@ void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
     const pst_header *h = t->h;
-    const pst_meta *before = pst_meta_of(t, h->sealed);
     *stats = (pst_table_stats){
         .keys = t->m->live,
         .slots = t->m->slots,
@@ -492,7 +491,7 @@ void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
         .index_bytes = t->m->index_granules * PST_GRANULE,
         .block_bytes = pst_span_taken_bytes(t),
         .meta_bytes = h->committed[PST_SPACE_HEAD],
-        .changed_rows = t->undo_count + (t->m->slots - before->slots) + t->reused,
+        .changed_rows = pst_changed_rows(t),
         .recovered_records = t->recovered_records,
         .recovery_ns = t->recovery_ns,
         .row_size = t->lay.row_size,

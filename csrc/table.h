@@ -106,6 +106,9 @@ struct pst_table {
     pst_key_buffer current_bytes;
     pst_detail detail;
     uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
+    uint32_t spans_idle;  /* looked at in vain since there were fewer free blocks */
+    uint32_t spans_left;  /* that were marked, and have become free since marking began */
+    uint32_t spans_rest;  /* low half of the epoch before which none is marked */
     uint32_t span_none;   /* no run of so many is to be had in it */
     uint64_t recovered_records;
     uint64_t recovery_ns;
@@ -131,6 +134,13 @@ static inline pst_meta *pst_meta_of(const pst_table *t, uint64_t epoch) {
 
 static inline uint32_t pst_group_count(const pst_table *t) {
     return (uint32_t)(t->last_key_group - t->first_key_group + 1);
+}
+
+/* Rows that the open epoch has touched or made. */
+static inline uint64_t pst_changed_rows(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed);
+    uint64_t fresh = t->m->slots > before->slots ? t->m->slots - before->slots : 0;
+    return t->undo_count + fresh + t->reused;
 }
 
 /* Entries of an epoch's directory. */

@@ -255,4 +255,5 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         return None if found is None else Lineage(*found)
 
     def _last_lineage(self) -> Lineage:
-        return self.lineage() or EMPTY_LINEAGE
+        found = self._table.lineage(0)
+        return EMPTY_LINEAGE if found is None else Lineage(*found)

@@ -7,7 +7,6 @@ thread at a time; the functions keep nothing.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
@@ -68,7 +67,7 @@ class Lineage(NamedTuple):
 
     def next(self) -> Lineage:
         """A fresh lineage of the following epoch, built on this one."""
-        return Lineage(uuid.uuid4().bytes, self.id, self.epoch + 1, self.query)
+        return Lineage(os.urandom(16), self.id, self.epoch + 1, self.query)
 
 
 _ALWAYS: Mapping[str, int] = MappingProxyType({})

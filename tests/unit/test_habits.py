@@ -38,8 +38,7 @@ def states() -> Iterator[Any]:
         ("v", "get", r"value\(\)$"),
         ("v", "exists", r"value\(\) is not None$"),
         ("o", "put", r"update\(value\)$"),
-        ("v", "vlaue", "did you mean 'value'"),
-        ("v", "updateAll", "did you mean 'update_all'"),
+        ("v", "updateAll", "write update_all$"),
         ("l", "exists", r"len\(self.state\) > 0$"),
         ("l", "appendValue", r"add\(item\)$"),
         ("l", "appendList", r"add_all\(items\)$"),
@@ -53,8 +52,7 @@ def states() -> Iterator[Any]:
         ("r", "value", r"get\(\)$"),
         ("a", "update", r"add\(value\)$"),
         ("a", "exists", r"get\(\) is not None$"),
-        ("a", "reslts", "did you mean 'results'"),
-        ("a", "frobnicate", "no 'frobnicate'$"),
+        ("a", "clearAll", "write clear_all$"),
     ],
 )
 def test_what_others_call_a_method_is_answered_with_its_name(

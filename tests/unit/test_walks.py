@@ -73,7 +73,7 @@ def test_over_roll_backs(shrinking: ps.KeyedStateBackend) -> None:
     assert len(set(seen)) == 2000
     add(shrinking, np.array([EVERY - 1]))
     shrinking.rollback(1)
-    with pytest.raises(ps.errors.StaleKeyBatchError, match="taken back to a sealed epoch; begin again"):
+    with pytest.raises(ps.errors.StaleKeyBatchError, match="to a sealed epoch; begin again"):
         next(rows)
 
 
