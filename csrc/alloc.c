@@ -129,7 +129,8 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
             pst_put32(&m->stale[c], m->stale[c] - 1);
             continue;
         }
-        if (span->state & PST_SPAN_LEAVING && skipped++ < PST_MOST_SKIPPED && !pst_ring_push(t, c, *granule))
+        if (span->state & PST_SPAN_LEAVING && skipped++ < PST_MOST_SKIPPED &&
+            !pst_ring_push(t, c, *granule))
             continue;
         pst_put16(&span->listed, (uint16_t)(span->listed - 1));
         return PST_OK;

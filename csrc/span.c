@@ -11,7 +11,7 @@ enum {
         PST_PATIENCE, /* epochs for which a class keeps what it does not need, and the table a span */
     LOOKS = 4096,     /* spans looked at per seal */
     REST = 8 * PST_PATIENCE, /* epochs after marking in vain */
-    TURNS = 16384,    /* names turned over per seal */
+    TURNS = 16384,           /* names turned over per seal */
     RINGS_LOOKED_AT = PST_PATIENCE < 8 ? PST_RINGS : 4
 };
 

@@ -13,7 +13,7 @@ static struct {
     uint64_t phases[PHASES]; /* seals that ended in it */
     uint64_t back[PHASES];   /* and roll backs that began there */
     uint64_t lowered;
-    uint64_t left; /* keys whose bytes have moved */
+    uint64_t left;     /* keys whose bytes have moved */
     uint64_t refused;  /* seals for want of memory */
     uint64_t poisoned; /* which had moved something by then */
 } run;
@@ -135,7 +135,8 @@ static void seal(void) {
     model_seal(run.t, run.m, NULL);
     uint64_t records = run.t->h->undo_count[run.t->h->sealed % PST_UNDO_LOGS];
     for (uint64_t i = 0; i < records; i++)
-        run.left += pst_get64(pst_undo_record(run.t, pst_undo_log(run.t, run.t->h->sealed), i)) >> 32;
+        run.left +=
+            pst_get64(pst_undo_record(run.t, pst_undo_log(run.t, run.t->h->sealed), i)) >> 32;
     run.lowered += run.t->m->slots < slots;
     run.phases[run.t->m->cut_phase]++;
     check_slots(run.t);
