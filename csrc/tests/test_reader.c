@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #include "table_model.h"
+#include "undo.h"
 
 enum { HISTORY = 16 };
 
@@ -20,6 +21,7 @@ static struct {
     const pst_schema *schema;
     _Atomic int done;
     _Atomic uint64_t complete, too_old;
+    uint64_t moved; /* keys whose bytes were, by seals */
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int same_record(const pst_schema *s, const model_state *m, int32_t k, const pst_record *r) {
@@ -92,6 +94,39 @@ static void seal(model *m, uint64_t number) {
     pthread_mutex_unlock(&shared.lock);
     REQUIRE(pst_table_seal(shared.t, &l, NULL) == PST_OK);
     m->seals++;
+    const pst_header *h = shared.t->h;
+    uint8_t *log = pst_undo_log(shared.t, h->sealed);
+    for (uint64_t i = 0; i < h->undo_count[h->sealed % PST_UNDO_LOGS]; i++)
+        shared.moved += pst_get64(pst_undo_record(shared.t, log, i)) >> 32;
+}
+
+/* Every state of the keys that are a multiple of so many, and nothing of others. */
+static void keep(model *m, int32_t every) {
+    const pst_schema *s = shared.schema;
+    for (int32_t k = 0; k < MODEL_KEYS; k++) {
+        pst_cell key[2];
+        model_bytes room;
+        model_key(s, k, key, &room);
+        REQUIRE(pst_key_set(shared.t, key, 0) == PST_OK);
+        for (int32_t c = 0; c < s->n_states; c++) {
+            pst_cell cell;
+            model_bytes bytes;
+            model_cell(s->states[c].type, (uint64_t)k, &cell, &bytes);
+            m->now.present[k][c] = k % every == 0;
+            m->now.value[k][c] = (uint64_t)k;
+            CHECK_EQ(k % every ? pst_value_clear(shared.t, c) : pst_value_put(shared.t, c, &cell),
+                     PST_OK);
+        }
+    }
+}
+
+/* Most keys go, so that those that stay are moved out of spans that are mostly free. */
+static void thin_out(model *m, uint64_t *number) {
+    keep(m, 1);
+    seal(m, (*number)++);
+    keep(m, 15);
+    for (int i = 0; i < 40; i++)
+        seal(m, (*number)++);
 }
 
 /* Waits until a reader has read an epoch whole, so that the window does not always outrun them. */
@@ -117,6 +152,8 @@ static void run(const pst_schema *s, int steps, uint64_t seed) {
     for (int i = 0; i < 2; i++)
         REQUIRE(pthread_create(&readers[i], NULL, read_on, NULL) == 0);
     for (int i = 0; i < steps; i++) {
+        if (i % 100 == 99)
+            thin_out(m, &number);
         if (i % 5 == 4) {
             seal(m, number++);
             if (i % 50 == 4)
@@ -155,7 +192,9 @@ int main(int argc, char **argv) {
                             {1, 9, MODEL_LONG_KEY, MODEL_STATES}};
     for (int i = 0; i < 3; i++)
         run(&schemas[i], steps, seed + (uint64_t)i);
-    fprintf(stderr, "%llu epochs read whole, %llu went away meanwhile\n",
-            (unsigned long long)shared.complete, (unsigned long long)shared.too_old);
+    fprintf(stderr, "%llu epochs read whole, %llu went away meanwhile, %llu keys moved\n",
+            (unsigned long long)shared.complete, (unsigned long long)shared.too_old,
+            (unsigned long long)shared.moved);
+    CHECK(shared.moved > 0);
     return check_report();
 }
