@@ -71,6 +71,7 @@ from pystate.backend import (
     verify_file,
 )
 from pystate.declarations import AggregatingState, ListState, MapState, ReducingState, ValueState
+from pystate.drain import MAX_WATERMARK
 from pystate.elements import ListHandle, MapHandle
 from pystate.embedded import Store, open
 from pystate.errors import PystateError
@@ -82,6 +83,7 @@ from pystate.ttl import StateTtl
 __version__ = "0.1.0"
 
 __all__ = [
+    "MAX_WATERMARK",
     "AggregateFunction",
     "AggregatingHandle",
     "AggregatingState",

@@ -82,6 +82,8 @@ class Calls:
                 break
             handled = yield from self.on_due(due, domain)
             fired += handled
+            if self.run.ending is not None and domain == "event":
+                self.run.ending.check(handled)
             # After a timer that was registered meanwhile the rest of the batch is asked for anew.
             most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
             most = min(most, _TIMERS)

@@ -64,7 +64,7 @@ class RuntimeContext:
         Milliseconds since 1970; the same for all rows of an epoch and for its replays.
     watermark : int or None
         Event time in milliseconds up to which all rows are thought to have been seen, None before
-        the first.
+        the first. `MAX_WATERMARK` where a drain fires timers: event time has ended.
     timestamp : int or None
         Event time in milliseconds since 1970 of the current row, or of the timer that fires if it
         is an event-time one. None where the stream has no event time, where the row's is null, and

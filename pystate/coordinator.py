@@ -198,6 +198,7 @@ class Coordinator:
         run_key: str | None = None,
         processing_time_ms: int | None = None,
         restore: Restore | None = None,
+        drain: bool = False,
     ) -> Epoch | AlreadyDone:
         """Open the epoch that a position asks for.
 
@@ -213,6 +214,8 @@ class Coordinator:
         restore : {"latest"}, optional
             Lets a query that the checkpoint does not know begin with the state that is there.
             Means nothing for a query that it knows.
+        drain : bool
+            Whether event time ends after the epoch's rows. It is no part of the position.
 
         Returns
         -------
@@ -259,6 +262,7 @@ class Coordinator:
                 allow_unclaimed_state=self._allow_unclaimed_state,
                 publish=self._publish,
                 closed=self._ended,
+                drain=drain,
             )
             return self._epoch
         except BaseException:
@@ -275,6 +279,7 @@ class Coordinator:
         run_key: str | None = None,
         processing_time_ms: int | None = None,
         restore: Restore | None = None,
+        drain: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
     ) -> EpochResult:
         """Open an epoch, evaluate it as often as it takes, publish it.
@@ -306,6 +311,7 @@ class Coordinator:
                 run_key=run_key,
                 processing_time_ms=processing_time_ms,
                 restore=restore,
+                drain=drain,
             )
             if isinstance(opened, AlreadyDone):
                 return EpochResult(opened.epoch, opened.manifest, True, 0)

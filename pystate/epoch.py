@@ -30,6 +30,7 @@ from pystate.errors import (
     EvaluationError,
     InvalidArgumentError,
     LineageError,
+    NoEventTimeError,
     UnclaimedStateError,
 )
 from pystate.evolution import evolved_ranges
@@ -138,6 +139,8 @@ class Epoch:
         What it follows from.
     watermark_ms : int or None
         The watermark of the epoch, which the base left behind.
+    drain : bool
+        Whether event time ends after the epoch's rows; see `pystate.drain`.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class Epoch:
         allow_unclaimed_state: bool,
         publish: Callable[[Epoch, Sequence[Any]], Manifest],
         closed: Callable[[Epoch], None],
+        drain: bool = False,
     ) -> None:
         self.number = number
         self.base = base
@@ -160,6 +164,7 @@ class Epoch:
         self.processing_time_ms = processing_time_ms
         self.clock = clock
         self.watermark_ms = None if base is None else base.watermark_ms
+        self.drain = drain
         self.discarded_evaluations: list[str] = []
         self._job = job
         self._parallelism = parallelism
@@ -288,7 +293,15 @@ class Epoch:
         ------
         UnclaimedStateError
             One is not, and unclaimed state is not allowed.
+        NoEventTimeError
+            The epoch drains, and no operator has event time.
         """
+        if self.drain and not self._delays and self.watermark_ms is None:
+            raise NoEventTimeError(
+                "drain=True takes the watermark to its end, and no operator of the pipeline has "
+                "event time, so that there is none: name the column that has it, "
+                "key_by(..., event_time='column'), or leave drain out"
+            )
         stored = () if self.base is None else self.base.operators
         missing = [operator.uid for operator in stored if operator.uid not in self._declared]
         if missing and not self._allow_unclaimed_state:

@@ -6,7 +6,8 @@ Invariants
 ----------
 1. A task handles all of its rows first. Then the event-time timers fire that the watermark has
    reached, then the processing-time timers that the epoch's processing time has, until none is
-   left; only then does the last output leave.
+   left; only then does the last output leave. An epoch that drains takes the watermark to its end
+   between the rows and the timers.
 2. Rows, times and timers depend on the input, the state, the watermark and the processing time
    that the context was made with: a replay of the epoch does the same again. No clock is read.
 """
@@ -25,6 +26,7 @@ from pystate.arguments import text
 from pystate.backend import KeyedStateBackend
 from pystate.calls import OUTPUT_ROWS, SHAPES, Calls, RowCalls, is_arrow_batch, is_batch
 from pystate.context import RuntimeContext, TimeDomain
+from pystate.drain import MAX_WATERMARK, EndingTimers
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -179,6 +181,8 @@ class FunctionRuntime:
     watermarks : bool
         Whether there is a watermark also where the function's own rows have no event time: another
         operator's rows have one.
+    drain : bool
+        Whether event time ends after the rows; see `pystate.drain`.
 
     Attributes
     ----------
@@ -196,12 +200,18 @@ class FunctionRuntime:
         side: Side | None = None,
         *,
         watermarks: bool = False,
+        drain: bool = False,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.context = context
         self.late_rows = 0
         self.max_event_time: int | None = None
+        #: Where timers are registered once event time has ended.
+        self.ending: EndingTimers | None = None
+        self._drain = drain
+        # The watermark that the rows have made: what times to live go by, whatever drains.
+        self._watermark = context.watermark
         self._sides = _SideOutputs(spec, side, context.uid)
         self._has_timers = has_timers(spec.function)
         self.named = namespace_type(spec.function) is not None
@@ -293,7 +303,12 @@ class FunctionRuntime:
         To be called, and consumed, also where there were no rows.
         """
         yield from self._calls.finish()
+        if self._drain:
+            self.context.watermark = MAX_WATERMARK
         if self._has_timers:
+            if self._drain:
+                self.ending = EndingTimers(self.context._timers, self.context.uid)
+                self.context._timers = self.ending
             yield from self._fire_timers()
         self._sides.flush()
 
@@ -339,7 +354,7 @@ class FunctionRuntime:
     def _set_clock(self, event_time: int | None) -> None:
         self.backend.set_clock(
             processing_time=self.context.processing_time,
-            watermark=self.context.watermark,
+            watermark=self._watermark,
             event_time=event_time,
         )
 

@@ -17,7 +17,7 @@ from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.context import TimeDomain
 from pystate.durations import Duration
 from pystate.durations import milliseconds as length_ms
-from pystate.errors import InvalidArgumentError
+from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.event_time import milliseconds
 from pystate.faults import Fault, InjectedFailureError, rows_of
 from pystate.feeding import InputRows, key_of
@@ -225,12 +225,15 @@ class Harness:
         ReplayError
             An injected failure made the epoch run twice, with different results.
         """
+        return self._process(rows)
+
+    def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
         known, trial = self._rows.columns, self._trial
         try:
             batch = self._rows.batch(rows)
             if batch is not None and self._trial is None:
                 self._make_ranges(key_of(batch.schema, self._options.key))
-            return self._epoch(batch, self._clock)
+            return self._epoch(batch, self._clock, drain=drain)
         except BaseException:
             # An epoch that failed has said nothing about columns and the key either.
             self._rows.columns = known
@@ -238,6 +241,34 @@ class Harness:
                 self.close()
                 self._trial = None
             raise
+
+    def drain(self, rows: Any = ()) -> list[Any]:
+        """Run an epoch after whose rows event time ends, as a job's does with ``drain=True``.
+
+        All event-time timers fire, with `ctx.watermark` at ``ps.MAX_WATERMARK``. The watermark that
+        the epoch leaves behind is the one of its rows, so that the next epoch goes on from there.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            As for `process`; none by default.
+
+        Returns
+        -------
+        list
+            What the function has yielded.
+
+        Raises
+        ------
+        NoEventTimeError
+            The operator has no event time, and no watermark either.
+        """
+        if self._options.event_time is None and self.watermark is None:
+            raise NoEventTimeError(
+                f"operator {self._options.uid!r}: drain takes the watermark to its end, and there "
+                "is none: name the column that has the event time, event_time='column'"
+            )
+        return self._process(rows, drain=True)
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows: event-time timers fire.
@@ -277,16 +308,18 @@ class Harness:
         _not_backwards("processing time", before, wanted)
         return self._epoch(None, replace(self._clock, processing_time=wanted))
 
-    def _epoch(self, rows: pa.RecordBatch | None, clock: Clock) -> list[Any]:
+    def _epoch(
+        self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
+    ) -> list[Any]:
         clock = replace(clock, epoch=clock.epoch + 1)
-        attempt, columns = Attempt(replace(clock)), self._rows.schema
+        attempt, columns = Attempt(replace(clock), drain=drain), self._rows.schema
         if self._trial is not None:
             try:
                 self._trial.run(rows, columns, attempt, self._fault)
             except InjectedFailureError:
                 self._fault = None
                 self.failures += 1
-                failed, attempt = attempt, Attempt(replace(clock))
+                failed, attempt = attempt, Attempt(replace(clock), drain=drain)
                 self._trial.run(rows, columns, attempt, None, failed)
         clock = self._clock = attempt.clock
         delay = self._options.allowed_delay_ms

@@ -139,6 +139,8 @@ class Attempt:
     rows: list[Any] = field(default_factory=list)
     sides: list[tuple[str, Any]] = field(default_factory=list)
     observed: list[list[Any]] = field(default_factory=list)
+    drain: bool = False
+    """Whether event time ends after the rows."""
 
 
 class Trial:
@@ -224,6 +226,7 @@ class Trial:
             share.backend,
             context,
             lambda tag, piece: attempt.sides.append((tag, piece)),
+            drain=attempt.drain,
         )
         try:
             runtime.open()

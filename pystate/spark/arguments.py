@@ -21,12 +21,13 @@ from pystate.jobfile import MAX_PARALLELISM_LIMIT
 from pystate.output import OutputColumns
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.environment import require_classic
-from pystate.spark.queries import JobQuery, Outcome
+from pystate.spark.queries import JobQuery
 from pystate.spark.requirements import require_pandas
 from pystate.spark.resolve import FrameColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
     "OrderBy",
@@ -256,7 +257,7 @@ def start_query(
     folder: str,
     name: str | None,
     trigger: Mapping[str, Any] | None,
-    outcome: Outcome,
+    make: Callable[[StreamingQuery], JobQuery],
 ) -> JobQuery:
     """Start a query over `foreachBatch` that keeps its positions in `folder`."""
     writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
@@ -264,4 +265,4 @@ def start_query(
         writer = writer.queryName(name)
     if trigger is not None:
         writer = writer.trigger(**trigger)
-    return JobQuery(writer.start(), outcome, stream.sparkSession.sparkContext)
+    return make(writer.start())

@@ -54,7 +54,12 @@ class FunctionBody:
         )
         side = self._task.write_side
         self._runtime = FunctionRuntime(
-            self._spec, self._task.backend, context, side, watermarks=plan.watermarks
+            self._spec,
+            self._task.backend,
+            context,
+            side,
+            watermarks=plan.watermarks,
+            drain=plan.drain,
         )
         self._runtime.open()
 

@@ -220,6 +220,7 @@ class Evaluation:
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
+            drain=epoch.drain,
             watermarks=bool(self._timed) or epoch.watermark_ms is not None,
             timers=timers,
             namespace=namespace,

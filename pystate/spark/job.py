@@ -36,14 +36,13 @@ from pystate.spark.arguments import (
     checked_trigger,
     checked_uid,
     session_of,
-    start_query,
 )
+from pystate.spark.draining import checked_drain, checked_run_key
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
-from pystate.spark.failures import QueryStopped, is_retryable
+from pystate.spark.failures import is_retryable
 from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
-from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.queries import Outcome
 from pystate.spark.rdd import rdd_operator, split_rdd
@@ -60,6 +59,7 @@ from pystate.spark.running import (
 )
 from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
+from pystate.spark.streaming import StreamRun
 from pystate.storage import open_storage
 from pystate.types import TypeLike
 
@@ -359,6 +359,7 @@ class Job:
         heartbeat: Duration | None = None,
         query_name: str | None = None,
         restore: Literal["latest"] | None = None,
+        drain: bool = False,
         on_epoch: Callable[[EpochProgress], None] | None = None,
     ) -> StreamingQuery:
         """Run the pipeline over a stream, one epoch per micro-batch, exactly once.
@@ -389,6 +390,12 @@ class Job:
         restore : {"latest"}, optional
             Begin with the state that the checkpoint holds although this query is new to it, for
             example after Spark's part of the checkpoint was removed.
+        drain : bool
+            Take the watermark to its end once the input has ended, so that the last windows and all
+            event-time timers fire: an epoch of its own, after the last batch of a `trigger` with
+            ``availableNow``. The query counts as active until that is published. Started again
+            with more input the job goes on from the watermark that its rows have made: a row for a
+            window that has fired opens it anew, and is late only by the watermark.
         on_epoch : callable, optional
             Called on the driver after each epoch that was computed. What it raises is logged: the
             epoch is published by then.
@@ -410,6 +417,7 @@ class Job:
         checked_trigger(trigger)
         checked_name(query_name, "query_name")
         checked_restore(restore)
+        checked_drain(flag(drain, "drain"), trigger)
         checked_callback(on_epoch, "on_epoch")
         if not stream.isStreaming:
             raise InvalidArgumentError(
@@ -425,29 +433,8 @@ class Job:
         stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = self._outputs(sink, side_outputs)
         outcome = self._outcome = Outcome()
-
-        def on_batch(frame: DataFrame, batch_id: int) -> None:
-            try:
-                offsets = read_offsets(self._storage, batch_id)
-                self._run(
-                    frame,
-                    frame.sparkSession,
-                    pipeline,
-                    outputs,
-                    on_epoch,
-                    query_id=session.sparkContext.getLocalProperty("sql.streaming.queryId"),
-                    batch_id=batch_id,
-                    offsets_hash=offsets.offsets_hash,
-                    processing_time_ms=offsets.processing_time_ms,
-                    restore=restore,
-                )
-            except BaseException as error:
-                if outcome.note(error):
-                    raise
-                raise QueryStopped from None
-
-        folder = spark_folder(self._storage)
-        query = start_query(stream, on_batch, folder, query_name, trigger, outcome)
+        stream_run = StreamRun(self, stream, pipeline, outputs, on_epoch, restore, outcome)
+        query = stream_run.start(query_name, trigger, drain=drain)
         note_query(self, query)
         return query
 
@@ -460,6 +447,7 @@ class Job:
         sink: Sink | None = None,
         side_outputs: Mapping[str, SideSink] | None = None,
         schema: str | StructType | None = None,
+        drain: bool = False,
         on_epoch: Callable[[EpochProgress], None] | None = None,
     ) -> EpochResult:
         """Run the pipeline once over a batch; the state carries over to the next run.
@@ -481,6 +469,10 @@ class Job:
             Where the rows of each side output go; see `start`.
         schema : str or StructType, optional
             Columns of the result where the pipeline returns an RDD.
+        drain : bool
+            Take the watermark to its end after the rows, so that the last windows and all
+            event-time timers fire: in this same epoch. Runs that come after it go on from the
+            watermark that the rows have made; see `start`.
         on_epoch : callable, optional
             Called after the epoch, if it was computed; see `start`.
 
@@ -493,16 +485,19 @@ class Job:
         ------
         InUseError
             Another job of this process runs a query on the checkpoint.
+        NoEventTimeError
+            It is to drain, and no operator has event time.
         """
         require_unused(self, but_for_own=True)
         session = session_of(data)
         checked_pipeline(pipeline)
-        checked_name(run_key, "run_key")
+        checked_run_key(run_key)
+        flag(drain, "drain")
         checked_callback(on_epoch, "on_epoch")
         self._prepare(session)
         outputs = self._outputs(sink, side_outputs)
         number, manifest, done = self._run(
-            data, session, pipeline, outputs, on_epoch, run_key=run_key, schema=schema
+            data, session, pipeline, outputs, on_epoch, schema=schema, run_key=run_key, drain=drain
         )
         if done and manifest is not None and manifest.sinks:
             outputs.main.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")

@@ -14,11 +14,18 @@ from pystate.errors import CheckpointError, CorruptFileError
 from pystate.spark.environment import local_uri
 from pystate.storage import CheckpointStorage
 
-__all__ = ["SPARK_FOLDER", "BatchOffsets", "newest_sources", "read_offsets", "spark_folder"]
+__all__ = [
+    "SPARK_FOLDER",
+    "BatchOffsets",
+    "is_complete",
+    "newest_sources",
+    "read_offsets",
+    "spark_folder",
+]
 
 #: Spark's own part of a checkpoint.
 SPARK_FOLDER = "spark"
-_OFFSETS = f"{SPARK_FOLDER}/offsets"
+_OFFSETS, _COMMITS = f"{SPARK_FOLDER}/offsets", f"{SPARK_FOLDER}/commits"
 
 
 class BatchOffsets(NamedTuple):
@@ -38,11 +45,21 @@ def spark_folder(storage: CheckpointStorage) -> str:
 
 def newest_sources(storage: CheckpointStorage) -> list[str] | None:
     """Return the positions of a query's sources in its newest batch; None before the first."""
-    batches = [name for entry in storage.list(_OFFSETS) if (name := _batch_name(entry.path))]
-    if not batches:
+    newest = _newest(storage, _OFFSETS)
+    if newest is None:
         return None
-    path = f"{_OFFSETS}/{max(batches, key=int)}"
+    path = f"{_OFFSETS}/{newest}"
     return storage.read_bytes(path).decode("utf-8").splitlines()[2:]
+
+
+def is_complete(storage: CheckpointStorage) -> bool:
+    """Whether Spark has ended the newest batch that it has begun, if there is one."""
+    return _newest(storage, _OFFSETS) == _newest(storage, _COMMITS)
+
+
+def _newest(storage: CheckpointStorage, folder: str) -> str | None:
+    batches = [name for entry in storage.list(folder) if (name := _batch_name(entry.path))]
+    return max(batches, key=int, default=None)
 
 
 def _batch_name(path: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.epoch import Epoch, RangeReport
 from pystate.manifest import Manifest
+from pystate.spark.draining import DRAIN_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,6 +37,8 @@ class EpochProgress:
         Of the streaming query.
     run_key : str or None
         Of the run.
+    drained : bool
+        Whether event time ended after the rows, so that all event-time timers fired.
     evaluations : int
         How often it was computed; more than 1 after a failure.
     processing_time_ms : int
@@ -66,6 +69,7 @@ class EpochProgress:
     epoch: int
     batch_id: int | None
     run_key: str | None
+    drained: bool
     evaluations: int
     processing_time_ms: int
     watermark_ms: int | None
@@ -110,6 +114,7 @@ class EpochProgress:
             epoch=epoch.number,
             batch_id=epoch.position.batch_id,
             run_key=epoch.position.run_key,
+            drained=epoch.drain,
             evaluations=len(epoch.discarded_evaluations) + 1,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=watermark_ms,
@@ -132,12 +137,16 @@ class EpochProgress:
         came = "a run" if self.run_key is None else f"run {self.run_key!r}"
         if self.batch_id is not None:
             came = f"batch {self.batch_id}"
+        elif self.run_key is not None and self.run_key.startswith(DRAIN_KEY):
+            came = "the end of the stream"
         parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
         if self.late_rows:
             parts.append(f"{sum(self.late_rows.values())} late")
         parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]
         if self.watermark_ms is not None:
             parts.append(f"watermark {_instant(self.watermark_ms)}")
+        if self.drained:
+            parts.append("drained")
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
 

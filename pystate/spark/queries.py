@@ -101,7 +101,7 @@ class JobQuery(StreamingQuery):
 
         What Spark logs of the jobs and tasks that this cancels is left out of the driver's log.
         """
-        if not self.isActive:
+        if not self._jsq.isActive():
             return super().stop()
         self._outcome.stopping = True
         with _quiet(self._context, self.runId):

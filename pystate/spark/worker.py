@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from pystate.attach import Attachment, TableSpec, tables
 from pystate.backend import Lineage
+from pystate.drain import MAX_WATERMARK
 from pystate.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.keys import leaf
@@ -82,6 +83,8 @@ class OperatorPlan:
     processing_time_ms: int
     watermark_ms: int | None
     event_time: bool
+    drain: bool
+    """Whether event time ends after the rows."""
     watermarks: bool
     """Whether this or another operator of the job has event time."""
     timers: bool
@@ -253,7 +256,7 @@ class RangeTask:
         if plan.expires and state.id != EMPTY_ID:
             return True
         return plan.timers and (
-            _reached(state.next_event_timer_ms, plan.watermark_ms)
+            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else plan.watermark_ms)
             or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
         )
 

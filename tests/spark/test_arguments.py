@@ -120,7 +120,15 @@ RUN: dict[str, list[tuple[Any, str]]] = {
         (None, "^pipeline is a function .*, not None"),
         (FRAME, "^pipeline is a function .*; pass the function itself"),
     ],
-    "run_key": [(3, "^run_key is a string, not 3"), ("", "^run_key is a string, not ''")],
+    "run_key": [
+        (3, "^run_key is a string, not 3"),
+        ("", "^run_key is a string, not ''"),
+        ("pystate drain after epoch 3", "^run_key='pystate drain .*take another one, with drain="),
+    ],
+    "drain": [
+        ("yes", "^drain is True or False, not 'yes'"),
+        (None, "^drain is True or False, not None"),
+    ],
     "sink": [
         ("out", r"^sink is a sink, for example ParquetSink\('out'\), not 'out'"),
         (Path("out"), r"^sink is a sink, for example ParquetSink\('out'\), not"),
@@ -144,6 +152,7 @@ START: dict[str, list[tuple[Any, str]]] = {
         ({"availableNoww": True}, "^trigger has 'availableNoww', .*did you mean 'availableNow'"),
     ],
     "heartbeat": [("often", "^heartbeat='often': write a length"), (0, "^heartbeat=0 is 0 ms")],
+    "drain": [*RUN["drain"], (True, "^drain=True takes .* with trigger=None never is: pass trigg")],
     "query_name": [(3, "^query_name is a string, not 3")],
     "restore": [("lates", "^restore is 'latest', not 'lates' .*mean 'latest'"), (3, "^restore is")],
 }

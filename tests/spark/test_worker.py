@@ -76,6 +76,7 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
         processing_time_ms=0,
         watermark_ms=None,
         event_time=False,
+        drain=False,
         watermarks=False,
         timers=False,
         namespace=None,
@@ -341,14 +342,15 @@ def test_a_range_without_rows_runs_for_its_timers(
     assert (report.id, report.file) == (report.parent, None)
 
 
-def test_without_a_watermark_no_event_timer_is_due(
-    plan: OperatorPlan, reports: Reports, timers: dict[str, int | None]
+@pytest.mark.parametrize("drain", [False, True])
+def test_without_a_watermark_no_event_timer_is_due_unless_event_time_ends(
+    plan: OperatorPlan, reports: Reports, timers: dict[str, int | None], drain: bool
 ) -> None:
     ranges = tuple(dataclasses.replace(r, next_event_timer_ms=-(1 << 63)) for r in plan.ranges)
-    plan = dataclasses.replace(plan, ranges=ranges, timers=True, watermark_ms=None)
+    plan = dataclasses.replace(plan, ranges=ranges, timers=True, watermark_ms=None, drain=drain)
     operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())), ["k"])
     assert list(operator(iter([MARKER([0])]))) == []
-    assert "attached" not in reports.reports[0].metrics
+    assert ("attached" in reports.reports[0].metrics) == drain
 
 
 class Fading(ps.KeyedProcessFunction):

@@ -168,6 +168,10 @@ def test_harness(name: str, bad: str, message: str) -> None:
         ("h.process([{'K': 1}])", "the columns K, not k"),
         ("h.advance_watermark('x')", "^the watermark is an int"),
         ("h.advance_watermark(None)", "^the watermark is an int"),
+        (
+            "h.drain(3)",
+            "^operator 'harness': drain takes the watermark to its end, and there is no",
+        ),
         ("h.advance_processing_time('1 hour')", "^the processing time is an int"),
         ("h.fail_after()", "^fail_after takes"),
         ("h.fail_after('x')", "^fail_after: the number is a whole number"),

@@ -83,7 +83,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"event_time", "output", "output_nested", "rows", "yielded"},
         {"declarations", "errors"},
     ),
-    "runtime": ({"calls", "runtime"}, {"backend", "declarations", "errors", "rows"}),
+    "runtime": ({"calls", "drain", "runtime"}, {"backend", "declarations", "errors", "rows"}),
     "testing": (
         {"faults", "feeding", "ranges", "testing", "trial"},
         {"backend", "declarations", "errors", "rows", "runtime"},

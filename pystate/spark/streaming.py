@@ -1,0 +1,100 @@
+"""A job's run over a stream: its batches as epochs, and the drain after the last one.
+
+Thread safety: Spark calls a batch function from one thread at a time; the drain comes after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pystate.spark.arguments import start_query
+from pystate.spark.draining import DrainingQuery, drain_key, no_rows
+from pystate.spark.failures import QueryStopped
+from pystate.spark.offsets import read_offsets, spark_folder
+from pystate.spark.queries import JobQuery, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from pystate.spark.job import Job, Pipeline
+    from pystate.spark.progress import EpochProgress
+    from pystate.spark.side import Outputs
+
+__all__ = ["StreamRun"]
+
+
+class StreamRun:
+    """What `Job.start` runs.
+
+    Parameters
+    ----------
+    job : Job
+        Whose epochs they are.
+    stream : DataFrame
+        The streaming DataFrame.
+    pipeline, on_epoch, restore
+        As `Job.start` has them.
+    outputs : Outputs
+        Where the rows go.
+    outcome : Outcome
+        Of the query.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stream: DataFrame,
+        pipeline: Pipeline,
+        outputs: Outputs,
+        on_epoch: Callable[[EpochProgress], None] | None,
+        restore: Literal["latest"] | None,
+        outcome: Outcome,
+    ) -> None:
+        self._job = job
+        self._stream = stream
+        self._session = stream.sparkSession
+        self._restore = restore
+        self._outcome = outcome
+        self._run = partial(
+            job._run, pipeline=pipeline, outputs=outputs, on_epoch=on_epoch, schema=None
+        )
+
+    def start(
+        self, name: str | None, trigger: Mapping[str, Any] | None, *, drain: bool
+    ) -> JobQuery:
+        """Start the query."""
+        context, storage = self._session.sparkContext, self._job._storage
+
+        def make(query: StreamingQuery) -> JobQuery:
+            if drain:
+                return DrainingQuery(query, self._outcome, context, storage, self._drain)
+            return JobQuery(query, self._outcome, context)
+
+        return start_query(self._stream, self._on_batch, spark_folder(storage), name, trigger, make)
+
+    def _on_batch(self, frame: DataFrame, batch_id: int) -> None:
+        context = self._session.sparkContext
+        try:
+            offsets = read_offsets(self._job._storage, batch_id)
+            self._run(
+                frame,
+                frame.sparkSession,
+                query_id=context.getLocalProperty("sql.streaming.queryId"),
+                batch_id=batch_id,
+                offsets_hash=offsets.offsets_hash,
+                processing_time_ms=offsets.processing_time_ms,
+                restore=self._restore,
+            )
+        except BaseException as error:
+            if self._outcome.note(error):
+                raise
+            raise QueryStopped from None
+
+    def _drain(self) -> None:
+        run_key = drain_key(self._job._storage)
+        if run_key is not None:
+            frame = no_rows(self._session, self._stream.schema)
+            self._run(frame, self._session, run_key=run_key, drain=True)
