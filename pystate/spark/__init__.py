@@ -12,8 +12,17 @@ require_pyspark()
 
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
-from pystate.spark.progress import EpochProgress, EpochResult
+from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
 from pystate.spark.side import SideSink
 from pystate.spark.sink import ParquetSink, Sink
 
-__all__ = ["EpochProgress", "EpochResult", "Job", "KeyedFrame", "ParquetSink", "SideSink", "Sink"]
+__all__ = [
+    "EpochProgress",
+    "EpochResult",
+    "Job",
+    "KeyedFrame",
+    "OperatorProgress",
+    "ParquetSink",
+    "SideSink",
+    "Sink",
+]

@@ -36,6 +36,7 @@ from pystate.marks import BeginMarks
 from pystate.planned import PlannedRanges
 from pystate.registry import refuse_pickled
 from pystate.spark.columns import KeySchema, parse_schema
+from pystate.spark.described import Description
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
@@ -292,11 +293,13 @@ class Evaluation:
         number, outputs = self.epoch.number, self._outputs
         context, timeout_ms = self.session.sparkContext, self._timeout_ms
         watch = Watch(context, self._marks, f"pystate-{self._id}", timeout_ms)
+        described = Description(context, self.epoch)
         try:
-            with watch, large_batches(self.session):
+            with described, watch, large_batches(self.session):
                 frame = self._as_frame(pipeline(data), schema)
                 self.epoch.check_declared()
                 self._check_sides()
+                described.operators(entry.uid for entry in self.epoch.entries())
                 outputs.main.check_columns(frame.columns)
                 with self._staging():
                     transaction = outputs.main.stage(frame, number, self._id)

@@ -19,10 +19,95 @@ from pystate.spark.draining import DRAIN_KEY
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["EpochProgress", "EpochResult", "notify"]
+__all__ = ["EpochProgress", "EpochResult", "OperatorProgress", "notify"]
 
 _LOG = logging.getLogger("pystate.spark.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class OperatorProgress:
+    """What an operator did in an epoch.
+
+    Attributes
+    ----------
+    uid : str
+        Its name.
+    ranges : int
+        Its parallelism.
+    rows_in, rows_out : int
+        Rows that it read, and emitted.
+    late_rows : int or None
+        Rows below the epoch's own watermark; None without event time.
+    keys, state_bytes : int
+        Keys that its ranges hold, and the memory of their tables, as far as the job has seen them.
+    rows_changed : int
+        State rows that the epoch changed.
+    checkpoint_bytes : int
+        Size of the epoch's files of it.
+    attach_ms, process_ms, seal_ms, write_ms : float
+        The longest of any range.
+    """
+
+    uid: str
+    ranges: int
+    rows_in: int
+    rows_out: int
+    late_rows: int | None
+    keys: int
+    state_bytes: int
+    rows_changed: int
+    checkpoint_bytes: int
+    attach_ms: float
+    process_ms: float
+    seal_ms: float
+    write_ms: float
+
+    @classmethod
+    def of(
+        cls, uid: str, reports: Sequence[RangeReport], sizes: Mapping[tuple[str, int], Any]
+    ) -> OperatorProgress:
+        """Sum an operator's reports up."""
+        held = [size for (owner, _), size in sizes.items() if owner == uid]
+        timed = any("late_rows" in report.metrics for report in reports)
+        return cls(
+            uid=uid,
+            ranges=len(reports),
+            rows_in=_total(reports, "rows_in"),
+            rows_out=_total(reports, "rows_out"),
+            late_rows=_total(reports, "late_rows") if timed else None,
+            keys=sum(keys for keys, _ in held),
+            state_bytes=sum(size for _, size in held),
+            rows_changed=_total(reports, "rows_changed"),
+            checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
+            attach_ms=_longest(reports, "attach_ms"),
+            process_ms=_longest(reports, "process_ms"),
+            seal_ms=_longest(reports, "seal_ms"),
+            write_ms=_longest(reports, "write_ms"),
+        )
+
+    def as_spark(self) -> dict[str, Any]:
+        """The same as Spark writes the progress of a stateful operator of its own."""
+        return {
+            "operatorName": self.uid,
+            "numRowsTotal": self.keys,
+            "numRowsUpdated": self.rows_changed,
+            "allUpdatesTimeMs": round(self.process_ms),
+            "numRowsRemoved": 0,
+            "allRemovalsTimeMs": 0,
+            "commitTimeMs": round(self.seal_ms + self.write_ms),
+            "memoryUsedBytes": self.state_bytes,
+            "numRowsDroppedByWatermark": 0,
+            "numShufflePartitions": self.ranges,
+            "numStateStoreInstances": self.ranges,
+            "customMetrics": {
+                "rowsIn": self.rows_in,
+                "rowsOut": self.rows_out,
+                "lateRows": self.late_rows or 0,
+                "checkpointBytes": self.checkpoint_bytes,
+                "attachMs": round(self.attach_ms),
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -64,6 +149,8 @@ class EpochProgress:
         The longest of any range.
     total_ms : float
         From the start of the epoch to its published output.
+    operators : tuple of OperatorProgress
+        The same of each operator, in the order of their uids.
     """
 
     epoch: int
@@ -85,6 +172,7 @@ class EpochProgress:
     seal_ms: float
     write_ms: float
     total_ms: float
+    operators: tuple[OperatorProgress, ...] = ()
 
     @classmethod
     def of(
@@ -92,7 +180,7 @@ class EpochProgress:
         epoch: Epoch,
         watermark_ms: int | None,
         reports: Sequence[RangeReport],
-        sizes: Mapping[Any, Any],
+        sizes: Mapping[tuple[str, int], tuple[int, int]],
         total_ms: float,
     ) -> EpochProgress:
         """Sum the reports up."""
@@ -104,12 +192,6 @@ class EpochProgress:
             for file in report.side_files:
                 side[file.tag] += file.rows
 
-        def total(name: str) -> int:
-            return int(sum(float(report.metrics.get(name, 0)) for report in reports))
-
-        def longest(name: str) -> float:
-            return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
-
         return cls(
             epoch=epoch.number,
             batch_id=epoch.position.batch_id,
@@ -118,18 +200,22 @@ class EpochProgress:
             evaluations=len(epoch.discarded_evaluations) + 1,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=watermark_ms,
-            rows_in=total("rows_in"),
-            rows_out=total("rows_out"),
+            rows_in=_total(reports, "rows_in"),
+            rows_out=_total(reports, "rows_out"),
             late_rows=dict(late),
             side_rows=dict(side),
             keys=sum(keys for keys, _ in sizes.values()),
-            rows_changed=total("rows_changed"),
+            rows_changed=_total(reports, "rows_changed"),
             state_bytes=sum(size for _, size in sizes.values()),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
-            attach_ms=longest("attach_ms"),
-            seal_ms=longest("seal_ms"),
-            write_ms=longest("write_ms"),
+            attach_ms=_longest(reports, "attach_ms"),
+            seal_ms=_longest(reports, "seal_ms"),
+            write_ms=_longest(reports, "write_ms"),
             total_ms=total_ms,
+            operators=tuple(
+                OperatorProgress.of(uid, [r for r in reports if r.uid == uid], sizes)
+                for uid in sorted({report.uid for report in reports})
+            ),
         )
 
     def __str__(self) -> str:
@@ -158,6 +244,14 @@ def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProg
             on_epoch(progress)
     except Exception:
         _LOG.exception("epoch %d is published, but on_epoch failed", progress.epoch)
+
+
+def _total(reports: Sequence[RangeReport], name: str) -> int:
+    return int(sum(float(report.metrics.get(name, 0)) for report in reports))
+
+
+def _longest(reports: Sequence[RangeReport], name: str) -> float:
+    return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
 
 
 def _instant(time_ms: int) -> str:

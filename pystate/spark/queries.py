@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pystate.spark.failures import is_stop, stopped_its_query
+from pystate.spark.observed import with_state
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+    from pystate.spark.progress import EpochProgress
 
 __all__ = ["JobQuery", "Outcome"]
 
@@ -39,6 +43,7 @@ _LOGGERS = (
     "org.apache.spark.util.Utils",
 )
 _LOOK_S = 0.2
+_EPOCHS = 100
 #: A task that hangs must not keep Spark's log silent.
 _LONGEST_S = 60.0
 
@@ -51,8 +56,16 @@ class Outcome:
 
     def __init__(self) -> None:
         self.query: StreamingQuery | None = None
+        #: By batch, as many as Spark keeps by default.
+        self.epochs: dict[int, EpochProgress] = {}
         self.stopping = False
         self._error: BaseException | None = None
+
+    def note_epoch(self, batch_id: int, progress: EpochProgress) -> None:
+        """Remember what a batch did."""
+        epochs = {**self.epochs, batch_id: progress}
+        # Another dict, since others may look at the one that there is.
+        self.epochs = {batch: epochs[batch] for batch in sorted(epochs)[-_EPOCHS:]}
 
     def note(self, error: BaseException) -> bool:
         """Take what an epoch raised; False where that is only how the query's end looks to it."""
@@ -95,6 +108,17 @@ class JobQuery(StreamingQuery):
         self._outcome = outcome
         self._context = context
         outcome.query = self
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 (Spark's name)
+        """Spark's account of the last batch, with pystate's operators among the stateful ones."""
+        progress = super().lastProgress
+        return None if progress is None else with_state(progress, self._outcome.epochs)
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 (Spark's name)
+        """The same of the last batches."""
+        return [with_state(found, self._outcome.epochs) for found in super().recentProgress]
 
     def stop(self) -> None:
         """End the query, also within an epoch, which then is computed again by the next start.

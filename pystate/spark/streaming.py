@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pystate.spark.arguments import start_query
 from pystate.spark.draining import DrainingQuery, drain_key, no_rows
 from pystate.spark.failures import QueryStopped
+from pystate.spark.observed import Observation
 from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.queries import JobQuery, Outcome
 
@@ -58,14 +59,25 @@ class StreamRun:
         self._session = stream.sparkSession
         self._restore = restore
         self._outcome = outcome
+        self._on_epoch = on_epoch
+        self._observation: Observation | None = None
         self._run = partial(
-            job._run, pipeline=pipeline, outputs=outputs, on_epoch=on_epoch, schema=None
+            job._run, pipeline=pipeline, outputs=outputs, on_epoch=self._note, schema=None
         )
 
     def start(
-        self, name: str | None, trigger: Mapping[str, Any] | None, *, drain: bool
+        self,
+        name: str | None,
+        trigger: Mapping[str, Any] | None,
+        *,
+        drain: bool,
+        observe: str | None,
     ) -> JobQuery:
         """Start the query."""
+        stream = self._stream
+        if observe is not None:
+            self._observation = Observation(observe, self._session)
+            stream = self._observation.of(stream)
         context, storage = self._session.sparkContext, self._job._storage
 
         def make(query: StreamingQuery) -> JobQuery:
@@ -73,7 +85,7 @@ class StreamRun:
                 return DrainingQuery(query, self._outcome, context, storage, self._drain)
             return JobQuery(query, self._outcome, context)
 
-        return start_query(self._stream, self._on_batch, spark_folder(storage), name, trigger, make)
+        return start_query(stream, self._on_batch, spark_folder(storage), name, trigger, make)
 
     def _on_batch(self, frame: DataFrame, batch_id: int) -> None:
         context = self._session.sparkContext
@@ -92,6 +104,16 @@ class StreamRun:
             if self._outcome.note(error):
                 raise
             raise QueryStopped from None
+
+    def _note(self, progress: EpochProgress) -> None:
+        if progress.batch_id is not None:
+            self._outcome.note_epoch(progress.batch_id, progress)
+            if self._observation is not None:
+                context = self._session.sparkContext
+                query_id = context.getLocalProperty("sql.streaming.queryId")
+                self._observation.note(str(query_id), progress)
+        if self._on_epoch is not None:
+            self._on_epoch(progress)
 
     def _drain(self) -> None:
         run_key = drain_key(self._job._storage)

@@ -43,6 +43,7 @@ from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
 from pystate.spark.columns import KeySchema
 from pystate.spark.delta import DeltaWriter
+from pystate.spark.described import plan_name
 from pystate.spark.garbage import set_modules_aside
 from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter, split_markers
@@ -385,6 +386,8 @@ class ArrowOperator:
         self._plan = plan
         self._body = body
         self._names = list(names)
+        # What Spark calls the function in plans.
+        self.__name__ = plan_name(plan.uid)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task."""

@@ -153,6 +153,10 @@ START: dict[str, list[tuple[Any, str]]] = {
     ],
     "heartbeat": [("often", "^heartbeat='often': write a length"), (0, "^heartbeat=0 is 0 ms")],
     "drain": [*RUN["drain"], (True, "^drain=True takes .* with trigger=None never is: pass trigg")],
+    "observe": [
+        (True, "^observe is the name of a metric .* such as 'pystate', not True"),
+        ("", "^observe is the name of a metric"),
+    ],
     "query_name": [(3, "^query_name is a string, not 3")],
     "restore": [("lates", "^restore is 'latest', not 'lates' .*mean 'latest'"), (3, "^restore is")],
 }

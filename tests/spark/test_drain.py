@@ -1,4 +1,4 @@
-"""Drains on Spark: the last timers of bounded input, once, through crashes, stops and more input."""
+"""Drains on Spark: the last timers of bounded input, once, through crashes and stops."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_run_drains_all_operators_in_its_own_epoch(
 def test_without_event_time_nothing_is_published(spark: SparkSession, make_job: MakeJob) -> None:
     frame = spark.createDataFrame([("a", 1)], "k string, v long")
     job = make_job()
-    with pytest.raises(NoEventTimeError, match="^drain=True takes"):
+    with pytest.raises(NoEventTimeError, match=r"^drain=True takes"):
         job.run_epoch(
             frame, lambda df: job.key_by(df, "k", uid="n").aggregate(n=ps.count()), drain=True
         )

@@ -170,7 +170,7 @@ def test_harness(name: str, bad: str, message: str) -> None:
         ("h.advance_watermark(None)", "^the watermark is an int"),
         (
             "h.drain(3)",
-            "^operator 'harness': drain takes the watermark to its end, and there is no",
+            "^operator 'harness': drain takes the watermark to its end",
         ),
         ("h.advance_processing_time('1 hour')", "^the processing time is an int"),
         ("h.fail_after()", "^fail_after takes"),

@@ -148,14 +148,14 @@ def test_a_drain_that_fails_half_way_is_repeated() -> None:
 def test_without_event_time_there_is_nothing_to_end(work: FakeWork) -> None:
     with (
         Harness(Alarms(), key="k") as harness,
-        pytest.raises(NoEventTimeError, match="^operator 'harness': drain .* event_time='column'"),
+        pytest.raises(NoEventTimeError, match=r"^operator 'harness': drain .* event_time='column'"),
     ):
         harness.drain()
     coordinator: Coordinator = work.coordinator()
     with coordinator, coordinator.open_epoch(drain=True) as epoch:
         assert isinstance(epoch, Epoch) and epoch.drain
         epoch.declare("op", key_schema=KEY, state_schema=STATE)
-        with pytest.raises(NoEventTimeError, match="^drain=True takes .* event_time='column'"):
+        with pytest.raises(NoEventTimeError, match=r"^drain=True takes .* event_time='column'"):
             epoch.check_declared()
         epoch.restart()
         epoch.declare("op", key_schema=KEY, state_schema=STATE, allowed_delay_ms=0)

@@ -1,0 +1,130 @@
+"""An epoch's numbers where Spark's own progress is looked for.
+
+Spark counts as state what its own stateful operators keep, and takes pystate's for stateless ones.
+The handle that `Job.start` returns adds them to the progress that it gives, which costs nothing
+until somebody asks. Listeners of the session, and what hangs on them, see Spark's own events alone:
+for them `observe` adds a metric, which those carry, to the query's plan.
+
+Spark computes such metrics from the rows that pass, and here they are known to the driver, once the
+epoch is published. So the metric sees no value in any row, and the driver adds one itself, before
+Spark reads it. Its operator still looks at each row of the input, for some 60 ns: hence only where
+somebody asks for it.
+
+Thread safety: used by the thread of a query's batches; progress is asked for by any.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from pystate.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark.progress import EpochProgress
+
+__all__ = ["Observation", "checked_observe", "with_state"]
+
+_LOG = logging.getLogger("pystate.spark.observed")
+#: The metric's fields: long numbers, each an attribute of `EpochProgress`.
+FIELDS = (
+    "epoch",
+    "rows_in",
+    "rows_out",
+    "rows_changed",
+    "keys",
+    "state_bytes",
+    "checkpoint_bytes",
+    "watermark_ms",
+    "total_ms",
+)
+_COLUMN = "__pystate_observed_"
+
+
+class Observation:
+    """A metric that the progress of a query carries.
+
+    Parameters
+    ----------
+    name : str
+        Of the metric.
+    session : SparkSession
+        The query's.
+    """
+
+    def __init__(self, name: str, session: SparkSession) -> None:
+        self.name = name
+        self._session = session
+        self._failed = False
+
+    def of(self, stream: DataFrame) -> DataFrame:
+        """The stream, whose query then has the metric."""
+        columns = {f"{_COLUMN}{field}": F.lit(None).cast("long") for field in FIELDS}
+        metrics = [F.max(f"{_COLUMN}{field}").alias(field) for field in FIELDS]
+        return stream.withColumns(columns).observe(self.name, *metrics).drop(*columns)
+
+    def note(self, query_id: str, progress: EpochProgress) -> None:
+        """Set the metric of the batch that the query is at."""
+        try:
+            self._add(query_id, [getattr(progress, field) for field in FIELDS])
+        except Exception as error:
+            # Spark's progress then has the metric without numbers.
+            log = _LOG.debug if self._failed else _LOG.warning
+            log("the metric %r cannot be set in this version of Spark: %s", self.name, error)
+            self._failed = True
+
+    def _add(self, query_id: str, values: Sequence[float | None]) -> None:
+        jvm = self._session.sparkContext._jvm
+        assert jvm is not None
+        query = self._session._jsparkSession.streams().get(query_id)
+        plan = query.streamingQuery().lastExecution().executedPlan()
+        while not (plan.nodeName() == "CollectMetrics" and plan.name() == self.name):
+            plan = plan.children().head()
+        row = jvm.org.apache.spark.sql.catalyst.expressions.UnsafeRow
+        accumulators = jvm.org.apache.spark.util.AccumulatorContext
+        before = plan.child().output().size() - len(values)
+        data = long_row([*[None] * before, *values])
+        unsafe = row(before + len(values))
+        unsafe.pointTo(bytearray(data), len(data))
+        accumulators.get(plan.accumulatorId()).get().add(unsafe)
+
+
+def long_row(values: Sequence[float | None]) -> bytes:
+    """A row of long columns as Spark lays it out: a bit per null in whole words, then the words."""
+    words = -(-len(values) // 64)
+    nulls = sum(1 << i for i, value in enumerate(values) if value is None)
+    numbers = [0 if value is None else int(value) for value in values]
+    return nulls.to_bytes(8 * words, "little") + struct.pack(f"<{len(values)}q", *numbers)
+
+
+def checked_observe(name: Any) -> str | None:
+    """Refuse what is no name of a metric."""
+    if name is None or (isinstance(name, str) and name):
+        return name
+    raise InvalidArgumentError(
+        f"observe is the name of a metric for the listeners of the session, such as 'pystate', "
+        f"not {name!r:.80}"
+    )
+
+
+def with_state(
+    progress: StreamingQueryProgress, epochs: Mapping[int, EpochProgress]
+) -> StreamingQueryProgress:
+    """Spark's progress of a batch with pystate's operators among those that have state."""
+    epoch = epochs.get(progress.batchId)
+    if epoch is None:
+        return progress
+    content = json.loads(progress.json)
+    content["stateOperators"] = [
+        *content.get("stateOperators", ()),
+        *(operator.as_spark() for operator in epoch.operators),
+    ]
+    return StreamingQueryProgress.fromJson(content)
