@@ -52,6 +52,7 @@ from pystate.manifest import (
     read_manifest,
     state_path,
 )
+from pystate.markup import bytes_shown, panel
 from pystate.registry import refuse_pickled
 from pystate.retention import delete_files
 from pystate.snapshots import SealedReader
@@ -465,6 +466,16 @@ class Store:
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
         return f"<Store {self.path!r} at checkpoint {self.epoch}{closed}>"
+
+    def _repr_html_(self) -> str:
+        """Where it is, how much it holds, and its states."""
+        facts: dict[str, object] = {"checkpoint": self.epoch}
+        if not self._closed:
+            stats = self.stats()
+            facts |= {"keys": stats.keys, "in memory": bytes_shown(stats.committed_bytes)}
+        rows = [(name, repr(state)) for name, state in self._backend.declarations.items()]
+        closed = ", closed" if self._closed else ""
+        return panel(f"Store {self.path}{closed}", facts, ("state", "declared as"), rows)
 
 
 def open(

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
-from pystate.errors import WrongTypeError
+from pystate.arguments import shortened
+from pystate.errors import PystateError, WrongTypeError
+from pystate.markup import panel
 
 __all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Named", "NoValue"]
 
@@ -102,10 +104,28 @@ def _camel(name: str) -> str:
 
 
 class Named:
-    """Answers to a name that a handle does not have by the one that it has."""
+    """What handles have in common: they answer to other names, and notebooks show them."""
 
     name: str
     _others: ClassVar[Mapping[str, str]] = {}
+
+    def _repr_html_(self) -> str:
+        """The state, and what it holds of the current key: of a list or map how much."""
+        kind = next(c.__name__ for c in type(self).__mro__ if not c.__name__.startswith("_"))
+        types = [getattr(self, name, None) for name in ("key_type", "type")]
+        of: Any = self
+        facts: dict[str, object] = {"kind": kind}
+        facts["type"] = ", ".join(type_.ddl for type_ in types if type_ is not None) or None
+        try:
+            facts["key"] = shortened(repr(of.table.current_key()))
+            if hasattr(type(self), "__len__"):
+                facts["length"] = len(of)
+            else:
+                facts["value"] = shortened(repr(of.value() if hasattr(of, "value") else of.get()))
+        except PystateError:
+            # No key is current, or the state is closed.
+            pass
+        return panel(f"State {self.name}", facts)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -144,6 +144,7 @@ class DrainingQuery(JobQuery):
             if not ended or not self._ended.wait(left_s):
                 return False
         self._ended.wait()
+        self._outcome.line.close()
         if self._error is not None:
             raise self._error
         return ended

@@ -164,6 +164,11 @@ class Evaluation:
         self._marks.close()
         self._once.release()
 
+    @property
+    def tag(self) -> str:
+        """Names its Spark jobs."""
+        return f"pystate-{self._id}"
+
     def output(self, uid: str, frame: DataFrame) -> DataFrame:
         """Take an operator's output, and return it as the pipeline is to see it."""
         return self._once.add(uid, frame)
@@ -292,7 +297,7 @@ class Evaluation:
         """Call the pipeline, write its result through the sinks, collect the reports."""
         number, outputs = self.epoch.number, self._outputs
         context, timeout_ms = self.session.sparkContext, self._timeout_ms
-        watch = Watch(context, self._marks, f"pystate-{self._id}", timeout_ms)
+        watch = Watch(context, self._marks, self.tag, timeout_ms)
         described = Description(context, self.epoch)
         try:
             with described, watch, large_batches(self.session):

@@ -9,8 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
 from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.live import NoLine, ProgressLine, Show, checked_show, progress_line, tasks_done
 from pystate.spark.observed import checked_observe
 from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.queries import Outcome
@@ -58,6 +60,7 @@ from pystate.spark.running import (
     running_here,
     stop_query,
 )
+from pystate.spark.shown import job_html
 from pystate.spark.side import Outputs, SideSink
 from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
 from pystate.spark.streaming import StreamRun
@@ -204,6 +207,9 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, checkpoint={self._storage.uri!r})"
+
+    def _repr_html_(self) -> str:
+        return job_html(self)
 
     @property
     def checkpoint(self) -> str:
@@ -362,6 +368,7 @@ class Job:
         restore: Literal["latest"] | None = None,
         drain: bool = False,
         on_epoch: Callable[[EpochProgress], None] | None = None,
+        progress: Show = False,
         observe: str | None = None,
     ) -> StreamingQuery:
         """Run the pipeline over a stream, one epoch per micro-batch, exactly once.
@@ -401,6 +408,10 @@ class Job:
         on_epoch : callable, optional
             Called on the driver after each epoch that was computed. What it raises is logged: the
             epoch is published by then.
+        progress : bool or "always"
+            Show a line that tells how far the epoch is, and what the last one did: in a notebook,
+            and on standard error if that is a console. With ``"always"`` also where it is a file,
+            a line per epoch.
         observe : str, optional
             The name of a metric, such as ``"pystate"``, by which Spark's listeners find the epoch's
             numbers in ``event.progress.observedMetrics``. It costs some 60 ns for each row of the
@@ -427,6 +438,7 @@ class Job:
         checked_drain(flag(drain, "drain"), trigger)
         checked_callback(on_epoch, "on_epoch")
         checked_observe(observe)
+        checked_show(progress)
         if not stream.isStreaming:
             raise InvalidArgumentError(
                 "stream is not a streaming DataFrame: read it with spark.readStream, or use "
@@ -441,6 +453,7 @@ class Job:
         stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = self._outputs(sink, side_outputs)
         outcome = self._outcome = Outcome()
+        outcome.line = progress_line(progress, self.name)
         stream_run = StreamRun(self, stream, pipeline, outputs, on_epoch, restore, outcome)
         query = stream_run.start(query_name, trigger, drain=drain, observe=observe)
         note_query(self, query)
@@ -457,6 +470,7 @@ class Job:
         schema: str | StructType | None = None,
         drain: bool = False,
         on_epoch: Callable[[EpochProgress], None] | None = None,
+        progress: Show = False,
     ) -> EpochResult:
         """Run the pipeline once over a batch; the state carries over to the next run.
 
@@ -483,6 +497,8 @@ class Job:
             watermark that the rows have made; see `start`.
         on_epoch : callable, optional
             Called after the epoch, if it was computed; see `start`.
+        progress : bool or "always"
+            Show a line that tells how far the epoch is; see `start`.
 
         Returns
         -------
@@ -502,11 +518,14 @@ class Job:
         checked_run_key(run_key)
         flag(drain, "drain")
         checked_callback(on_epoch, "on_epoch")
+        checked_show(progress)
         self._prepare(session)
         outputs = self._outputs(sink, side_outputs)
-        number, manifest, done = self._run(
-            data, session, pipeline, outputs, on_epoch, schema=schema, run_key=run_key, drain=drain
-        )
+        with closing(progress_line(progress, self.name)) as line:
+            position = {"run_key": run_key, "drain": drain}
+            number, manifest, done = self._run(
+                data, session, pipeline, outputs, on_epoch, line, schema=schema, **position
+            )
         if done and manifest is not None and manifest.sinks:
             outputs.main.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
         return EpochResult(number, run_key, outputs.main.read(session, number), done, manifest)
@@ -613,6 +632,7 @@ class Job:
         pipeline: Pipeline,
         outputs: Outputs,
         on_epoch: Callable[[EpochProgress], None] | None,
+        line: ProgressLine | NoLine,
         *,
         schema: Any = None,
         **position: Any,
@@ -638,6 +658,7 @@ class Job:
                 self._timed,
             )
             epochs[:] = [epoch]
+            line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
             try:
                 with self._evaluating(evaluation):
                     transactions = evaluation.run(data, for_job(pipeline, self), schema)
@@ -648,10 +669,14 @@ class Job:
                 outputs.discard(epoch.number, epoch.evaluation_id)
                 raise
 
-        result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        try:
+            result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        finally:
+            line.idle()
         if not result.already_done:
             assert result.manifest is not None
             progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
+            line.end(progress)
             notify(on_epoch, progress)
         return result.epoch, result.manifest, result.already_done
 

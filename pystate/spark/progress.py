@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.epoch import Epoch, RangeReport
 from pystate.manifest import Manifest
 from pystate.spark.draining import DRAIN_KEY
+from pystate.spark.shown import progress_html, result_html
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -218,6 +219,9 @@ class EpochProgress:
             ),
         )
 
+    def _repr_html_(self) -> str:
+        return progress_html(self)
+
     def __str__(self) -> str:
         """One line for a log."""
         came = "a run" if self.run_key is None else f"run {self.run_key!r}"
@@ -285,6 +289,9 @@ class EpochResult:
     dataframe: DataFrame
     already_done: bool
     manifest: Manifest | None
+
+    def _repr_html_(self) -> str:
+        return result_html(self)
 
     def __repr__(self) -> str:
         shown = [f"epoch={self.epoch}", f"already_done={self.already_done}"]

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pystate.spark.failures import is_stop, stopped_its_query
+from pystate.spark.live import NoLine, ProgressLine
 from pystate.spark.observed import with_state
+from pystate.spark.shown import query_html
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -58,6 +60,8 @@ class Outcome:
         self.query: StreamingQuery | None = None
         #: By batch, as many as Spark keeps by default.
         self.epochs: dict[int, EpochProgress] = {}
+        #: Tells how far it is, if somebody has asked for that.
+        self.line: ProgressLine | NoLine = NoLine()
         self.stopping = False
         self._error: BaseException | None = None
 
@@ -109,6 +113,20 @@ class JobQuery(StreamingQuery):
         self._context = context
         outcome.query = self
 
+    def _repr_html_(self) -> str:
+        epochs = self._outcome.epochs
+        return query_html(self, epochs[max(epochs)] if epochs else None)
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
+        """Wait until it has ended, as Spark's own handle does."""
+        ended: bool | None = None
+        try:
+            ended = super().awaitTermination(timeout)
+        finally:
+            if timeout is None or ended:
+                self._outcome.line.close()
+        return ended
+
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 (Spark's name)
         """Spark's account of the last batch, with pystate's operators among the stateful ones."""
@@ -125,11 +143,14 @@ class JobQuery(StreamingQuery):
 
         What Spark logs of the jobs and tasks that this cancels is left out of the driver's log.
         """
-        if not self._jsq.isActive():
-            return super().stop()
-        self._outcome.stopping = True
-        with _quiet(self._context, self.runId):
-            super().stop()
+        try:
+            if not self._jsq.isActive():
+                return super().stop()
+            self._outcome.stopping = True
+            with _quiet(self._context, self.runId):
+                super().stop()
+        finally:
+            self._outcome.line.close()
 
 
 _silenced = 0

@@ -62,7 +62,11 @@ class StreamRun:
         self._on_epoch = on_epoch
         self._observation: Observation | None = None
         self._run = partial(
-            job._run, pipeline=pipeline, outputs=outputs, on_epoch=self._note, schema=None
+            job._run,
+            pipeline=pipeline,
+            outputs=outputs,
+            on_epoch=self._note,
+            line=outcome.line,
         )
 
     def start(

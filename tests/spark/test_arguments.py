@@ -143,10 +143,15 @@ RUN: dict[str, list[tuple[Any, str]]] = {
     ],
     "schema": [(3, "^run_epoch: schema is DDL such as")],
     "on_epoch": [("print", "^on_epoch is a function, such as print, not 'print'")],
+    "progress": [
+        (1, "^progress is True, False or 'always', not 1"),
+        (None, "^progress is True, False or 'always', not None"),
+        ("alway", "^progress is True, False or 'always', not 'alway' .*did you mean 'always'"),
+    ],
 }
 START: dict[str, list[tuple[Any, str]]] = {
     "stream": [(data, message.replace("data", "stream", 1)) for data, message in RUN["data"]],
-    **{name: RUN[name] for name in ("pipeline", "sink", "side_outputs", "on_epoch")},
+    **{name: RUN[name] for name in ("pipeline", "sink", "side_outputs", "on_epoch", "progress")},
     "trigger": [
         ("10 seconds", "^trigger is a dict, not '10 seconds' .*: write trigger={'processingTime"),
         ({"availableNoww": True}, "^trigger has 'availableNoww', .*did you mean 'availableNow'"),

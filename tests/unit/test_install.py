@@ -16,6 +16,7 @@ from tests.environments import NAME, ROOT, Environment, requirements
 #: Each extra, and what must run in an environment that has only it.
 EXTRAS = {
     "spark": ["-c", "import pystate.spark, pandas"],
+    "progress": ["-c", "import pystate.spark.live, rich.live"],
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "test": ["-m", "pytest", "--version"],

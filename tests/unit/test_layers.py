@@ -21,7 +21,7 @@ CORE = ROOT / "csrc"
 
 #: Layer -> its modules, and the layers that it may use beside itself.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "errors": ({"arguments", "errors"}, set()),
+    "errors": ({"arguments", "errors", "markup"}, set()),
     "core": ({"_core"}, {"errors"}),
     "declarations": (
         {

@@ -1,0 +1,69 @@
+"""HTML for notebooks: a heading, facts and tables, in which every text is escaped.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+__all__ = ["bytes_shown", "panel"]
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def panel(
+    heading: str,
+    facts: Mapping[str, object],
+    columns: Sequence[str] = (),
+    rows: Iterable[Sequence[object]] = (),
+) -> str:
+    """A heading, names with what they stand for, and a table if it has columns.
+
+    Facts and cells that are None are left empty, and facts that are None are left out.
+
+    Examples
+    --------
+    >>> panel("a < b", {"n": 1, "none": None})
+    '<div><b>a &lt; b</b><table><tr><th>n</th><td>1</td></tr></table></div>'
+    """
+    parts = [f"<b>{escape(heading)}</b>"]
+    shown = [
+        f"<tr><th>{escape(name)}</th><td>{_cell(fact)}</td></tr>"
+        for name, fact in facts.items()
+        if fact is not None
+    ]
+    if shown:
+        parts.append(f"<table>{''.join(shown)}</table>")
+    if columns:
+        head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
+        parts.append(f"<table><tr>{head}</tr>{body}</table>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return escape(str(value))
+
+
+def bytes_shown(size: int) -> str:
+    """A size in the unit that suits it.
+
+    Examples
+    --------
+    >>> bytes_shown(5 << 20)
+    '5.0 MiB'
+    """
+    number, unit = float(size), _UNITS[0]
+    for unit in _UNITS:
+        if number < 1024 or unit == _UNITS[-1]:
+            break
+        number /= 1024
+    return f"{size} bytes" if unit == _UNITS[0] else f"{number:.1f} {unit}"
