@@ -51,8 +51,13 @@ from pystate.manifest import (
 from pystate.rescale import rescaled
 from pystate.succession import Position
 
-__all__ = ["Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
+__all__ = ["NO_END", "Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
 
+NO_END = (
+    "drain=True takes the watermark to its end, and no operator of the pipeline has event time, so "
+    "that there is none: name the column that has it, key_by(..., event_time='column'), or leave "
+    "drain out"
+)
 #: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
 _LEAST_TIME_MS = -(1 << 63)
 
@@ -297,11 +302,7 @@ class Epoch:
             The epoch drains, and no operator has event time.
         """
         if self.drain and not self._delays and self.watermark_ms is None:
-            raise NoEventTimeError(
-                "drain=True takes the watermark to its end, and no operator of the pipeline has "
-                "event time, so that there is none: name the column that has it, "
-                "key_by(..., event_time='column'), or leave drain out"
-            )
+            raise NoEventTimeError(NO_END)
         stored = () if self.base is None else self.base.operators
         missing = [operator.uid for operator in stored if operator.uid not in self._declared]
         if missing and not self._allow_unclaimed_state:

@@ -115,8 +115,8 @@ class DrainingQuery(JobQuery):
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._tag = f"pystate-drain-{uuid.uuid4().hex}"
-        # The interpreter waits for it, as for whoever waits for the query.
-        threading.Thread(target=self._end, name="pystate-drain").start()
+        # As Spark's own thread of a query: a driver that ends without waiting for it kills both.
+        threading.Thread(target=self._end, name="pystate-drain", daemon=True).start()
 
     @property
     def isActive(self) -> bool:  # noqa: N802 (Spark's name)

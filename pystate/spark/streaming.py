@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from pystate.epoch import NO_END
+from pystate.errors import NoEventTimeError
 from pystate.spark.arguments import start_query
 from pystate.spark.draining import DrainingQuery, drain_key, no_rows
 from pystate.spark.failures import QueryStopped
@@ -61,6 +63,7 @@ class StreamRun:
         self._outcome = outcome
         self._on_epoch = on_epoch
         self._observation: Observation | None = None
+        self._drains = self._has_no_end = False
         self._run = partial(
             job._run,
             pipeline=pipeline,
@@ -78,6 +81,7 @@ class StreamRun:
         observe: str | None,
     ) -> JobQuery:
         """Start the query."""
+        self._drains = drain
         stream = self._stream
         if observe is not None:
             self._observation = Observation(observe, self._session)
@@ -104,12 +108,17 @@ class StreamRun:
                 processing_time_ms=offsets.processing_time_ms,
                 restore=self._restore,
             )
+            if self._has_no_end:
+                # Now rather than after the last batch. This one is published.
+                raise NoEventTimeError(NO_END)
         except BaseException as error:
             if self._outcome.note(error):
                 raise
             raise QueryStopped from None
 
     def _note(self, progress: EpochProgress) -> None:
+        timed = any(operator.late_rows is not None for operator in progress.operators)
+        self._has_no_end = self._drains and not timed and progress.watermark_ms is None
         if progress.batch_id is not None:
             self._outcome.note_epoch(progress.batch_id, progress)
             if self._observation is not None:

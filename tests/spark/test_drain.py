@@ -203,11 +203,22 @@ def test_a_run_drains_all_operators_in_its_own_epoch(
     assert rows_of(result.dataframe) == [("a", 1056, 2), ("a", 56, 0)]
 
 
-def test_without_event_time_nothing_is_published(spark: SparkSession, make_job: MakeJob) -> None:
+def test_without_event_time_there_is_nothing_to_end(
+    spark: SparkSession, make_job: MakeJob, source: Source
+) -> None:
     frame = spark.createDataFrame([("a", 1)], "k string, v long")
     job = make_job()
+
+    def counting(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="n").aggregate(n=ps.count())
+
     with pytest.raises(NoEventTimeError, match=r"^drain=True takes"):
-        job.run_epoch(
-            frame, lambda df: job.key_by(df, "k", uid="n").aggregate(n=ps.count()), drain=True
-        )
+        job.run_epoch(frame, counting, drain=True)
     assert job.latest_epoch() is None
+    # A stream says it after its first batch.
+    for line in ("a,1", "b,2"):
+        source.add(line)
+    query = job.start(source.stream(), counting, trigger=ONCE, drain=True)
+    with pytest.raises(Exception, match="drain=True takes"):
+        query.awaitTermination()
+    assert isinstance(job.failure, NoEventTimeError) and job.latest_epoch() == 1
