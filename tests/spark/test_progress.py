@@ -35,7 +35,9 @@ def progress(work: FakeWork) -> EpochProgress:
                         metrics={"rows_in": 10, "rows_out": 5, **late},
                     )
                 )
-        return EpochProgress.of(epoch, 1_700_000_000_123, epoch.reports, {0: (4, 9)}, 1234.0)
+        return EpochProgress.of(
+            epoch, 1_700_000_000_123, epoch.reports, {("op", 0): (4, 9)}, 1234.0
+        )
 
 
 def test_sums(progress: EpochProgress) -> None:
