@@ -86,8 +86,11 @@ class Observation:
         assert jvm is not None
         query = self._session._jsparkSession.streams().get(query_id)
         plan = query.streamingQuery().lastExecution().executedPlan()
-        while not (plan.nodeName() == "CollectMetrics" and plan.name() == self.name):
-            plan = plan.children().head()
+        while (node := plan.nodeName()) != "CollectMetrics" or plan.name() != self.name:
+            if node == "AdaptiveSparkPlan":
+                plan = plan.executedPlan()
+            else:
+                plan = plan.plan() if node.endswith("QueryStage") else plan.children().head()
         row = jvm.org.apache.spark.sql.catalyst.expressions.UnsafeRow
         accumulators = jvm.org.apache.spark.util.AccumulatorContext
         before = plan.child().output().size() - len(values)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import pystate as ps
@@ -88,16 +88,21 @@ class Listener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None: ...  # noqa: N802
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
 def test_a_streams_jobs_and_progress_tell_of_state(
-    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
+    spark: SparkSession, make_job: MakeJob, source: Source, shuffled: bool
 ) -> None:
+    stream = source.stream()
+    if shuffled:
+        # Spark then plans its batches adaptively.
+        stream = stream.repartition(3)
     source.add("a,1", "b,2")
     source.add("b,3")
     job, before, listener = make_job("flights"), len(shown(spark)), Listener()
     spark.streams.addListener(listener)
     try:
         query = job.start(
-            source.stream(),
+            stream,
             counting,
             query_name="the query",
             trigger={"availableNow": True},
