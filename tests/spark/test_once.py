@@ -193,14 +193,23 @@ def test_a_barrier_stage_that_fails_runs_again_from_the_base(
 def test_two_drivers_at_once(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     """Each takes the checkpoint over again and again: every run counts once, or is refused."""
     sink = ParquetSink(tmp_path / "out")
+    going_on = {"a", "b"}
 
     def drive(run_keys: Sequence[str]) -> None:
+        driver = run_keys[0][0]
         for run_key in run_keys:
             before = sink.epochs()
             while not ran(make_job(), spark, run_key, sink):
-                # The one that took over publishes, unless it is taken over from in its turn.
-                wait_for(lambda before=before: sink.epochs() != before, "the other driver")
+                # The one that took over publishes; but it is refused too where this one's manifest
+                # came first, and then both would wait for each other.
+                going_on.discard(driver)
+                wait_for(
+                    lambda before=before: sink.epochs() != before or not going_on,
+                    "the other driver",
+                )
+                going_on.add(driver)
                 before = sink.epochs()
+        going_on.discard(driver)
 
     names = [[f"{driver}-{run}" for run in range(3)] for driver in "ab"]
     with ThreadPoolExecutor() as threads:
