@@ -33,7 +33,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pystate.clock import MAX_STEP_MS, advance, warn
 from pystate.epoch import Epoch, RangeReport
@@ -53,10 +53,13 @@ from pystate.ownership import Ownership
 from pystate.parts import share
 from pystate.retention import collect_orphans, delete_files
 from pystate.rivals import OvertakenError, Rivals
+from pystate.settling import Settling
 from pystate.storage import CheckpointStorage
 from pystate.succession import AlreadyDone, Position, Restore, check_follows, find_done
 
 __all__ = ["AlreadyDone", "Coordinator", "EpochResult", "OvertakenError", "Position", "RangeReport"]
+
+Result = TypeVar("Result")
 
 _LOG = logging.getLogger("pystate.coordinator")
 # Epochs between two searches for orphans; retired files go at once and do not need one.
@@ -143,7 +146,6 @@ class Coordinator:
         self.parallelism = parallelism
         self._job = open_job(storage, job, parallelism, max_parallelism)
         self._retained = retained
-        self._commit_sinks = commit_sinks
         self._allow_unclaimed_state = allow_unclaimed_state
         self._orphan_grace_ms = orphan_grace_ms
         self._max_evaluations = max_evaluations
@@ -154,13 +156,13 @@ class Coordinator:
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
         self._rivals = Rivals(self._ownership, self._history)
+        self._settling = Settling(self._history, self._ownership, commit_sinks)
         self._maintenance = Maintenance()
         self._merges = (
             BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
             if merge_policy
             else None
         )
-        self._settled: int | None = None
         self._tidied = False
         self._opened_s = 0.0
         self._has_published = False
@@ -346,6 +348,32 @@ class Coordinator:
         """
         self._rivals.check_current(epoch)
 
+    def check_owner(self) -> None:
+        """Raise `FencedError` where another driver has taken the checkpoint over."""
+        self._ownership.check()
+
+    def give_up_output(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
+        """Take the checkpoint over, and count the output of its newest epoch as committed.
+
+        Parameters
+        ----------
+        epoch : int
+            That one's number.
+        act : callable
+            Called with the manifest before that.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not the newest epoch, or its output is committed.
+        """
+        self._enter()
+        try:
+            self._own()
+            return self._settling.give_up(epoch, act)
+        finally:
+            self._leave()
+
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
         if self._ownership.term:
@@ -396,46 +424,29 @@ class Coordinator:
         if epoch is self._epoch:
             self._leave()
 
-    def _prepare(self) -> None:
-        """Own the checkpoint, know its newest epoch, and have that one's sinks committed."""
+    def _own(self) -> Manifest | None:
+        """Own the checkpoint, and return its newest epoch."""
         if not self._ownership.term:
             self._ownership.acquire()
         else:
             self._ownership.check()
         self._history.refresh()
         head = self._history.head
+        if head is not None and head.term > self._ownership.term:
+            raise self._ownership.fenced(head.term)
+        return head
+
+    def _prepare(self) -> None:
+        """Own the checkpoint, know its newest epoch, and have that one's sinks committed."""
+        head = self._own()
         if head is not None:
-            if head.term > self._ownership.term:
-                raise self._ownership.fenced(head.term)
-            self._settle(head)
+            self._settling.settle(head)
         if not self._tidied:
             self._tidied = True
             if self._merges is not None and head is not None:
                 # Beside the epoch's work, so that a driver of one epoch can still adopt them.
                 self._merges.plan(head, self.parallelism)
             self._maintenance.submit(self._collect_orphans)
-
-    def _settle(self, manifest: Manifest) -> None:
-        if self._settled == manifest.epoch:
-            return
-        if manifest.sinks and not self._history.is_committed(manifest):
-            if self._commit_sinks is None:
-                raise CheckpointError(
-                    f"{manifest.path} holds {len(manifest.sinks)} sink transactions, and the job "
-                    "has no sink to commit them: start it with the sink that wrote them, or their "
-                    "output is lost"
-                )
-            try:
-                self._commit_sinks(manifest)
-            except Exception as error:
-                # The owner commits it as well, and what it has done since is no failure.
-                try:
-                    self._ownership.check()
-                except FencedError as fenced:
-                    raise fenced from error
-                raise
-            self._history.note_committed(manifest)
-        self._settled = manifest.epoch
 
     # ---- publishing ------------------------------------------------------------------------
 
@@ -469,7 +480,7 @@ class Coordinator:
         self._has_published = True
         try:
             self._note_operators(epoch)
-            self._settle(manifest)
+            self._settling.settle(manifest)
             self._keep_house(manifest)
         finally:
             epoch.abort()  # ends it; what is published stays

@@ -30,6 +30,7 @@ __all__ = [
     "PystateError",
     "ReplayError",
     "SchemaError",
+    "SinkError",
     "SnapshotTooOldError",
     "StaleKeyBatchError",
     "StateOverflowError",
@@ -183,6 +184,13 @@ class FencedError(CheckpointError):
 
 class EvaluationError(CheckpointError):
     """An epoch's reports were missing, repeated or contradictory, so that nothing was published."""
+
+
+class SinkError(CheckpointError):
+    """A sink of one's own failed, or nobody is there to commit what was staged in one.
+
+    Where it failed to commit, the epoch is published and its rows wait; the message says for whom.
+    """
 
 
 class AlreadyPublishedError(CheckpointError, FileExistsError):

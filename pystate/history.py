@@ -145,13 +145,22 @@ class History:
         with suppress(CheckpointError, OSError):
             self._storage.replace(_LATEST, content, durable=False)
 
-    def note_committed(self, manifest: Manifest) -> None:
-        """Note that an epoch's sink transactions are committed."""
+    def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
+        """Note that an epoch's sink transactions are committed.
+
+        Parameters
+        ----------
+        durable : bool
+            Fail rather than lose the note, since nobody can commit them once more.
+        """
         # A driver that was held up here may come back when its successors are further.
         if self._committed()[0] > manifest.epoch:
             return
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
         data = encode_document("committed", 1, content)
+        if durable:
+            self._storage.replace(_COMMITTED, data)
+            return
         # Not synced: where a power failure takes it back they are only committed once more.
         with suppress(CheckpointError, OSError):
             self._storage.replace(_COMMITTED, data, durable=False)

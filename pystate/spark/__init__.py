@@ -10,19 +10,23 @@ from pystate.spark.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.parquet import ParquetSink
 from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
-from pystate.spark.side import SideSink
-from pystate.spark.sink import ParquetSink, Sink
+from pystate.spark.sink import Sink, SinkTask, register_sink
 
 __all__ = [
     "EpochProgress",
     "EpochResult",
+    "ForeachEpoch",
     "Job",
     "KeyedFrame",
     "OperatorProgress",
     "ParquetSink",
-    "SideSink",
     "Sink",
+    "SinkTask",
+    "foreach_epoch",
+    "register_sink",
 ]

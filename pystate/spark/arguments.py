@@ -21,9 +21,11 @@ from pystate.jobfile import MAX_PARALLELISM_LIMIT
 from pystate.output import OutputColumns
 from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.environment import require_classic
+from pystate.spark.parquet import ParquetSink
 from pystate.spark.queries import JobQuery
 from pystate.spark.requirements import require_pandas
 from pystate.spark.resolve import FrameColumns
+from pystate.spark.sink import Sink, check_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,9 +112,18 @@ def checked_trigger(trigger: Any) -> None:
 
 def checked_sink(sink: object, what: str = "sink") -> None:
     """Refuse what is no sink; None stands for the default one."""
-    if sink is None or (not isinstance(sink, type) and callable(getattr(sink, "prepare", None))):
+    if sink is None or type(sink) is ParquetSink:
         return
-    hint = "; pass an object of it" if isinstance(sink, type) else ""
+    if isinstance(sink, Sink):
+        check_sink(sink, what)
+        return
+    hint = ""
+    if isinstance(sink, type):
+        hint = "; pass an object of it"
+    elif callable(getattr(sink, "commit", None)):
+        hint = "; derive its class from pystate.spark.Sink"
+    elif callable(sink):
+        hint = "; for a function of an epoch's rows write foreach_epoch(function)"
     path = repr(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else "'/data/out'"
     raise InvalidArgumentError(
         f"{what} is a sink, for example ParquetSink({path}), not {shown(sink)}{hint}"

@@ -40,8 +40,8 @@ from pystate.spark.described import Description
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
+from pystate.spark.outputs import Outputs
 from pystate.spark.reports import ReportBox
-from pystate.spark.side import Outputs
 from pystate.spark.sink import Transaction
 from pystate.spark.watch import Watch
 from pystate.spark.worker import STAGING, OperatorPlan
@@ -270,20 +270,19 @@ class Evaluation:
         return self._splits[uid]
 
     def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
-        sink = self._outputs.sides.get(tag)
-        if sink is None:
+        if tag not in self._outputs.sides:
             raise InvalidArgumentError(
                 f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
             )
-        sink.check_columns(schema.names)
+        folder = self._outputs.side_folder(tag, schema.names, self.epoch.number, self._id)
         other, known = self._tags.setdefault(tag, (uid, schema))
         if known != schema:
             raise DeclarationError(
                 f"operators {other!r} and {uid!r} share the side output {tag!r}, but with "
                 "different columns: give one of them another tag"
             )
-        return sink.task_folder(self.epoch.number, self._id)
+        return folder
 
     def _check_sides(self) -> None:
         unknown = sorted(set(self._outputs.sides) - set(self._tags))
@@ -305,9 +304,8 @@ class Evaluation:
                 self.epoch.check_declared()
                 self._check_sides()
                 described.operators(entry.uid for entry in self.epoch.entries())
-                outputs.main.check_columns(frame.columns)
                 with self._staging():
-                    transaction = outputs.main.stage(frame, number, self._id)
+                    staged = outputs.stage_main(frame, number, self._id)
         except Exception as error:
             self._take_reports()
             unsound = self._evaluated_twice() or self._hung(watch)
@@ -327,7 +325,7 @@ class Evaluation:
         unsound = self._evaluated_twice() or self._read_in_part(frame)
         if unsound is not None:
             raise unsound
-        return [transaction, *outputs.stage_sides(self.epoch.reports, number, self._id)]
+        return outputs.prepare(staged, self.epoch.reports, number, self._id)
 
     def _take_reports(self) -> None:
         for report in self._box.take():

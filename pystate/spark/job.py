@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import flag, folder_path, integer, mapping, text
+from pystate.arguments import flag, folder_path, integer, text
 from pystate.clock import MAX_STEP_MS
 from pystate.coordinator import Coordinator
 from pystate.durations import Duration, milliseconds
@@ -33,11 +33,11 @@ from pystate.spark.arguments import (
     checked_name,
     checked_pipeline,
     checked_restore,
-    checked_sink,
     checked_trigger,
     checked_uid,
     session_of,
 )
+from pystate.spark.commits import Commits
 from pystate.spark.draining import checked_drain, checked_run_key
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
@@ -46,6 +46,7 @@ from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.live import NoLine, ProgressLine, Show, checked_show, progress_line, tasks_done
 from pystate.spark.observed import checked_observe
+from pystate.spark.outputs import Outputs, begin_outputs, checkpoint_folder, outputs_of
 from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.queries import Outcome
 from pystate.spark.rdd import rdd_operator, split_rdd
@@ -61,8 +62,7 @@ from pystate.spark.running import (
     stop_query,
 )
 from pystate.spark.shown import job_html
-from pystate.spark.side import Outputs, SideSink
-from pystate.spark.sink import ParquetSink, Sink, commit, relocatable
+from pystate.spark.sink import Sink
 from pystate.spark.streaming import StreamRun
 from pystate.storage import open_storage
 from pystate.types import TypeLike
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["Job"]
-
-_RESULTS = "results"
 
 #: From one epoch's input, and the job if it asks for it, to its output.
 Pipeline = Callable[[Any], Any] | Callable[[Any, Any], Any]
@@ -192,6 +190,7 @@ class Job:
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
         )
         self._storage = open_storage(folder_path(checkpoint, f"{owner}: checkpoint"))
+        self._commits = Commits(checkpoint_folder(self._storage))
         self._coordinator: Coordinator | None = None
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
@@ -361,7 +360,7 @@ class Job:
         pipeline: Pipeline,
         *,
         sink: Sink | None = None,
-        side_outputs: Mapping[str, SideSink] | None = None,
+        side_outputs: Mapping[str, Sink] | None = None,
         trigger: Mapping[str, Any] | None = None,
         heartbeat: Duration | None = None,
         query_name: str | None = None,
@@ -381,9 +380,10 @@ class Job:
             From a DataFrame that holds one epoch's rows to the rows to write: ``pipeline(df)``, or
             ``pipeline(df, job)``, which is given this job. Called on the driver for every
             evaluation of an epoch.
-        sink : ParquetSink, optional
-            Where the rows go; by default ``results/`` in the checkpoint.
-        side_outputs : mapping from tag to ParquetSink, optional
+        sink : Sink, optional
+            Where the rows go: a `ParquetSink`, by default on ``results/`` in the checkpoint; a
+            function, by `foreach_epoch`; or a sink of your own.
+        side_outputs : mapping from tag to Sink, optional
             Where the rows of each side output go, committed with the epoch as `sink` is. Every tag
             needs one. An epoch without rows of a tag leaves no folder there.
         trigger : mapping, optional
@@ -451,7 +451,7 @@ class Job:
         session = stream.sparkSession
         self._prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)
-        outputs = self._outputs(sink, side_outputs)
+        outputs = outputs_of(self._storage, sink, side_outputs, session)
         outcome = self._outcome = Outcome()
         outcome.line = progress_line(progress, self.name)
         stream_run = StreamRun(self, stream, pipeline, outputs, on_epoch, restore, outcome)
@@ -466,7 +466,7 @@ class Job:
         *,
         run_key: str | None = None,
         sink: Sink | None = None,
-        side_outputs: Mapping[str, SideSink] | None = None,
+        side_outputs: Mapping[str, Sink] | None = None,
         schema: str | StructType | None = None,
         drain: bool = False,
         on_epoch: Callable[[EpochProgress], None] | None = None,
@@ -484,10 +484,9 @@ class Job:
         run_key : str, optional
             Makes the run idempotent: the same key again changes nothing and returns the same
             result, whatever `data` is then.
-        sink : ParquetSink, optional
-            Where the rows go; by default ``results/`` in the checkpoint. With a `run_key` the
-            same each time.
-        side_outputs : mapping from tag to ParquetSink, optional
+        sink : Sink, optional
+            Where the rows go; see `start`. With a `run_key` the same each time.
+        side_outputs : mapping from tag to Sink, optional
             Where the rows of each side output go; see `start`.
         schema : str or StructType, optional
             Columns of the result where the pipeline returns an RDD.
@@ -520,15 +519,16 @@ class Job:
         checked_callback(on_epoch, "on_epoch")
         checked_show(progress)
         self._prepare(session)
-        outputs = self._outputs(sink, side_outputs)
+        outputs = outputs_of(self._storage, sink, side_outputs, session)
         with closing(progress_line(progress, self.name)) as line:
             position = {"run_key": run_key, "drain": drain}
             number, manifest, done = self._run(
                 data, session, pipeline, outputs, on_epoch, line, schema=schema, **position
             )
         if done and manifest is not None and manifest.sinks:
-            outputs.main.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
-        return EpochResult(number, run_key, outputs.main.read(session, number), done, manifest)
+            outputs.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
+        rows = outputs.main.read(session, number)
+        return EpochResult(number, run_key, rows, done, manifest, outputs.main)
 
     def read_state(self, uid: str) -> pa.Table:
         """Read an operator's state as of the last epoch, from the checkpoint's files.
@@ -551,6 +551,39 @@ class Job:
         """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
         manifest = read_head(self._storage)
         return None if manifest is None else manifest.epoch
+
+    def abandon_output(self, epoch: int) -> list[str]:
+        """Give up for ever what an epoch has staged and nobody can commit, so that the job goes on.
+
+        For an epoch whose output no start of the job could commit: its sink is gone, or what was
+        staged is. State and stream position stay as they are, so the rows are not made again.
+
+        Parameters
+        ----------
+        epoch : int
+            The newest; it makes sure that no other one is meant.
+
+        Returns
+        -------
+        list of str
+            The sinks, by name or folder, whose rows are given up. Each was tried once more before,
+            if it is registered or was passed to this job.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not the newest epoch, or its output is committed.
+        InUseError
+            This process runs a query on the checkpoint.
+        """
+        number = integer(epoch, "abandon_output: epoch", least=1)
+        require_unused(self, but_for_own=False)
+        if self.latest_epoch() is None:
+            raise InvalidArgumentError(f"abandon_output: {self.checkpoint} has no epoch")
+        if self._coordinator is not None:
+            return self._coordinator.give_up_output(number, self._commits.give_up)
+        with self._open(self._parallelism or 1) as coordinator:
+            return coordinator.give_up_output(number, self._commits.give_up)
 
     def close(self) -> None:
         """Wait for maintenance to end, and give up what the job has in the memory of hosts.
@@ -577,33 +610,22 @@ class Job:
             if self._box is None or self._box.context is not context:
                 self._box = ReportBox(context)
             if self._coordinator is None:
-                self._coordinator = Coordinator(
-                    self._storage,
-                    job=self.name,
-                    parallelism=self._parallelism or context.defaultParallelism,
-                    max_parallelism=self._max_parallelism,
-                    retained=self._retained,
-                    commit_sinks=self._commit_all,
-                    allow_unclaimed_state=self._allow_unclaimed_state,
-                    max_evaluations=self._max_evaluations,
-                    max_clock_step_ms=self._max_clock_step_ms,
-                    allow_time_back=self._allow_time_back,
-                )
+                self._coordinator = self._open(self._parallelism or context.defaultParallelism)
             return self._coordinator
 
-    def _outputs(self, sink: Sink | None, sides: Mapping[str, SideSink] | None) -> Outputs:
-        checked_sink(sink)
-        if sink is None:
-            folder = self._storage.local_path(_RESULTS)
-            if folder is None:
-                raise InvalidArgumentError(
-                    f"{self._storage.uri} is no local folder, so that results cannot be kept in "
-                    "it: pass a sink"
-                )
-            sink = ParquetSink(folder)
-        given = {} if sides is None else sides
-        tags = mapping(given, "side_outputs", "side_outputs={'late': ParquetSink('/data/late')}")
-        return Outputs(sink, dict(tags))
+    def _open(self, parallelism: int) -> Coordinator:
+        return Coordinator(
+            self._storage,
+            job=self.name,
+            parallelism=parallelism,
+            max_parallelism=self._max_parallelism,
+            retained=self._retained,
+            commit_sinks=self._commits,
+            allow_unclaimed_state=self._allow_unclaimed_state,
+            max_evaluations=self._max_evaluations,
+            max_clock_step_ms=self._max_clock_step_ms,
+            allow_time_back=self._allow_time_back,
+        )
 
     def _current(self, method: str) -> Evaluation:
         here = running_here()
@@ -644,7 +666,6 @@ class Job:
         epochs: list[Epoch] = []
 
         def evaluate(epoch: Epoch) -> Sequence[Any]:
-            _prepare_outputs(outputs, coordinator, epoch)
             evaluation = Evaluation(
                 epoch,
                 session,
@@ -660,17 +681,21 @@ class Job:
             epochs[:] = [epoch]
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
             try:
+                begin_outputs(outputs, coordinator, epoch)
                 with self._evaluating(evaluation):
                     transactions = evaluation.run(data, for_job(pipeline, self), schema)
                 # Reports that are missing or repeated discard what was staged, too.
                 epoch.collect()
-                return [relocatable(found, self._folder) for found in transactions]
+                self._commits.check(transactions, epoch.number)
+                return transactions
             except BaseException:
-                outputs.discard(epoch.number, epoch.evaluation_id)
+                outputs.abort(epoch.number, epoch.evaluation_id)
                 raise
 
+        outputs = replace(outputs, session=session)
         try:
-            result = coordinator.run(evaluate, retryable=is_retryable, **position)
+            with self._commits.within(outputs, coordinator.check_owner):
+                result = coordinator.run(evaluate, retryable=is_retryable, **position)
         finally:
             line.idle()
         if not result.already_done:
@@ -697,30 +722,3 @@ class Job:
         mark, reports = manifest.watermark_ms, epoch.reports
         self._progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
         return self._progress
-
-    def _commit_all(self, manifest: Manifest) -> None:
-        for transaction in manifest.sinks:
-            commit(transaction, self._folder)
-
-    @property
-    def _folder(self) -> str | None:
-        """The checkpoint's folder, if it is one."""
-        results = self._storage.local_path(_RESULTS)
-        return None if results is None else os.path.dirname(results)
-
-
-def _prepare_outputs(outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> None:
-    """Prepare the sinks, on behalf of the driver that owns the checkpoint.
-
-    Raises
-    ------
-    FencedError
-        Another driver owns it. The output that is in the way may be what that one published, after
-        this driver was found to be the owner: hence the check of what is found, too.
-    """
-    coordinator.check_current(epoch)
-    try:
-        outputs.prepare(epoch.number)
-    except CheckpointError:
-        coordinator.check_current(epoch)
-        raise

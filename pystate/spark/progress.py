@@ -13,12 +13,15 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from pystate.epoch import Epoch, RangeReport
+from pystate.errors import InvalidArgumentError
 from pystate.manifest import Manifest
 from pystate.spark.draining import DRAIN_KEY
 from pystate.spark.shown import progress_html, result_html
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from pystate.spark.sink import Sink
 
 __all__ = ["EpochProgress", "EpochResult", "OperatorProgress", "notify"]
 
@@ -276,19 +279,38 @@ class EpochResult:
         The checkpoint's number of it.
     run_key : str or None
         As given.
-    dataframe : DataFrame
-        The published rows, read again from the output; cheap to make, evaluated when used.
+    rows : DataFrame or None
+        The published rows; None where the sink is not read.
     already_done : bool
         The run key was known, so that nothing was computed.
     manifest : Manifest or None
         None where it is not retained any more.
+    sink : Sink
+        Where the rows went.
     """
 
     epoch: int
     run_key: str | None
-    dataframe: DataFrame
+    rows: DataFrame | None
     already_done: bool
     manifest: Manifest | None
+    sink: Sink | None = None
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """The published rows, read again from the output; cheap to make, evaluated when used.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The sink's rows are not read from here.
+        """
+        if self.rows is None:
+            raise InvalidArgumentError(
+                f"the rows of epoch {self.epoch} went to {self.sink!r}, which is not read from "
+                "here: look for them where it writes"
+            )
+        return self.rows
 
     def _repr_html_(self) -> str:
         return result_html(self)

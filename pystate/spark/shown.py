@@ -69,7 +69,7 @@ def result_html(result: EpochResult) -> str:
         "epoch": result.epoch,
         "run key": result.run_key,
         "computed": "before" if result.already_done else "now",
-        "columns": result.dataframe.schema.simpleString(),
+        "columns": None if result.rows is None else result.rows.schema.simpleString(),
         "state files": None if manifest is None else len(manifest.paths),
     }
     operators = () if manifest is None else manifest.operators

@@ -1,8 +1,9 @@
 """Side outputs: rows that leave an operator beside its result, under a tag.
 
-The tasks write them, since a DataFrame has one result; the driver stages what their reports name.
+The tasks write them, since a DataFrame has one result; the driver stages what their reports name
+(`pystate.spark.outputs`).
 
-Thread safety: `Outputs` is immutable; `SideFiles` belongs to its task.
+Thread safety: `SideFiles` belongs to its task.
 
 Invariants
 ----------
@@ -15,92 +16,18 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.epoch import RangeReport, SideFile
-from pystate.errors import InvalidArgumentError
-from pystate.spark.sink import Sink, Transaction
+from pystate.epoch import SideFile
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter
 
-__all__ = ["Outputs", "SideFiles", "SideSink"]
-
-
-@runtime_checkable
-class SideSink(Protocol):
-    """What a side output needs of a sink, beside what `Sink` says of the same methods."""
-
-    def prepare(self, epoch: int) -> None:
-        """Fail now if the epoch could not be committed later."""
-
-    def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse columns that could not be read back."""
-
-    def task_folder(self, epoch: int, evaluation_id: str) -> str:
-        """The folder in which an evaluation's tasks write Parquet files, one name each."""
-
-    def stage_files(
-        self, files: Sequence[tuple[str, int]], epoch: int, evaluation_id: str
-    ) -> Transaction:
-        """Take over files of that folder, by name and size, as what `Sink.stage` writes."""
-
-    def discard(self, epoch: int, evaluation_id: str) -> None:
-        """Remove what an evaluation staged that was not published."""
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Where the rows of an epoch go: one sink for the pipeline's result, one for each tag."""
-
-    main: Sink
-    sides: Mapping[str, SideSink] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        folders: dict[object, str] = {getattr(self.main, "path", None): "the job's sink"}
-        for tag, sink in self.sides.items():
-            if not isinstance(sink, SideSink):
-                raise InvalidArgumentError(
-                    f"side_outputs[{tag!r}] is {sink!r:.80}: give each tag a sink, for example "
-                    f"side_outputs={{{tag!r}: ParquetSink(path)}}"
-                )
-            path = getattr(sink, "path", id(sink))
-            if path in folders:
-                raise InvalidArgumentError(
-                    f"side_outputs[{tag!r}] and {folders[path]} both write to {path}: each "
-                    "output needs a folder of its own"
-                )
-            folders[path] = f"side_outputs[{tag!r}]"
-
-    def prepare(self, epoch: int) -> None:
-        """Fail now if the epoch could not be committed later."""
-        self.main.prepare(epoch)
-        for sink in self.sides.values():
-            sink.prepare(epoch)
-
-    def discard(self, epoch: int, evaluation_id: str) -> None:
-        """Remove what an evaluation staged."""
-        self.main.discard(epoch, evaluation_id)
-        for sink in self.sides.values():
-            sink.discard(epoch, evaluation_id)
-
-    def stage_sides(
-        self, reports: Sequence[RangeReport], epoch: int, evaluation_id: str
-    ) -> list[Transaction]:
-        """Stage the files that the reports name; a tag without rows has no transaction."""
-        files: dict[str, dict[tuple[str, int], None]] = {}
-        for report in reports:
-            for file in report.side_files:
-                files.setdefault(file.tag, {})[file.name, file.file_bytes] = None
-        return [
-            self.sides[tag].stage_files(tuple(files[tag]), epoch, evaluation_id)
-            for tag in sorted(files)
-        ]
+__all__ = ["SideFiles"]
 
 
 class SideFiles:
@@ -109,7 +36,7 @@ class SideFiles:
     Parameters
     ----------
     folders : mapping from tag to folder
-        Of `SideSink.task_folder`.
+        Of `Outputs.side_folder`.
     index : int
         The range, for the names.
     """

@@ -1,372 +1,398 @@
-"""Exactly-once output: a sink stages an epoch's rows, and publishes them once the epoch exists.
+"""The sink protocol: what an output of one's own does in an epoch's two-phase commit.
 
-Thread safety: a sink is immutable; the driver calls it from one thread at a time.
+An epoch's output is staged where no reader looks, the manifest that makes the epoch exist names
+what was staged, and only then it is committed: by this driver, or by the one that comes after a
+crash, which knows no more of it than the manifest says, and finds the sink by its name.
+
+Thread safety: the driver calls a sink from one thread at a time; tasks have copies of it.
 
 Invariants
 ----------
 1. Nothing is visible under the output's name before the manifest that names it.
 2. A commit may be repeated: after a crash, by another process, from the manifest alone.
 3. Rows of an evaluation that lost are never visible, whenever its tasks end.
-4. A transaction that cannot be committed stops the job: rows would be missing.
-5. What is staged is what the tasks have counted, rows, files and bytes, and not what a listing of
-   the folder happens to show.
+4. A transaction that cannot be committed stops the job: rows would be missing. What nobody could
+   commit never gets into a manifest.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote, urlsplit
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pystate.arguments import folder_path
-from pystate.epoch import RepeatableError
-from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.environment import local_uri
+import pyarrow as pa
+
+from pystate.arguments import flag, shortened, shown
+from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
+from pystate.spark.failures import is_stop, stopped_its_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.spark.written import Written
-
-__all__ = ["ParquetSink", "Sink", "Transaction", "commit", "relocatable", "sync_folder"]
+__all__ = [
+    "Sink",
+    "SinkTask",
+    "Transaction",
+    "as_json",
+    "because",
+    "check_sink",
+    "raise_failed",
+    "register_sink",
+    "registered_names",
+    "registered_sink",
+]
 
 #: What a manifest keeps of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
 
-_STAGING = "_staging"
-_ROWS = "_rows"
-_TASKS = "_tasks"
+_RECEIPTS = "partition int, receipt string"
 
 
-class Sink(Protocol):
-    """What the job needs of an output. To add one, also register its commit in `commit`."""
+@dataclass(frozen=True)
+class SinkTask:
+    """Which rows a call of `Sink.stage` has.
 
-    def prepare(self, epoch: int) -> None:
-        """Fail now if the epoch could not be committed later; nothing is computed before."""
-
-    def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse columns that could not be read back; nothing is written before."""
-
-    def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
-        """Write the rows where no reader looks, durably. Runs the job's one Spark action."""
-
-    def discard(self, epoch: int, evaluation_id: str) -> None:
-        """Remove what an evaluation staged that was not published."""
-
-    def require(self, transaction: Transaction, what: str) -> None:
-        """Make sure that a transaction was published here; errors begin with `what`."""
-
-    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
-        """Read what is published, or one epoch of it."""
-
-
-class ParquetSink:
-    """Parquet files, a folder per epoch: ``<path>/epoch=<n>/``.
-
-    Parameters
+    Attributes
     ----------
-    path : str
-        A folder of a local or mounted file system that the driver and all executors see. Its
-        epochs belong to one checkpoint: give each job its own folder.
+    epoch : int
+        The checkpoint's number of the epoch.
+    evaluation_id : str
+        Of the evaluation: an epoch that is computed again has another one.
+    partition : int
+        Number of the partition within the evaluation.
+    attempt_id : int
+        Spark's number of the attempt, unique within an application.
+    """
+
+    epoch: int
+    evaluation_id: str
+    partition: int
+    attempt_id: int
+
+
+class Sink:
+    """An output of one's own: derive from it, give it a name, and write `stage` and `commit`.
+
+    Attributes
+    ----------
+    name : str
+        What manifests call the sink. A driver that starts again finds by it who can commit what
+        its predecessor has staged: the sink of that name that the job is given, or one that
+        `register_sink` was. Set it in the class or in ``__init__``, and do not change it while a
+        checkpoint may name it.
 
     Notes
     -----
-    ``spark.read.parquet(path)`` reads all published epochs, with the column ``epoch`` from the
-    folders' names. Tasks write ``_staging/.<epoch>-<evaluation>/_rows/``, which is hidden also from
-    who reads ``<path>/*/*``; a commit is one rename.
+    In each epoch, on the driver unless it says otherwise::
+
+        begin(epoch, evaluation_id)               # before anything is computed
+        stage(batches, task) -> receipt           # in each task of the output
+        prepare(epoch, evaluation_id, receipts) -> transaction
+        ...the epoch is published: its manifest has the transaction...
+        commit(epoch, transaction)
+
+    An evaluation that does not count ends with `abort` in place of `prepare` or of what follows it.
+    An error in `begin`, `stage` or `prepare` is the job's: nothing was published. After one in
+    `commit` the epoch exists, and its rows wait: the next start of the job commits them before
+    anything else.
+
+    Tasks get copies of the sink, made by pickling: keep connections out of its attributes, and
+    open them in the methods.
 
     Examples
     --------
-    >>> ParquetSink("/data/out").path
-    '/data/out'
+    >>> class Lines(Sink):
+    ...     name = "lines"
+    ...     def stage(self, batches, task):
+    ...         return sum(batch.num_rows for batch in batches)
+    ...     def commit(self, epoch, transaction):
+    ...         print(f"epoch {epoch}: {sum(transaction)} rows")
+    >>> Lines().commit(7, [2, 3])
+    epoch 7: 5 rows
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = _local_folder(folder_path(path, "ParquetSink: path"))
+    name: str = ""
 
-    def __repr__(self) -> str:
-        return f"ParquetSink({self.path!r})"
+    def begin(self, epoch: int, evaluation_id: str) -> None:
+        """Fail now if the epoch could not be committed later; nothing is computed before.
 
-    def prepare(self, epoch: int) -> None:
-        """Refuse a folder that already holds this epoch: another checkpoint's output.
-
-        Unless another driver of this checkpoint has published the epoch, which the caller checks
-        when this fails, and not before: only then is it known of what was found.
+        Do not remove here what other evaluations of the epoch have staged: another driver may be
+        about to publish one.
         """
-        final = self._final(epoch)
-        if os.path.exists(final):
-            raise CheckpointError(
-                f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
-                "output of another checkpoint, or of this one before it was set back; use another "
-                "folder"
-            )
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse a column that readers of the folder would find another one in the place of."""
-        for name in names:
-            if name.lower() == "epoch":
-                raise InvalidArgumentError(
-                    f"{self!r}: a column {name!r} would be lost: who reads the folder gets the "
-                    "number of the epoch, from the folders' names, as the column of that name; "
-                    "rename yours"
-                )
+        """Refuse the columns of the rows, once they are known; nothing is written before."""
 
-    def stage(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Transaction:
-        """Write the frame, sync the files, and describe them."""
-        from pystate.spark.written import write_parquet
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        """Write a partition's rows where no reader looks, durably. Runs in a Spark task.
 
-        staging = self._staging(epoch, evaluation_id)
-        written = write_parquet(frame, local_uri(staging))
-        files = _data_files(staging) or []
-        _check_complete(staging, files, written)
-        for name, _ in files:
-            _sync_file(os.path.join(staging, name))
-        return {**self._staged(staging, epoch, files), "rows": written.rows}
+        Parameters
+        ----------
+        batches : iterator of pyarrow.RecordBatch
+            The rows; read them to the end.
+        task : SinkTask
+            Whose rows they are.
 
-    def task_folder(self, epoch: int, evaluation_id: str) -> str:
-        """Where the tasks write a side output, until `stage_files` says which files count."""
-        return os.path.join(self._evaluation(epoch, evaluation_id), _TASKS)
+        Returns
+        -------
+        JSON
+            A receipt, which goes to `prepare`: small, such as the name of a file.
 
-    def stage_files(
-        self, files: Sequence[tuple[str, int]], epoch: int, evaluation_id: str
-    ) -> Transaction:
-        """Take over files, by name and size, that tasks wrote durably into `task_folder`.
-
-        Raises
-        ------
-        CheckpointError
-            A file is not there, or is not what its task wrote.
+        Notes
+        -----
+        Spark may run it several times for one partition, at the same time or after a failure, and
+        for an evaluation that was aborted: only the receipts that `prepare` gets count. Write
+        each attempt to a place of its own.
         """
-        staging = self._staging(epoch, evaluation_id)
-        written = self.task_folder(epoch, evaluation_id)
-        os.makedirs(staging)
-        for name, size in files:
-            path = os.path.join(written, name)
-            found = os.path.getsize(path) if os.path.exists(path) else None
-            if found != size:
-                what = "is not there" if found is None else f"has {found} bytes"
-                raise CheckpointError(
-                    f"a worker wrote {path} with {size} bytes, but for the driver it {what}: a "
-                    "side output's folder must be on a file system that all hosts share"
-                )
-            os.rename(path, os.path.join(staging, name))
-        shutil.rmtree(written, ignore_errors=True)
-        return self._staged(staging, epoch, sorted(files))
+        raise NotImplementedError
 
-    def _staged(self, staging: str, epoch: int, files: Sequence[tuple[str, int]]) -> Transaction:
-        folder = staging
-        while folder != os.path.dirname(self.path):
-            sync_folder(folder)
-            folder = os.path.dirname(folder)
-        return {
-            "kind": "parquet",
-            "path": self.path,
-            "staging": os.path.relpath(staging, self.path),
-            "final": os.path.basename(self._final(epoch)),
-            "files": [list(file) for file in files],
-        }
+    def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
+        """Stage all rows of an evaluation, and return the receipts for `prepare`.
 
-    def discard(self, epoch: int, evaluation_id: str) -> None:
-        """Remove the staging folders of one evaluation."""
-        shutil.rmtree(self._evaluation(epoch, evaluation_id), ignore_errors=True)
-
-    def epochs(self) -> list[int]:
-        """The published epochs, ascending."""
-        if not os.path.isdir(self.path):
-            return []
-        found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
-        return sorted(int(match[1]) for match in found if match)
-
-    def require(self, transaction: Transaction, what: str) -> None:
-        """Make sure that a transaction was published here, and not by another sink.
-
-        Raises
-        ------
-        InvalidArgumentError
-            Its files are not in this folder; the message begins with `what`.
+        Runs `stage` in each task. Override it instead of `stage` to write by a writer of Spark's,
+        ``frame.write...``: in one action, which reads `frame` to its end.
         """
-        folder = os.path.join(self.path, str(transaction["final"]))
-        names = {str(name) for name, _ in transaction["files"]}
-        if not os.path.isdir(folder) or (names and names.isdisjoint(os.listdir(folder))):
-            raise InvalidArgumentError(
-                f"{what} has its rows in {transaction['path']}, and {folder} does not hold them: "
-                f"pass sink=ParquetSink({transaction['path']!r}), as when it was computed"
-            )
+        call = _Stage(self, epoch, evaluation_id)
+        rows = frame.mapInArrow(call, _RECEIPTS).collect()
+        return [json.loads(row.receipt) for row in sorted(rows)]
 
-    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
-        """What is published, or one epoch of it (then without the column ``epoch``).
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        """Make sure that what was staged can be committed, and describe it.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The folder does not hold that epoch.
+        Parameters
+        ----------
+        receipts : list
+            What `stage` has returned, one for each partition, by its number; none for no rows.
+
+        Returns
+        -------
+        JSON
+            The transaction: all that `commit` needs beside the sink's own settings. The receipts,
+            unless it is overridden.
         """
-        if epoch is None:
-            return session.read.parquet(local_uri(self.path, to_read=True))
-        final = self._final(epoch)
-        if not os.path.isdir(final):
-            raise InvalidArgumentError(
-                f"{final} does not exist: pass the sink that epoch {epoch} was written to"
-            )
-        return session.read.parquet(local_uri(final, to_read=True))
+        return receipts
 
-    def _final(self, epoch: int) -> str:
-        return os.path.join(self.path, f"epoch={epoch}")
+    def commit(self, epoch: int, transaction: Any) -> None:
+        """Make the rows of an epoch visible, all at once; it may have been done before.
 
-    def _evaluation(self, epoch: int, evaluation_id: str) -> str:
-        return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
+        It is called again where nobody knows whether it was done: after a crash, and by another
+        process. So leave something behind, in the same step that shows the rows, by which the
+        second call finds them: a row with the epoch's number in the same database transaction, a
+        file that is renamed. What other evaluations of this epoch and of earlier ones have staged
+        can be removed now.
+        """
+        raise NotImplementedError
 
-    def _staging(self, epoch: int, evaluation_id: str) -> str:
-        # Spark hides a folder of such a name from who reads the one above, and that only.
-        return os.path.join(self._evaluation(epoch, evaluation_id), _ROWS)
+    def abort(self, epoch: int, evaluation_id: str) -> None:
+        """Remove what an evaluation has staged that will not be published.
 
+        Nobody calls it after a crash: see `commit` for what is left then.
+        """
 
-def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
-    """Name a folder inside the checkpoint by its place there, so that both can be moved.
+    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame | None:
+        """Read what is published, or one epoch of it; None for an output that is not read so."""
+        return None
 
-    Parameters
-    ----------
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    """
-    path = transaction.get("path")
-    if checkpoint is None or path is None:
-        return transaction
-    inside = os.path.relpath(path, checkpoint)
-    if inside.split(os.sep)[0] == os.pardir:
-        return transaction
-    return {**transaction, "path": inside}
+    def _bound(self, checkpoint: str | None, session: SparkSession | None) -> Sink:
+        """The sink as it works for one job, whose checkpoint is in that folder."""
+        return self
 
 
-def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> None:
-    """Make a transaction's rows visible; committing again changes nothing.
-
-    Parameters
-    ----------
-    transaction : mapping
-        As a manifest has it.
-    checkpoint : str, optional
-        The checkpoint's folder, for a path that `relocatable` made.
+def check_sink(sink: Sink, what: str) -> None:
+    """Refuse a sink of which nobody could commit a transaction, or that tasks could not run.
 
     Raises
     ------
-    CheckpointError
-        The staged rows are neither where they were written nor where they belong, or differ from
-        what the manifest names.
+    InvalidArgumentError, DeclarationError
+        It has no name, lacks a method, or cannot be pickled; messages begin with `what`.
     """
-    kind = transaction.get("kind")
-    if kind != "parquet":
-        raise CheckpointError(
-            f"the manifest names a sink transaction of kind {kind!r}, which this version of "
-            "pystate does not know"
-        )
-    _commit_parquet(transaction, os.path.join(checkpoint or "", str(transaction["path"])))
-
-
-def _commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
-    staging = os.path.join(root, str(transaction["staging"]))
-    final = os.path.join(root, str(transaction["final"]))
-    wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
-    # Another driver may commit the same at the same time: what is not found in one place may have
-    # gone to the other since, so that the final one is looked at again before anything is said.
-    if _data_files(final) is None:
-        staged = _data_files(staging)
-        if staged is not None:
-            _check_files(staging, staged, wanted)
-            with contextlib.suppress(OSError):
-                os.rename(staging, final)
-    published = _data_files(final)
-    if published is None:
-        if os.path.isdir(staging):
-            os.rename(staging, final)  # fails once more, and says why
-        raise CheckpointError(
-            f"output is lost: neither {staging} nor {final} exists, but the checkpoint says that "
-            f"the epoch's {len(wanted)} files were written; put them back from a backup"
-        )
-    if published != wanted and os.path.isdir(staging):
-        raise CheckpointError(
-            f"cannot publish {staging}: {final} exists already and holds other files than the "
-            "checkpoint names: another checkpoint wrote them; give each its own folder, move "
-            "those files to where they belong and start the job again"
-        )
-    _check_files(final, published, wanted)
-    sync_folder(root)
-    with contextlib.suppress(FileNotFoundError):
-        sync_folder(os.path.dirname(staging))
-    _sweep_staging(root, int(final.rpartition("=")[2]))
-
-
-def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
-    if found == wanted:
-        return
-    missing = [name for name, size in wanted if (name, size) not in found]
-    raise CheckpointError(
-        f"{where} does not hold the {len(wanted)} files that the checkpoint names"
-        + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
-    )
-
-
-def _sweep_staging(root: str, epoch: int) -> None:
-    """Remove what lost: of an epoch that is published, no other evaluation ever will be."""
-    parent = os.path.join(root, _STAGING)
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(parent):
-            number = name.removeprefix(".").partition("-")[0]
-            if number.isdigit() and int(number) <= epoch:
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-
-
-def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Written) -> None:
-    """Compare a folder with what the tasks say that they wrote."""
-    if written.files is None:
-        from pyarrow.parquet import read_metadata
-
-        metadata = (read_metadata(os.path.join(folder, name)) for name, _ in files)
-        found, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
-    else:
-        found = f"{len(files)} files with {sum(size for _, size in files)} bytes"
-        wanted = f"{written.files} files with {written.size_bytes} bytes"
-    if found != wanted:
-        raise RepeatableError(
-            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {found}",
-            "the output's folder must be on a file system that all hosts share, and nothing else "
-            "may write to it",
-        )
-
-
-def _data_files(folder: str) -> list[tuple[str, int]] | None:
-    """The names and sizes of a folder's files; None where there is no such folder."""
-    try:
-        names = (name for name in os.listdir(folder) if not name.startswith(("_", ".")))
-        return sorted((name, os.path.getsize(os.path.join(folder, name))) for name in names)
-    except FileNotFoundError:
-        return None
-
-
-def _sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder survive a power failure."""
-    _sync_file(path)
-
-
-def _local_folder(path: str) -> str:
-    parts = urlsplit(path)
-    if parts.scheme and parts.scheme != "file":
+    kind = type(sink)
+    name: Any = sink.name
+    if not isinstance(name, str) or not name:
         raise InvalidArgumentError(
-            f"{path}: ParquetSink writes to local and mounted file systems, not to "
-            f"{parts.scheme}:// addresses, where a rename is not one step"
+            f"{what}: {kind.__qualname__}.name is {shown(name)}: give the sink a name, such "
+            f"as name = {kind.__name__.lower()!r}, by which a driver that starts again finds it"
         )
-    if parts.scheme and (parts.query or parts.fragment):
-        raise InvalidArgumentError(f"{path}: in a file: address write # as %23 and ? as %3F")
-    return os.path.abspath(unquote(parts.path) if parts.scheme else path)
+    by_task = kind.stage_frame is Sink.stage_frame
+    lacks = ["commit"] if kind.commit is Sink.commit else []
+    if by_task and kind.stage is Sink.stage:
+        lacks.insert(0, "stage")
+    if lacks:
+        raise InvalidArgumentError(f"{what}: {kind.__qualname__} lacks {' and '.join(lacks)}")
+    if by_task:
+        _check_can_be_sent(sink, what)
+
+
+def _check_can_be_sent(sink: Sink, what: str) -> None:
+    from pyspark import cloudpickle
+
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    try:
+        dumps(sink)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        culprit, value = type(sink).__qualname__, ""
+        for attribute, found in getattr(sink, "__dict__", {}).items():
+            try:
+                dumps(found)
+            except Exception:
+                culprit, value = f"{culprit}.{attribute}", f" = {found!r:.80}"
+                break
+        raise DeclarationError(
+            f"{what}: {culprit}{value} cannot go to the tasks, which work on copies of the sink: "
+            f"open it in stage and commit, or leave it out in __getstate__ ({reason})"
+        ) from error
+
+
+# ---- the registry ------------------------------------------------------------------------------
+
+_registry: dict[str, Sink] = {}
+_registering = threading.Lock()
+
+
+def register_sink(sink: Sink, *, replace: bool = False) -> Sink:
+    """Let this process commit what was staged in a sink that the job is not given any more.
+
+    Parameters
+    ----------
+    sink : Sink
+        Found by its name. A sink that the job is given needs no registering, and comes first.
+    replace : bool
+        Take the place of another one of that name.
+
+    Returns
+    -------
+    Sink
+        The same.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no sink, has no name, or there is another one of that name.
+    """
+    given: Any = sink
+    if not isinstance(given, Sink):
+        hint = "; pass an object of it" if isinstance(given, type) else ""
+        raise InvalidArgumentError(f"register_sink takes a sink, not {shown(given)}{hint}")
+    replace = flag(replace, "register_sink: replace")
+    check_sink(sink, "register_sink")
+    with _registering:
+        other = _registry.get(sink.name)
+        if other is not None and other is not sink and not replace:
+            raise InvalidArgumentError(
+                f"register_sink: there is another sink {sink.name!r}, {shown(other)}: give this "
+                "one another name, or pass replace=True"
+            )
+        _registry[sink.name] = sink
+    return sink
+
+
+def registered_sink(name: str) -> Sink | None:
+    """The sink that was registered under a name."""
+    return _registry.get(name)
+
+
+def registered_names() -> list[str]:
+    """The names of all registered sinks."""
+    return sorted(_registry)
+
+
+# ---- calls of user code ------------------------------------------------------------------------
+
+
+def raise_failed(error: Exception, what: str, then: str) -> NoReturn:
+    """Raise what is to be raised where a sink's method has raised an error.
+
+    What pystate says itself stays as it is, and so does the end of a query, which Spark knows by
+    its text alone.
+    """
+    if isinstance(error, PystateError) or is_stop(error) or stopped_its_query(error):
+        raise error
+    raise because(what, error, then) from error
+
+
+def because(what: str, error: Exception, then: str) -> SinkError:
+    """The error that says in one line what another one was, and what follows."""
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {shortened(lines[0])}" if lines else type(error).__name__
+    return SinkError(f"{what} failed: {reason}; {then}")
+
+
+def as_json(value: Any, what: str) -> Any:
+    """What is left of a value in a manifest, so that every commit sees the same.
+
+    Raises
+    ------
+    SinkError
+        It is not plain JSON; the message begins with `what`.
+    """
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SinkError(
+            f"{what} returned {shown(value)}, and must return plain JSON, that is None, booleans, "
+            f"numbers, strings, lists and dicts of them: {error}"
+        ) from error
+
+
+class _Stage:
+    """Runs a sink's `stage` in a task, over one partition."""
+
+    def __init__(self, sink: Sink, epoch: int, evaluation_id: str) -> None:
+        self._sink = sink
+        self._epoch = epoch
+        self._evaluation_id = evaluation_id
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        task = SinkTask(self._epoch, self._evaluation_id, partition, context.taskAttemptId())
+        receipt = self.run(batches, task)
+        yield pa.RecordBatch.from_pydict(
+            {"partition": pa.array([partition], pa.int32()), "receipt": [json.dumps(receipt)]}
+        )
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        """Stage the rows; returns the receipt."""
+        what = f"sink {self._sink.name!r}, epoch {task.epoch}, partition {task.partition}: stage"
+        rows = _Rows(batches)
+        try:
+            receipt = self._sink.stage(rows, task)
+        except Exception as error:
+            # What the rows come from fails with an error of its own.
+            if rows.failed or isinstance(error, PystateError):
+                raise
+            raise because(what, error, "nothing of the epoch was published") from error
+        receipt = as_json(receipt, what)
+        if any(batch.num_rows for batch in rows):
+            raise SinkError(
+                f"{what} returned before it had read all its rows, which would be lost: read "
+                "batches to the end"
+            )
+        return receipt
+
+
+class _Rows:
+    """An iterator that knows whether it was itself that failed."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self.failed = False
+
+    def __iter__(self) -> _Rows:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self.failed = True
+            raise

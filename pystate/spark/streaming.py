@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pystate.spark.job import Job, Pipeline
+    from pystate.spark.outputs import Outputs
     from pystate.spark.progress import EpochProgress
-    from pystate.spark.side import Outputs
 
 __all__ = ["StreamRun"]
 

@@ -8,6 +8,7 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JError
@@ -29,18 +30,18 @@ class Written(NamedTuple):
     size_bytes: int | None
 
 
-def write_parquet(frame: DataFrame, uri: str) -> Written:
-    """Write a frame to a folder that does not exist yet."""
+def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> Written:
+    """Write a frame to a folder that does not exist yet, laid out by columns."""
     session, jvm = frame.sparkSession, frame.sparkSession._jvm
     assert jvm is not None
-    writer = frame.write.format("parquet")._jwrite
+    writer = frame.write.format("parquet").partitionBy(*partition_by)._jwrite
     try:
         # `DataFrameWriter.save` drops the execution, which holds what was counted.
         command = writer.saveCommand(jvm.scala.Option.apply(uri))
     except Py4JError as error:
         if "does not exist" not in str(error):
             raise
-        return _observed(frame, uri)
+        return _observed(frame, uri, partition_by)
     mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
     execution = session._jsparkSession.sessionState().executePlan(command, mode)
     metrics = _writing(execution.commandExecuted().commandPhysicalPlan()).metrics()
@@ -51,9 +52,10 @@ def write_parquet(frame: DataFrame, uri: str) -> Written:
     )
 
 
-def _observed(frame: DataFrame, uri: str) -> Written:
+def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> Written:
     observation = Observation()
-    frame.observe(observation, F.count(F.lit(1)).alias("rows")).write.parquet(uri)
+    counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
+    counted.write.partitionBy(*partition_by).parquet(uri)
     return Written(observation.get["rows"], None, None)
 
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from pystate.history import read_head
 from pystate.spark.inspection import read_state
-from pystate.spark.sink import ParquetSink
+from pystate.spark.parquet import ParquetSink
 from pystate.storage import LocalStorage
 from tests.spark.chaos_acts import (
     DISTURBANCES,

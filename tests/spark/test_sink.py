@@ -1,304 +1,461 @@
-"""The commit of a Parquet sink, from the transaction alone."""
+"""A sink of one's own: its part in an epoch, its errors, and who commits after a restart."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pystate.coordinator import Coordinator, OvertakenError
-from pystate.epoch import Epoch
+import pystate as ps
 from pystate.errors import (
     CheckpointError,
-    EvaluationError,
-    FencedError,
+    DeclarationError,
     InvalidArgumentError,
+    PystateError,
+    SinkError,
 )
-from pystate.spark.job import _prepare_outputs
-from pystate.spark.side import Outputs
-from pystate.spark.sink import ParquetSink, commit, relocatable
-from pystate.storage import LocalStorage
-from tests.conftest import FakeWork
+from pystate.spark import EpochResult, Job, ParquetSink, Sink, SinkTask, register_sink
+from pystate.spark import sink as sinks
+
+from .conftest import Source, state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-def staged(folder: Path, epoch: int = 3, evaluation: str = "abc") -> dict[str, Any]:
-    staging = folder / "_staging" / f".{epoch}-{evaluation}" / "_rows"
-    staging.mkdir(parents=True)
-    (staging / "part-0.parquet").write_bytes(b"12345")
-    (staging / "part-1.parquet").write_bytes(b"1")
-    (staging / "_SUCCESS").touch()
-    transaction = {
-        "kind": "parquet",
-        "path": str(folder),
-        "staging": f"_staging/.{epoch}-{evaluation}/_rows",
-        "final": f"epoch={epoch}",
-        "files": [("part-0.parquet", 5), ("part-1.parquet", 1)],
-    }
-    return dict(json.loads(json.dumps(transaction)))
+MakeJob = Callable[..., Job]
 
 
-def test_commit_is_one_rename_and_can_be_repeated(tmp_path: Path) -> None:
-    transaction = staged(tmp_path)
-    staged(tmp_path, evaluation="lost")
-    staged(tmp_path, epoch=4, evaluation="later")
-    for _ in range(2):
-        commit(transaction)
-        assert sorted(p.name for p in (tmp_path / "epoch=3").glob("part*")) == [
-            "part-0.parquet",
-            "part-1.parquet",
-        ]
-    # What lost is gone; what belongs to a later epoch is not.
-    assert [p.name for p in (tmp_path / "_staging").iterdir()] == [".4-later"]
-    assert ParquetSink(tmp_path).epochs() == [3]
+class Lines(Sink):
+    """A file of lines for each epoch, and a log of what the driver called."""
+
+    name = "lines"
+
+    def __init__(self, folder: Path, fails: str = "", name: str = "lines") -> None:
+        self.folder = str(folder)
+        self.fails = fails
+        self.name = name
+
+    def called(self, what: str) -> None:
+        os.makedirs(self.folder, exist_ok=True)
+        with open(f"{self.folder}/calls", "a") as calls:
+            calls.write(f"{what}\n")
+        if what.split()[0] == self.fails:
+            raise OSError(f"no {what.split()[0]} today\nand a second line")
+
+    def begin(self, epoch: int, evaluation_id: str) -> None:
+        self.called(f"begin {epoch}")
+
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        if self.fails == "stage":
+            raise OSError("no stage today")
+        if self.fails == "first attempt":
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None
+            if context.attemptNumber() == 0:
+                raise OSError("once")
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        folder = f"{self.folder}/.{task.epoch}-{task.evaluation_id}"
+        os.makedirs(folder, exist_ok=True)
+        name = f"{task.partition}-{task.attempt_id}"
+        with open(f"{folder}/{name}", "w") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        return name, len(rows)
+
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        self.called(f"prepare {epoch} {sum(rows for _, rows in receipts)}")
+        return {"folder": f".{epoch}-{evaluation_id}", "names": tuple(n for n, _ in receipts)}
+
+    def commit(self, epoch: int, transaction: Any) -> None:
+        self.called(f"commit {epoch}")
+        # As from a manifest, also where it comes from this very process.
+        assert isinstance(transaction["names"], list)
+        staged, final = f"{self.folder}/{transaction['folder']}", f"{self.folder}/{epoch}"
+        if os.path.exists(final):
+            return
+        with open(f"{staged}/all", "w") as file:
+            for name in transaction["names"]:
+                file.write(Path(staged, name).read_text())
+        os.rename(f"{staged}/all", final)
+        shutil.rmtree(staged)
+
+    def abort(self, epoch: int, evaluation_id: str) -> None:
+        self.called(f"abort {epoch}")
+        shutil.rmtree(f"{self.folder}/.{epoch}-{evaluation_id}", ignore_errors=True)
+
+    @property
+    def calls(self) -> list[str]:
+        return Path(self.folder, "calls").read_text().splitlines()
+
+    def rows(self, epoch: int) -> list[tuple[Any, ...]]:
+        lines = Path(self.folder, str(epoch)).read_text().splitlines()
+        return sorted(tuple(json.loads(line).values()) for line in lines)
+
+    def left(self) -> list[str]:
+        return [name for name in os.listdir(self.folder) if name.startswith(".")]
 
 
-def test_two_drivers_commit_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them, whole, before each look or change of the other."""
-    calls = 0
-    for turn in range(100):
-        folder = tmp_path / str(turn)
-        transaction = staged(folder)
-        calls = 0
+class Counts(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
 
-        def counted(real: Any, turn: int = turn, transaction: Any = transaction) -> Any:
-            def call(*arguments: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls == turn + 1:
-                    commit(transaction)
-                return real(*arguments)
-
-            return call
-
-        with monkeypatch.context() as patch:
-            for name in ("listdir", "rename", "open"):
-                patch.setattr(os, name, counted(getattr(os, name)))
-            for name in ("getsize", "isdir"):
-                patch.setattr(os.path, name, counted(getattr(os.path, name)))
-            commit(transaction)
-        assert len(list((folder / "epoch=3").glob("part*"))) == 2
-        if calls <= turn:
-            break
-    assert 5 < turn < 99
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+        self.n.update(self.n.value() + 1)
+        yield key, self.n.value()
 
 
-def test_a_folder_that_an_older_version_staged_is_committed_and_swept(tmp_path: Path) -> None:
-    transaction = staged(tmp_path)
-    parent = tmp_path / "_staging"
-    (parent / ".3-abc" / "_rows").rename(parent / "3-abc")
-    (parent / "3-lost.tasks").mkdir()
-    commit({**transaction, "staging": "_staging/3-abc"})
-    assert (tmp_path / "epoch=3" / "part-0.parquet").exists()
-    assert list(parent.iterdir()) == []
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "_registry", {})
 
 
-@pytest.mark.parametrize("where", ["_staging/.3-abc/_rows", "epoch=3"])
-@pytest.mark.parametrize("damage", ["missing", "short", "more"])
-def test_commit_of_other_files_is_loud(tmp_path: Path, where: str, damage: str) -> None:
-    transaction = staged(tmp_path)
-    if where == "epoch=3":
-        commit(transaction)
-    file = tmp_path / where / "part-0.parquet"
-    if damage == "missing":
-        file.unlink()
-    elif damage == "short":
-        file.write_bytes(b"1")
-    else:
-        (tmp_path / where / "part-9.parquet").write_bytes(b"1")
-    with pytest.raises(CheckpointError, match="does not hold the 2 files") as raised:
-        commit(transaction)
-    assert str(tmp_path / where) in str(raised.value)
+def run(job: Job, spark: SparkSession, text: str, sink: Sink, **options: Any) -> EpochResult:
+    def pipeline(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="counts").process(Counts(), "k string, n long")
+
+    frame = spark.createDataFrame([(c,) for c in text], "k string")
+    return job.run_epoch(frame, pipeline, sink=sink, **options)
 
 
-def test_commit_of_nothing_or_onto_something_is_loud(tmp_path: Path) -> None:
-    transaction = staged(tmp_path)
-    (tmp_path / "epoch=3").mkdir()
-    with pytest.raises(CheckpointError, match="exists already"):
-        commit(transaction)
-    (tmp_path / "epoch=3").rmdir()
-    commit(transaction)
-    for file in (tmp_path / "epoch=3").iterdir():
-        file.unlink()
-    (tmp_path / "epoch=3").rmdir()
-    with pytest.raises(CheckpointError, match=r"output is lost.*backup"):
-        commit(transaction)
-
-
-def test_folder_in_the_checkpoint_moves_with_it(tmp_path: Path) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    transaction = relocatable(staged(before / "results"), str(before))
-    assert transaction["path"] == "results" and str(tmp_path) not in str(transaction)
-    before.rename(after)
-    for _ in range(2):
-        commit(transaction, str(after))
-        assert (after / "results" / "epoch=3" / "part-0.parquet").exists()
-    assert not before.exists()
-
-
-@pytest.mark.parametrize("checkpoint", ["before/results/ck", "bef", None])
-def test_folder_outside_the_checkpoint_stays_where_it_is(
-    tmp_path: Path, checkpoint: str | None
+def test_the_part_of_a_sink_in_an_epoch(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    folder = None if checkpoint is None else str(tmp_path / checkpoint)
-    transaction = relocatable(staged(tmp_path / "before" / "results"), folder)
-    assert transaction["path"] == str(tmp_path / "before" / "results")
-    commit(transaction, folder)
-    assert (tmp_path / "before" / "results" / "epoch=3").exists()
+    job, sink = make_job(), Lines(tmp_path / "lines", "first attempt")
+    first = run(job, spark, "aab", sink, run_key="one")
+    assert sink.rows(1) == [("a", 1), ("a", 2), ("b", 1)]
+    assert sink.calls == ["begin 1", "prepare 1 3", "commit 1"] and sink.left() == []
+    with pytest.raises(InvalidArgumentError, match=r"rows of epoch 1 went to .*Lines"):
+        _ = first.dataframe
+    run(job, spark, "", sink)
+    assert sink.rows(2) == [] and sink.calls[3:] == ["begin 2", "prepare 2 0", "commit 2"]
+    # The run is known, and so is where its rows are.
+    assert run(job, spark, "zz", sink, run_key="one").already_done
+    for other in (ParquetSink(tmp_path / "out"), Lines(tmp_path / "other", name="other")):
+        with pytest.raises(InvalidArgumentError, match=r"run 'one', epoch 1, .*'lines': pass"):
+            run(job, spark, "zz", other, run_key="one")
+    # The folder of a sink of ours that is not one of theirs.
+    run(job, spark, "c", ParquetSink(tmp_path / "out"), run_key="two")
+    with pytest.raises(InvalidArgumentError, match=r"run 'two'.*pass sink=ParquetSink\("):
+        run(job, spark, "c", sink, run_key="two")
 
 
-def test_unknown_kind(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="kind 'kafka'"):
-        commit({"kind": "kafka"})
+@pytest.mark.parametrize("fails", ["begin", "stage", "prepare"])
+def test_what_fails_before_the_manifest_publishes_nothing(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, fails: str
+) -> None:
+    job, sink = make_job(), Lines(tmp_path / "lines", fails)
+    message = rf"^sink 'lines', epoch 1.*: {fails} failed: OSError: no {fails} today; nothing"
+    with pytest.raises(SinkError, match=message) as raised:
+        run(job, spark, "ab", sink)
+    assert "\n" not in str(raised.value)
+    assert sink.calls[-1] == "abort 1" and sink.left() == [] and job.latest_epoch() is None
+    sink.fails = ""
+    run(job, spark, "ab", sink)
+    assert sink.rows(1) == [("a", 1), ("b", 1)]
 
 
-def test_prepare_refuses_another_checkpoints_output(tmp_path: Path) -> None:
-    commit(staged(tmp_path))
-    ParquetSink(tmp_path).prepare(4)
-    with pytest.raises(CheckpointError, match="output of another checkpoint") as caught:
-        ParquetSink(tmp_path).prepare(3)
-    # It may be what this very checkpoint published, before it was brought back from a copy.
-    assert not re.search("remove|delete|move", str(caught.value))
+def test_an_abort_that_fails_hides_nothing(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Both(Lines):
+        def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+            raise KeyError("the reason")
+
+    with pytest.raises(SinkError, match="prepare failed: KeyError: 'the reason'"):
+        run(make_job(), spark, "ab", Both(tmp_path / "lines", "abort"))
+    assert "sink 'lines', epoch 1: abort failed: OSError" in caplog.text
 
 
-@pytest.mark.parametrize("published", ["by a successor", "by a predecessor", "by another job"])
-def test_output_in_the_way_is_another_drivers(tmp_path: Path, published: str) -> None:
-    """Who finds its epoch's output there looks first whether it is still the owner."""
-    work = FakeWork(LocalStorage(tmp_path / "checkpoint"))
-    outputs = Outputs(ParquetSink(tmp_path / "out"))
-    one, other = work.coordinator(), work.coordinator()
-
-    def publish(epoch: Epoch) -> None:
-        for report in work.reports(epoch):
-            epoch.report(report)
-        epoch.complete()
-        commit(staged(tmp_path / "out", epoch.number))
-
-    def opened(coordinator: Coordinator) -> Epoch:
-        epoch = coordinator.open_epoch()
-        assert isinstance(epoch, Epoch)
-        return epoch
-
-    epoch = opened(one)
-    if published == "by another job":
-        commit(staged(tmp_path / "out", 1))
-        with pytest.raises(CheckpointError, match="output of another checkpoint"):
-            _prepare_outputs(outputs, one, epoch)
-    elif published == "by a successor":
-        publish(opened(other))
-        with pytest.raises(FencedError, match=f"another owner now: run {other.run_id}"):
-            _prepare_outputs(outputs, one, epoch)
-    else:
-        check, checks = one._ownership.check, []
-        later = opened(other)
-        # Held up after its last check, until the owner is about to prepare its sinks.
-        one._ownership.check = lambda: checks.append(1)  # type: ignore[method-assign]
-        publish(epoch)
-        one._ownership.check = check  # type: ignore[method-assign]
-        with pytest.raises(OvertakenError, match=f"published by another driver.*{one.run_id}"):
-            _prepare_outputs(outputs, other, later)
-    one.close()
-    other.close()
-
-
-def test_zombie_that_passed_the_check_before(tmp_path: Path) -> None:
-    """It was the owner then, and is not any more when it finds the output."""
-    work = FakeWork(LocalStorage(tmp_path / "checkpoint"))
-    one, other = work.coordinator(), work.coordinator()
-    epoch = one.open_epoch()
-    assert isinstance(epoch, Epoch)
-
-    class Held(ParquetSink):
-        def prepare(self, number: int) -> None:
-            other.run(work.evaluate())
-            commit(staged(tmp_path / "out", number))
-            super().prepare(number)
-
-    with pytest.raises(FencedError, match=f"another owner now: run {other.run_id}"):
-        _prepare_outputs(Outputs(Held(tmp_path / "out")), one, epoch)
-    one.close()
-    other.close()
-
-
-def test_only_file_systems(tmp_path: Path) -> None:
-    assert ParquetSink(f"file://{tmp_path}/a%20b").path == f"{tmp_path}/a b"
-    assert ParquetSink(f"{tmp_path}/a%20#?").path == f"{tmp_path}/a%20#?"
-    for path, error in (
-        ("s3a://bucket/x", "s3a://"),
-        ("", "path is the path of a folder"),
-        ("file:///a#b", "write # as %23"),
+def test_a_commit_that_fails_waits_for_the_next_start(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job, sink = make_job(), Lines(tmp_path / "lines", "commit")
+    with pytest.raises(SinkError) as raised:
+        run(job, spark, "ab", sink, run_key="one")
+    for part in (
+        "^sink 'lines': commit failed: OSError: no commit today; epoch 1 is published and its",
+        "start the job again, which commits them",
+        r"job.abandon_output\(1\)$",
     ):
-        with pytest.raises(InvalidArgumentError, match=error):
-            ParquetSink(path)
+        assert raised.match(part)
+    job.close()
+
+    # Another driver, which has a sink of another name, or of none.
+    job = make_job()
+    others: list[tuple[Sink, str]] = [
+        (Lines(tmp_path / "other", name="line"), "it has 'line'; did you mean 'line'"),
+        (ParquetSink(tmp_path / "out"), "it has none of a name"),
+    ]
+    for other, has in others:
+        with pytest.raises(SinkError) as raised:
+            run(make_job(), spark, "c", other)
+        assert raised.match(rf"epoch 1 .* sink 'lines', of class .*Lines, .*\({has}.*register_sink")
+        assert raised.match(r"job.abandon_output\(1\)")
+    assert sink.calls[-1] == "commit 1" and not Path(sink.folder, "1").exists()
+
+    # One that was registered commits, whatever the job's own sink is.
+    again = Lines(tmp_path / "lines")
+    assert register_sink(again) is again
+    run(job, spark, "a", ParquetSink(tmp_path / "out"))
+    assert again.rows(1) == [("a", 1), ("b", 1)] and again.calls[-1] == "commit 1"
+    assert state_of(job, "counts") == {"a": 2, "b": 1}
 
 
-def test_what_is_staged_is_what_the_tasks_have_counted(spark: SparkSession, tmp_path: Path) -> None:
-    sink = ParquetSink(tmp_path)
-    transaction = sink.stage(spark.range(0, 10, 1, 3), 3, "abc")
-    assert (transaction["rows"], len(transaction["files"])) == (10, 3)
-    commit(transaction)
-    assert sink.stage(spark.range(0), 4, "abc")["rows"] == 0
-    rows = spark.read.parquet(f"file://{tmp_path}/epoch=3").collect()
-    assert sorted(row.id for row in rows) == list(range(10))
-
-
-@pytest.mark.parametrize("counted", ["files", "rows"])
-@pytest.mark.parametrize("damage", ["lost", "cut", "strange"])
-def test_a_listing_that_is_not_complete_is_no_epoch(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    counted: str,
-    damage: str,
+def test_a_sink_that_is_another_one_now(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    from pystate.spark import written
+    class Changed(Sink):
+        name = "lines"
 
-    write = written.write_parquet
-    if counted == "rows":
-        write = written._observed
+        def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any: ...
 
-    def write_and_damage(frame: DataFrame, uri: str) -> written.Written:
-        done = write(frame, uri)
-        folder = Path(uri.removeprefix("file://"))
-        first, *_ = sorted(folder.glob("part-*"))
-        if damage == "lost":
-            first.unlink()
-        elif damage == "strange":
-            shutil.copy(first, first.with_name("part-9.parquet"))
-        elif counted == "files":
-            first.write_bytes(first.read_bytes()[:-1])
-        else:
-            shutil.copy(tmp_path / "none.parquet", first)
-        return done
+        def commit(self, epoch: int, transaction: Any) -> None:
+            raise KeyError("file")
 
-    none = pa.table({"id": pa.array([], pa.int64())})
-    pq.write_table(none, tmp_path / "none.parquet")
-    monkeypatch.setattr("pystate.spark.written.write_parquet", write_and_damage)
-    with pytest.raises(EvaluationError, match=r"the tasks wrote .* and the driver finds"):
-        ParquetSink(tmp_path / "out").stage(spark.range(0, 10, 1, 2), 3, "abc")
+    with pytest.raises(SinkError):
+        run(make_job(), spark, "ab", Lines(tmp_path / "lines", "commit"))
+    message = r"sink 'lines' \(staged by .*Lines, which is .*Changed now\): commit failed: KeyError"
+    with pytest.raises(SinkError, match=message):
+        run(make_job(), spark, "ab", Changed())
 
 
-def test_readers_by_pattern_see_what_is_published_alone(
-    spark: SparkSession, tmp_path: Path
+def test_output_that_nobody_can_commit_is_given_up(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    from glob import glob
+    job, sink = make_job(), Lines(tmp_path / "lines", "commit")
+    for epoch in (0, "1", None):
+        with pytest.raises(InvalidArgumentError, match=r"^abandon_output: epoch is"):
+            job.abandon_output(epoch)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="has no epoch"):
+        job.abandon_output(1)
+    assert not (tmp_path / "checkpoint" / "job.json").exists()
+    with pytest.raises(SinkError):
+        run(job, spark, "ab", sink)
+    job.close()
 
-    sink = ParquetSink(tmp_path)
-    commit(sink.stage(spark.range(10), 3, "abc"))
-    sink.stage(spark.range(100), 4, "abc")
-    task = Path(sink.task_folder(4, "abc"))
-    task.mkdir(parents=True, exist_ok=True)
-    shutil.copy(next((tmp_path / "epoch=3").glob("part-*")), task)
-    for pattern in ("", "/*", "/*/*"):
-        assert spark.read.parquet(f"file://{tmp_path}{pattern}").count() == 10, pattern
-    found = glob(f"{tmp_path}/**/*.parquet", recursive=True)
-    assert {Path(name).parent.name for name in found} == {"epoch=3"}
+    job = make_job()
+    with pytest.raises(InvalidArgumentError, match=r"epoch 2 is not waiting .* newest epoch is 1"):
+        job.abandon_output(2)
+    assert job.abandon_output(1) == ["lines"]
+    with pytest.raises(InvalidArgumentError, match="epoch 1 is committed"):
+        job.abandon_output(1)
+    new = Lines(tmp_path / "new", name="new")
+    run(job, spark, "a", new)
+    assert new.rows(2) == [("a", 2)] and not Path(sink.folder, "1").exists()
+    # Who has the sink tries once more, and it may tidy up.
+    new.fails = "commit"
+    with pytest.raises(SinkError):
+        run(job, spark, "a", new)
+    assert job.abandon_output(3) == ["new"]
+    assert new.calls[-2:] == ["commit 3", "abort 3"] and new.left() == []
+
+
+def test_parquet_files_that_are_lost_name_the_way_out(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = ParquetSink(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("pystate.spark.commits.commit_parquet", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(make_job(), spark, "ab", sink)
+    shutil.rmtree(tmp_path / "out" / "_staging")
+    job = make_job()
+    with pytest.raises(CheckpointError, match=r"output is lost.*backup.*abandon_output\(1\)$"):
+        run(job, spark, "ab", sink)
+    assert job.abandon_output(1) == [sink.path]
+    run(job, spark, "ab", sink)
+    assert sink.epochs() == [2]
+
+
+def test_a_stream(spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path) -> None:
+    sink, options = Lines(tmp_path / "lines", "commit"), {"trigger": {"availableNow": True}}
+
+    def start(job: Job, sink: Sink) -> None:
+        def pipeline(df: DataFrame) -> DataFrame:
+            return job.key_by(df, "k", uid="counts").process(Counts(), "k string, n long")
+
+        job.start(source.stream(), pipeline, sink=sink, **options).awaitTermination()
+
+    source.add("a,1", "b,1")
+    source.add("a,2")
+    failing = make_job()
+    with pytest.raises(Exception, match="no commit today"):
+        start(failing, sink)
+    assert isinstance(failing.failure, SinkError)
+    assert failing.latest_epoch() == 1
+    failing.close()
+    sink.fails = ""
+    start(make_job(), sink)
+    assert sink.rows(1) == [("a", 1), ("b", 1)] and sink.rows(2) == [("a", 2)]
+    assert [call for call in sink.calls if call.startswith("begin")] == ["begin 1", "begin 2"]
+
+
+class Reads(Lines):
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        for _ in batches:
+            break
+
+
+class Odd(Lines):
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        for _ in batches:
+            pass
+        return {1, 2}
+
+
+class Yields(Lines):
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        yield from batches
+
+
+class NotANumber(Lines):
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        return {"size": float("nan")}
+
+
+class Renamed(Lines):
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        self.name = "other"
+
+
+class Frames(Lines):
+    def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Any:
+        frame.write.parquet(f"file://{self.folder}/frames")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Reads, "partition . returned|: stage returned before it had read all its rows"),
+        (Odd, r"stage returned .* of type set, and must return plain JSON"),
+        (Yields, "stage returned .* of type generator, and must return plain JSON"),
+        (NotANumber, "epoch 1: prepare returned {'size': nan} .*, and must return plain JSON"),
+        (Renamed, "staged in a sink 'other', and nobody .*must keep its name; nothing"),
+        (Frames, "stage_frame failed: TypeError: 'NoneType'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_nobody_could_commit_is_never_published(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, kind: type[Lines], message: str
+) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
+    try:
+        job = make_job(parallelism=1)
+        with pytest.raises(SinkError, match=message):
+            run(job, spark, "aaaaaa", kind(tmp_path / "lines"))
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert job.latest_epoch() is None
+    run(job, spark, "a", Lines(tmp_path / "lines"))
+
+
+def test_a_kind_of_its_own_is_never_published(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ParquetSink.prepare
+
+    def prepare(self: ParquetSink, *arguments: Any) -> Any:
+        return {**real(self, *arguments), "kind": "kafka"}
+
+    job, sink = make_job(), ParquetSink(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "prepare", prepare)
+        with pytest.raises(SinkError, match="kind 'kafka', which nobody could commit; nothing"):
+            run(job, spark, "ab", sink)
+    assert job.latest_epoch() is None and not list((tmp_path / "out" / "_staging").iterdir())
+    run(job, spark, "ab", sink)
+
+
+class Nameless(Lines):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.name = ""
+
+
+class Locked(Lines):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.lock = threading.Lock()
+
+
+class Half(Sink):
+    name = "half"
+
+
+class Alike:
+    def commit(self) -> None: ...
+
+
+def test_sinks_that_are_none(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    job, folder = make_job(), tmp_path / "lines"
+    wrong: list[tuple[Any, str]] = [
+        (Nameless(folder), r"^sink: Nameless.name is '' of type str: give the sink a name, such"),
+        (Locked(folder), r"^sink: Locked.lock = <unlocked .* cannot go to the tasks, .*in stage"),
+        (Half(), "^sink: Half lacks stage and commit$"),
+        (Alike(), "not .*Alike.*; derive its class from pystate.spark.Sink$"),
+        (print, r"for a function of an epoch's rows write foreach_epoch\(function\)$"),
+    ]
+    for sink, message in wrong:
+        with pytest.raises((InvalidArgumentError, DeclarationError), match=message):
+            run(job, spark, "ab", sink)
+        with pytest.raises(PystateError, match=r"^side_outputs\['s'\]"):
+            run(job, spark, "ab", ParquetSink(folder), side_outputs={"s": sink})
+        with pytest.raises(PystateError, match=r"^register_sink"):
+            register_sink(sink)
+    one = Lines(folder)
+    with pytest.raises(InvalidArgumentError, match=r"'s'\] and the job's sink .*each .*name"):
+        run(job, spark, "ab", one, side_outputs={"s": Lines(folder)})
+    register_sink(one)
+    register_sink(one)
+    with pytest.raises(
+        InvalidArgumentError, match=r"there is another sink 'lines', .*replace=True"
+    ):
+        register_sink(Lines(folder))
+    with pytest.raises(InvalidArgumentError, match="replace is True or False, not 1"):
+        register_sink(Lines(folder), replace=1)  # type: ignore[arg-type]
+    other = register_sink(Lines(folder), replace=True)
+    assert sinks.registered_sink("lines") is other and sinks.registered_names() == ["lines"]
+    assert not folder.exists() and job.latest_epoch() is None
+
+
+class Odds(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
+        self.n.update(self.n.value() + 1)
+        if self.n.value() % 2:
+            ctx.output("odd", (key, self.n.value()))
+        yield key, self.n.value()
+
+
+def test_side_outputs(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    job, odd = make_job(), Lines(tmp_path / "odd")
+
+    def epoch(text: str, sink: Sink) -> None:
+        def pipeline(df: DataFrame) -> DataFrame:
+            return job.key_by(df, "k", uid="counts").process(
+                Odds(), "k string, n long", side_outputs={"odd": "k string, n long"}
+            )
+
+        frame = spark.createDataFrame([(c,) for c in text], "k string")
+        main = ParquetSink(tmp_path / "out")
+        job.run_epoch(frame, pipeline, sink=main, side_outputs={"odd": sink})
+
+    epoch("aab", odd)
+    assert odd.rows(1) == [("a", 1), ("b", 1)]
+    # No rows for the tag: what was begun ends.
+    epoch("b", odd)
+    assert odd.calls[3:] == ["begin 2", "abort 2"] and not Path(odd.folder, "2").exists()
+    laid = ParquetSink(tmp_path / "laid", partition_by="k")
+    epoch("ab", laid)
+    rows = [tuple(row) for row in laid.read(spark).collect()]
+    assert sorted(rows) == [(3, 3, "a"), (3, 3, "b")]
+    side = tmp_path / "checkpoint" / "side" / "tag=odd" / "_staging"
+    assert list(side.iterdir()) == []

@@ -98,6 +98,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "evolution",
             "ownership",
             "rivals",
+            "settling",
             "succession",
         },
         {"errors", "housekeeping", "storage"},
