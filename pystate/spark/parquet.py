@@ -275,9 +275,9 @@ class ParquetSink(Sink):
         return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
 
     def _staging(self, epoch: int, evaluation_id: str) -> str:
-        # Spark hides a folder of such a name from who reads the one above, and that only: so it
-        # takes one for each level that the published files are deep.
-        deep = [_ROWS] * max(len(self.partition_by), 1)
+        # Spark hides a folder of such a name from who reads the one above, and that only: so below
+        # the evaluation's there is one more for each level that published files are deeper.
+        deep = [_ROWS] * (1 + len(self.partition_by))
         return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
 
 
