@@ -10,6 +10,7 @@ from pystate.spark.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.compaction import Compaction
 from pystate.spark.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
@@ -18,6 +19,7 @@ from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
 from pystate.spark.sink import Sink, SinkTask, register_sink
 
 __all__ = [
+    "Compaction",
     "EpochProgress",
     "EpochResult",
     "ForeachEpoch",

@@ -5,10 +5,37 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
-__all__ = ["data_files", "is_hidden", "sync_file", "sync_folder", "sync_tree"]
+from pystate.errors import InUseError
+
+__all__ = [
+    "LOCK",
+    "alone",
+    "copy_owner",
+    "data_files",
+    "exchange",
+    "is_hidden",
+    "link",
+    "link_tree",
+    "shared",
+    "sync_file",
+    "sync_folder",
+    "sync_tree",
+]
+
+#: Who holds the file of that name, shared, finds the folder in its place.
+LOCK = "_lock"
+_LOOK_S = 0.005
+#: Of renameat2: paths from the process's own folder, and its flag.
+_HERE, _EXCHANGE = -100, 2
 
 
 def is_hidden(name: str) -> bool:
@@ -59,3 +86,104 @@ def sync_tree(path: str) -> None:
     """Make the names in a folder, and in those below it, survive a power failure."""
     for folder, _, _ in os.walk(path):
         sync_folder(folder)
+
+
+@contextmanager
+def shared(folders: Iterable[str]) -> Iterator[None]:
+    """Keep folders where they are: none is exchanged for another one within.
+
+    A folder that does not exist yet, or whose file system has no locks, is nobody's to exchange.
+    """
+    with ExitStack() as stack:
+        for folder in folders:
+            descriptor = _open_lock(folder)
+            if descriptor is not None:
+                stack.callback(os.close, descriptor)
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
+    """Hold a lock in a folder that nobody else holds.
+
+    Raises
+    ------
+    InUseError
+        Somebody else held it for as long as that; the message begins with `what`.
+    """
+    descriptor = _open_lock(folder, name)
+    if descriptor is None:
+        raise FileNotFoundError(folder)
+    try:
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise InUseError(what) from None
+                time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(folder: str, name: str = LOCK) -> int | None:
+    path = os.path.join(folder, name)
+    try:
+        # To be opened by whoever may write to the folder.
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        return None
+
+
+def link_tree(source: str, target: str) -> None:
+    """Give a folder's files other names in another folder, which is made; links stay links.
+
+    What goes while it is at work, such as what a killed job's tasks still write, need not be there.
+    """
+    os.mkdir(target)
+    with suppress(FileNotFoundError):
+        with os.scandir(source) as entries:
+            for entry in entries:
+                new = os.path.join(target, entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    link_tree(entry.path, new)
+                else:
+                    link(entry.path, new)
+        copy_owner(source, target)
+
+
+def link(source: str, target: str) -> None:
+    """Give a file, if it is still there, another name."""
+    with suppress(FileNotFoundError):
+        os.link(source, target, follow_symlinks=False)
+
+
+def copy_owner(source: str, target: str) -> None:
+    """Give a folder the rights, the times and as far as possible the owner of another."""
+    found = os.stat(source)
+    with suppress(PermissionError):
+        os.chown(target, found.st_uid, found.st_gid)
+    shutil.copystat(source, target)
+
+
+def exchange(one: str, other: str) -> None:
+    """Exchange the names of two folders in one step.
+
+    Raises
+    ------
+    OSError
+        The file system cannot.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        renameat2 = libc.renameat2
+    except AttributeError:
+        raise OSError(errno.ENOSYS, "this C library has no renameat2", one) from None
+    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one)

@@ -527,7 +527,7 @@ class Job:
             )
         if done and manifest is not None and manifest.sinks:
             outputs.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
-        rows = outputs.main.read(session, number)
+        rows = outputs.read(number)
         return EpochResult(number, run_key, rows, done, manifest, outputs.main)
 
     def read_state(self, uid: str) -> pa.Table:
@@ -694,7 +694,7 @@ class Job:
 
         outputs = replace(outputs, session=session)
         try:
-            with self._commits.within(outputs, coordinator.check_owner):
+            with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
                 result = coordinator.run(evaluate, retryable=is_retryable, **position)
         finally:
             line.idle()

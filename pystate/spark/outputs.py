@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from pystate.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.arguments import checked_sink
 from pystate.spark.environment import local_uri
+from pystate.spark.folders import shared
 from pystate.spark.parquet import ParquetSink
 from pystate.spark.sink import Sink, Transaction, as_json, raise_failed
 from pystate.storage import CheckpointStorage
@@ -145,6 +147,18 @@ class Outputs:
                 store.abort(epoch, evaluation_id)
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the folders of the outputs where they are: nobody compacts them within."""
+        return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
+
+    def read(self, epoch: int) -> DataFrame | None:
+        """Read the rows of an epoch again, where that can be done."""
+        main = self.main
+        assert self.session is not None
+        if isinstance(main, ParquetSink) and main.is_compacted(epoch):
+            return None
+        return main.read(self.session, epoch)
 
     def require(self, transaction: Transaction, what: str) -> None:
         """Make sure that a transaction of a run was made by the sink that this run is given.

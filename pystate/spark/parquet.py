@@ -21,18 +21,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from pystate.arguments import folder_path
+from pystate.arguments import folder_path, integer, shown
+from pystate.durations import Duration, milliseconds
 from pystate.epoch import RepeatableError
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.compaction import Compaction, compact_folder, read_compacted
 from pystate.spark.environment import local_uri
-from pystate.spark.folders import data_files, sync_file, sync_folder, sync_tree
+from pystate.spark.folders import data_files, shared, sync_file, sync_folder, sync_tree
 from pystate.spark.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sink import Sink, Transaction
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from pystate.spark.written import Written
 
@@ -96,7 +99,7 @@ class ParquetSink(Sink):
         only then is it known of what was found.
         """
         final = self._final(epoch)
-        if os.path.exists(final):
+        if os.path.exists(final) or self.is_compacted(epoch):
             raise CheckpointError(
                 f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
                 "output of another checkpoint, or of this one before it was set back; use another "
@@ -216,11 +219,77 @@ class ParquetSink(Sink):
         shutil.rmtree(self._evaluation(epoch, evaluation_id), ignore_errors=True)
 
     def epochs(self) -> list[int]:
-        """The published epochs, ascending."""
+        """The published epochs, ascending, those among them that were compacted."""
+        compacted = read_compacted(self.path)
+        return sorted(member for epoch in self._folders() for member in compacted.members(epoch))
+
+    def _folders(self) -> list[int]:
         if not os.path.isdir(self.path):
             return []
         found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
+
+    def is_compacted(self, epoch: int) -> bool:
+        """Whether an epoch's rows lie in one folder with those of others."""
+        return read_compacted(self.path).into(epoch) is not None
+
+    def compact(
+        self,
+        session: SparkSession,
+        *,
+        before: int | None = None,
+        target_bytes: int = 128 << 20,
+        wait: Duration = "1 minute",
+    ) -> Compaction:
+        """Merge the small files of older epochs; safe beside a running job and beside readers.
+
+        Epochs that follow each other are merged, up to a size, into the folder of the last of them:
+        then the column ``epoch`` of the others' rows says that one's number.
+
+        Parameters
+        ----------
+        session : SparkSession
+            Reads and writes the files.
+        before : int, optional
+            Leave this epoch and later ones as they are, for those who read by ``epoch`` and have
+            not read these yet. The newest epoch is always left as it is.
+        target_bytes : int
+            Size from which files are large enough.
+        wait : str, timedelta or int
+            How long to wait for a moment in which no job has an epoch open that writes here.
+
+        Returns
+        -------
+        Compaction
+            How many epochs and files.
+
+        Raises
+        ------
+        InUseError
+            The folder is being compacted already, or there was no such moment.
+        CheckpointError
+            The file system cannot exchange two folders in one step, or the files have changed.
+
+        Notes
+        -----
+        At every moment, also after a kill at any step, ``spark.read.parquet(path)`` finds each
+        published row once. A query that has listed the files before, and opens them after, fails
+        as files are not found, and is to be repeated; with
+        ``spark.sql.files.ignoreMissingFiles`` it would miss rows instead. A stream that has the
+        folder as its source takes merged files for new ones. The folder itself becomes another
+        one: who mounts it must mount the one above. It takes room for the merged files twice.
+        """
+        owner = f"{self!r}: compact"
+        if before is not None:
+            before = integer(before, f"{owner}: before", least=0)
+        size = integer(target_bytes, f"{owner}: target_bytes", least=1)
+        wait_s = milliseconds(wait, f"{owner}: wait") / 1000
+        if not isinstance(session, SparkSession):
+            raise InvalidArgumentError(f"{owner}: session is a SparkSession, not {shown(session)}")
+        epochs = [each for each in self._folders()[:-1] if before is None or each < before]
+        if not epochs:
+            return Compaction(0, 0, 0)
+        return compact_folder(self.path, epochs, session, target_bytes=size, wait_s=wait_s)
 
     def require(self, transaction: Transaction, what: str) -> None:
         """Make sure that a transaction was published here, and not by another sink.
@@ -231,6 +300,8 @@ class ParquetSink(Sink):
             Its files are not in this folder; the message begins with `what`.
         """
         folder = os.path.join(self.path, str(transaction["final"]))
+        if self.is_compacted(int(folder.rpartition("=")[2])):
+            return
         names = {str(name) for name, _ in transaction["files"]}
         found = data_files(folder, len(transaction.get("partition_by", ()))) or []
         if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in found)):
@@ -252,6 +323,11 @@ class ParquetSink(Sink):
         if epoch is None:
             return self._read(session, self.path)
         final = self._final(epoch)
+        if self.is_compacted(epoch):
+            raise InvalidArgumentError(
+                f"{self.path}: the rows of epoch {epoch} cannot be told from those that they were "
+                "compacted with; read all"
+            )
         if not os.path.isdir(final):
             raise InvalidArgumentError(
                 f"{final} does not exist: pass the sink that epoch {epoch} was written to"
@@ -297,6 +373,11 @@ def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
         The staged rows are neither where they were written nor where they belong, or differ from
         what the manifest names.
     """
+    with shared([root]):
+        _commit(transaction, root)
+
+
+def _commit(transaction: Mapping[str, Any], root: str) -> None:
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])

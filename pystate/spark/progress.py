@@ -307,8 +307,8 @@ class EpochResult:
         """
         if self.rows is None:
             raise InvalidArgumentError(
-                f"the rows of epoch {self.epoch} went to {self.sink!r}, which is not read from "
-                "here: look for them where it writes"
+                f"the rows of epoch {self.epoch} went to {self.sink!r}, and cannot be read from "
+                "here: the sink has no read, or has compacted them with others'"
             )
         return self.rows
 

@@ -133,6 +133,7 @@ RUN: dict[str, list[tuple[Any, str]]] = {
         ("out", r"^sink is a sink, for example ParquetSink\('out'\), not 'out'"),
         (Path("out"), r"^sink is a sink, for example ParquetSink\('out'\), not"),
         (ParquetSink, "^sink is a sink, .*; pass an object of it"),
+        (print, r"^sink is a sink, .*write foreach_epoch\(function\)$"),
         (3, "^sink is a sink"),
     ],
     "side_outputs": [

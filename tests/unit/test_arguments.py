@@ -18,7 +18,7 @@ import pytest
 import pystate as ps
 from pystate.arguments import nearest, shown
 from pystate.errors import PystateError
-from pystate.spark import Job, ParquetSink
+from pystate.spark import Job, ParquetSink, Sink, foreach_epoch, register_sink
 from pystate.testing import Harness
 
 
@@ -109,6 +109,18 @@ HARNESS = {
 }
 
 NAMES = {"ps": ps, "pd": pd, "pa": pa, "Counts": Counts, "N": ps.ValueState("long"), "print": print}
+
+
+def write(df: Any, epoch: int) -> None: ...
+
+
+SINKS = {
+    "ParquetSink": ParquetSink,
+    "Sink": Sink,
+    "foreach_epoch": foreach_epoch,
+    "register_sink": register_sink,
+    "write": write,
+}
 
 
 def cases(table: dict[str, tuple[list[str], str]]) -> Any:
@@ -314,10 +326,26 @@ def test_methods_of_a_backend(call: str, message: str) -> None:
         ("ParquetSink(3)", "^ParquetSink: path is the path of a folder, not 3"),
         ("ParquetSink(None)", "^ParquetSink: path is the path of a folder, not None"),
         ("ParquetSink('')", "^ParquetSink: path is the path of a folder, not ''"),
+        ("ParquetSink('/o', partition_by=3)", "partition_by is the name of a column, or a list"),
+        ("ParquetSink('/o', partition_by=None)", "partition_by is the name of a column, or a l"),
+        ("ParquetSink('/o', partition_by=['a', 3])", "^ParquetSink.'/o'.: partition_by has 3"),
+        ("ParquetSink('/o', partition_by='')", "partition_by has '' of type str, which is not"),
+        ("ParquetSink('/o', partition_by=['a', 'A'])", "partition_by names a more than once"),
+        ("ParquetSink('/o', partition_by='.a')", "begin with a dot are hidden"),
+        ("foreach_epoch(3)", "^foreach_epoch takes a function of an epoch's rows and its number"),
+        ("foreach_epoch(lambda df: df)", "^foreach_epoch: .* does not take these: it is f.df.$"),
+        ("foreach_epoch(write, name=3)", "^foreach_epoch: name is a string, not 3"),
+        ("foreach_epoch(write, name='')", "^foreach_epoch: name is a string, not ''"),
+        ("register_sink(3)", "^register_sink takes a sink, not 3"),
+        ("register_sink(Sink)", "^register_sink takes a sink, not .*; pass an object of it"),
+        (
+            "register_sink(Sink())",
+            "^register_sink: Sink.name is '' of type str: give the sink a na",
+        ),
     ],
 )
 def test_declarations_and_functions(call: str, message: str) -> None:
-    refused(lambda: eval(call, {**NAMES, "ParquetSink": ParquetSink}), message)
+    refused(lambda: eval(call, {**NAMES, **SINKS}), message)
 
 
 def test_an_unknown_state_is_a_key_error_too() -> None:
