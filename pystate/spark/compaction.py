@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +48,7 @@ from pystate.spark.folders import (
 from pystate.spark.partitioning import Layout, read_layout, with_types
 
 if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Compacted", "Compaction", "compact_folder", "read_compacted"]
@@ -55,6 +57,7 @@ _COMPACTED = "_compacted.json"
 #: Held by the one compaction that is at work.
 _MUTEX = "_compacting"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
+_NOT_NULL = re.compile(r'("(?:nullable|containsNull|valueContainsNull)":)false')
 
 
 class Compaction(NamedTuple):
@@ -230,9 +233,7 @@ def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -
         kinds, rows = set(), 0
         for name, _ in files:
             metadata = read_metadata(os.path.join(folder, name))
-            # The text begins with a line about the object.
-            schema = str(metadata.schema).partition("\n")[2]
-            kinds.add((schema, (metadata.metadata or {}).get(_ROW_METADATA)))
+            kinds.add(_kind(metadata))
             rows += metadata.num_rows
         kind = kinds.pop() if len(kinds) == 1 else None
         size = sum(size for _, size in files)
@@ -248,6 +249,18 @@ def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -
         group.rows += rows
     if group.is_worth_it(target_bytes):
         yield group
+
+
+def _kind(metadata: FileMetaData) -> tuple[str, str]:
+    """What files have in common that a reader takes for rows of one schema.
+
+    Whether there are nulls is no matter: to Spark there may be in all that it reads from files, and
+    what it writes of that says so.
+    """
+    # The text begins with a line about the object.
+    schema = str(metadata.schema).partition("\n")[2].replace("required ", "optional ")
+    of_spark = (metadata.metadata or {}).get(_ROW_METADATA, b"").decode()
+    return schema, _NOT_NULL.sub(r"\1true", of_spark)
 
 
 def _merge(

@@ -152,7 +152,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
         if where == "before the manifest":
             patch.setattr("pystate.epoch.Epoch.complete", crash)
         elif where == "before the commit":
-            patch.setattr("pystate.spark.job.commit", crash)
+            patch.setattr("pystate.spark.commits.commit", crash)
         else:
             patch.setattr("pystate.spark.job.notify", crash)
         with pytest.raises(Exception, match="CrashError"):

@@ -166,7 +166,7 @@ def crash(*_: object) -> None:
     raise CrashError
 
 
-@pytest.mark.parametrize("where", ["pystate.epoch.Epoch.complete", "pystate.spark.job.commit"])
+@pytest.mark.parametrize("where", ["pystate.epoch.Epoch.complete", "pystate.spark.commits.commit"])
 def test_timers_fire_once_through_a_crash(
     spark: SparkSession,
     make_job: MakeJob,
