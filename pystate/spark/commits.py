@@ -132,7 +132,7 @@ class Commits:
             _LOG.warning("sink %r: abort failed: %s", sink.name, error)
 
     def _find(self, name: str) -> Sink | None:
-        return self._known.get(name) or registered_sink(name)
+        return self._known[name] if name in self._known else registered_sink(name)
 
     def _bound(self, sink: Sink) -> Sink:
         return sink._bound(self._checkpoint, getattr(self._threads, "session", None))

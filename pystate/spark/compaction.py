@@ -178,11 +178,11 @@ def compact_folder(
             with alone(root, LOCK, wait_s, in_epoch):
                 try:
                     _complete(root, new, groups, layout)
+                    exchange(root, new)
                 except OSError as error:
                     raise CheckpointError(
                         f"{root} cannot be compacted, and nothing was changed: {error}"
                     ) from error
-                exchange(root, new)
                 sync_folder(parent)
         finally:
             # Either what was not finished, or what the output's folder was before.

@@ -297,6 +297,31 @@ def test_a_stream(spark: SparkSession, make_job: MakeJob, source: Source, tmp_pa
     assert [call for call in sink.calls if call.startswith("begin")] == ["begin 1", "begin 2"]
 
 
+class Tells(ParquetSink):
+    name = "tells"
+
+    def commit(self, epoch: int, transaction: Any) -> None:
+        super().commit(epoch, transaction)
+        Path(self.path, "_told").write_text(str(epoch))
+        if epoch == 2 and not self.epochs()[2:]:
+            raise OSError("nobody to tell")
+
+
+def test_a_folder_that_tells_of_its_commits(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """A class that does more than its base is called, and not only the base's."""
+    job, sink = make_job(), Tells(tmp_path / "out")
+    result = run(job, spark, "ab", sink)
+    assert (tmp_path / "out" / "_told").read_text() == "1" and result.dataframe.count() == 2
+    with pytest.raises(SinkError, match="sink 'tells': commit failed: OSError: nobody to tell"):
+        run(job, spark, "a", sink)
+    assert sink.epochs() == [1, 2]
+    assert job.abandon_output(2) == ["tells"]
+    run(job, spark, "a", sink)
+    assert sink.epochs() == [1, 2, 3]
+
+
 class Reads(Lines):
     def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
         for _ in batches:

@@ -291,7 +291,7 @@ def test_what_changes_meanwhile_changes_nothing(out: Path, monkeypatch: pytest.M
     check_whole(out, merged=False)
 
 
-@pytest.mark.parametrize("failing", ["probe", "mount", "link"])
+@pytest.mark.parametrize("failing", ["probe", "mount", "link", "exchange"])
 def test_file_systems_that_cannot(out: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(22, "Invalid argument", "somewhere")
@@ -302,7 +302,12 @@ def test_file_systems_that_cannot(out: Path, monkeypatch: pytest.MonkeyPatch, fa
         elif failing == "mount":
             patch.setattr(os.path, "ismount", lambda path: True)
         else:
-            patch.setattr(os, "link", refuse)
+            if failing == "exchange":
+                # The probe goes well: a folder of an image's lower layer, or one that is mounted.
+                patch.setattr(compaction, "_check_exchange", lambda *_: None)
+                patch.setattr(compaction, "exchange", refuse)
+            else:
+                patch.setattr(os, "link", refuse)
         with pytest.raises(CheckpointError, match=r"cannot be (compacted|exchanged)"):
             compact(out, [1, 2, 3, 4])
     assert os.listdir(out.parent) == ["out"]
