@@ -34,6 +34,7 @@ cimport cpython.datetime as cdt
 from pystate._cpystate cimport *
 
 import datetime
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -199,33 +200,44 @@ cdef int32_t check_columns(list columns) except -1:
     return <int32_t> len(columns)
 
 
-def key_group(hash, int32_t max_parallelism):
+cdef whole(value, str what):
+    """The value as an int; a bool and a float are none."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise errors.InvalidArgumentError(f"{what} is a whole number, not {value!r:.80}")
+
+
+def key_group(hash, max_parallelism):
     """Return the key group of a hash: pmod(hash, max_parallelism), the hash taken as signed."""
-    if max_parallelism < 1:
-        raise errors.InvalidArgumentError(f"max_parallelism is {max_parallelism}")
+    hash = whole(hash, "key_group: hash")
+    check_ranges(max_parallelism, 1)
     return pst_key_group(<uint64_t> (hash & 0xFFFFFFFFFFFFFFFF), max_parallelism)
 
 
-def range_of(int32_t key_group, int32_t max_parallelism, int32_t parallelism):
+def range_of(key_group, max_parallelism, parallelism):
     """Return the range that owns a key group: ``key_group * parallelism // max_parallelism``."""
     check_ranges(max_parallelism, parallelism)
-    if not 0 <= key_group < max_parallelism:
-        raise errors.InvalidArgumentError(f"there is no key group {key_group}")
+    if not 0 <= whole(key_group, "range_of: key_group") < max_parallelism:
+        raise errors.InvalidArgumentError(f"there is no key group {key_group} of {max_parallelism}")
     return pst_range_of(key_group, max_parallelism, parallelism)
 
 
-def range_bounds(int32_t index, int32_t max_parallelism, int32_t parallelism):
+def range_bounds(index, max_parallelism, parallelism):
     """Return the first and last key group of a range, both inclusive."""
     cdef int32_t first, last
     check_ranges(max_parallelism, parallelism)
-    if not 0 <= index < parallelism:
+    if not 0 <= whole(index, "range_bounds: index") < parallelism:
         raise errors.InvalidArgumentError(f"there is no range {index} of {parallelism}")
     pst_range_bounds(index, max_parallelism, parallelism, &first, &last)
     return first, last
 
 
-cdef int check_ranges(int32_t max_parallelism, int32_t parallelism) except -1:
-    if not 1 <= parallelism <= max_parallelism <= 32768:
+cdef int check_ranges(max_parallelism, parallelism) except -1:
+    whole(max_parallelism, "max_parallelism")
+    if not 1 <= whole(parallelism, "parallelism") <= max_parallelism <= 32768:
         raise errors.InvalidArgumentError(
             f"parallelism {parallelism} and max_parallelism {max_parallelism}: "
             "1 <= parallelism <= max_parallelism <= 32768")

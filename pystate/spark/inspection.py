@@ -5,13 +5,16 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 
 from pystate.backend import KeyedStateBackend
 from pystate.errors import CheckpointError
 from pystate.files import file_schema, open_file
 from pystate.history import read_head
-from pystate.manifest import Manifest, OperatorState
+from pystate.manifest import Manifest, OperatorState, RangeState
 from pystate.storage import CheckpointStorage
 from pystate.stored import declared_as
 from pystate.types import StateType
@@ -64,31 +67,44 @@ def _read(storage: CheckpointStorage, manifest: Manifest, uid: str) -> pa.Table:
             f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; it has "
             f"{known}"
         )
-    tables = []
     space = _namespace(storage, operator)
-    for state in operator.ranges:
-        declared = {name: declared_as(stored) for name, stored in operator.state_schema}
-        with KeyedStateBackend(
-            list(operator.key_schema),
-            states=declared,
-            max_parallelism=manifest.max_parallelism,
-            key_group_range=(state.first_key_group, state.last_key_group),
-            uid=uid,
-            namespace=space,
-        ) as backend:
-            for ref in state.files:
-                with storage.open_read(ref.path) as file:
-                    backend.load(
-                        file,
-                        # After a change of parallelism a file counts for a part of what it holds.
-                        first_key_group=max(ref.first_key_group, state.first_key_group),
-                        last_key_group=min(ref.last_key_group, state.last_key_group),
-                        expected=ref,
-                        allow_unclaimed_state=True,  # timers, and what was dropped
-                        since=dict(state.since),
-                    )
-            tables.append(backend.to_arrow())
-    return pa.concat_tables(tables)
+
+    def read_range(state: RangeState) -> pa.Table:
+        return _read_range(storage, manifest, operator, state, space)
+
+    # Loading and reading out leave the interpreter to others.
+    with ThreadPoolExecutor(min(len(operator.ranges), os.cpu_count() or 1)) as threads:
+        return pa.concat_tables(threads.map(read_range, operator.ranges))
+
+
+def _read_range(
+    storage: CheckpointStorage,
+    manifest: Manifest,
+    operator: OperatorState,
+    state: RangeState,
+    space: StateType | None,
+) -> pa.Table:
+    declared = {name: declared_as(stored) for name, stored in operator.state_schema}
+    with KeyedStateBackend(
+        list(operator.key_schema),
+        states=declared,
+        max_parallelism=manifest.max_parallelism,
+        key_group_range=(state.first_key_group, state.last_key_group),
+        uid=operator.uid,
+        namespace=space,
+    ) as backend:
+        for ref in state.files:
+            with storage.open_read(ref.path) as file:
+                backend.load(
+                    file,
+                    # After a change of parallelism a file counts for a part of what it holds.
+                    first_key_group=max(ref.first_key_group, state.first_key_group),
+                    last_key_group=min(ref.last_key_group, state.last_key_group),
+                    expected=ref,
+                    allow_unclaimed_state=True,  # timers, and what was dropped
+                    since=dict(state.since),
+                )
+        return backend.to_arrow()
 
 
 def _namespace(storage: CheckpointStorage, operator: OperatorState) -> StateType | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier
 from typing import Any, BinaryIO
 
 import pytest
@@ -67,3 +68,27 @@ def test_driver_that_is_always_faster(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(LocalStorage, "open_read", open_read)
         with pytest.raises(CheckpointError, match="each of 10 epochs was retired"):
             values(storage)
+
+
+def test_ranges_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    operator = Operator(LocalStorage(tmp_path))
+    together, real = Barrier(2, timeout=60), LocalStorage.open_read
+    rows = [(key, "put", 2 * key) for key in range(20)]
+    with operator.coordinator(2) as coordinator:
+        [first, second] = [
+            state.files[0].path for state in run(coordinator, operator, rows).operators[0].ranges
+        ]
+    opened: list[str] = []
+
+    def open_read(self: LocalStorage, path: str) -> BinaryIO:
+        # The first file is opened once before, for what it says of namespaces.
+        opened.append(path)
+        if len(opened) > 1:
+            together.wait()
+        return real(self, path)
+
+    monkeypatch.setattr(LocalStorage, "open_read", open_read)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert values(storage) == {key: 2 * key for key in range(20)}
+    assert opened[0] == first and sorted(opened[1:]) == sorted([first, second])

@@ -92,3 +92,19 @@ def test_a_list_inside_a_struct_is_no_key() -> None:
         ),
     ):
         harness.process([{"st": {"a": [1]}}])
+
+
+def test_groups_and_ranges_are_whole_numbers() -> None:
+    for call, what in (
+        (lambda: ps.key_group("a", 128), "key_group: hash is a whole number, not 'a'"),  # type: ignore[arg-type]
+        (lambda: ps.key_group(1, None), "max_parallelism is a whole number, not None"),  # type: ignore[arg-type]
+        (lambda: ps.key_group(1, 0), "max_parallelism 0"),
+        (lambda: ps.range_of(1.0, 128, 2), "range_of: key_group is a whole number, not 1.0"),  # type: ignore[arg-type]
+        (lambda: ps.range_of(128, 128, 2), "no key group 128 of 128"),
+        (lambda: ps.range_of(1, 128, 1 << 40), "parallelism 1099511627776"),
+        (lambda: ps.range_bounds(True, 128, 2), "range_bounds: index is a whole number, not True"),
+        (lambda: ps.range_bounds(-(1 << 70), 128, 2), "no range -1180591620717411303424 of 2"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=what):
+            call()
+    assert ps.key_group(-(1 << 70) - 1, 128) == 127
