@@ -44,10 +44,10 @@ static uint64_t looks_of(const pst_table *t) {
 
 void pst_evacuate(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
-    uint32_t slot = hints->slot;
-    uint64_t looks = looks_of(t), looked = 0;
     if (hints->phase != PST_SPANS_LEFT || !t->lay.has_blocks)
         return;
+    uint32_t slot = hints->slot;
+    uint64_t looks = looks_of(t), looked = 0;
     for (; slot < t->m->slots && looked < looks; slot++, looked++)
         if (pst_is_live(pst_row(t, slot)[0]) && move_row(t, slot, &looked))
             break;
@@ -56,10 +56,10 @@ void pst_evacuate(pst_table *t) {
 
 void pst_evacuate_keys(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
-    uint32_t slot = hints->keyed, last = t->m->slots;
-    uint64_t looks = looks_of(t);
     if (hints->phase != PST_SPANS_LEFT)
         return;
+    uint32_t slot = hints->keyed, last = t->m->slots;
+    uint64_t looks = looks_of(t);
     if (t->lay.key_kind != PST_KEY_BYTES)
         slot = last;
     for (; slot < last && looks; slot++, looks--)

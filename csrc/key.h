@@ -47,6 +47,11 @@ static inline uint32_t pst_ref_granule(const uint64_t ref[2]) {
     return (uint32_t)ref[1];
 }
 
+/* The second word of a reference whose bytes lie in another block. */
+static inline uint64_t pst_ref_moved(const uint64_t ref[2], uint32_t granule) {
+    return (ref[1] & ~(uint64_t)UINT32_MAX) | granule;
+}
+
 static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t ref[2]) {
     if (pst_ref_is_block(ref))
         return heap + (uint64_t)pst_ref_granule(ref) * PST_GRANULE;

@@ -163,7 +163,7 @@ static pst_status copy_key(pst_table *t, const uint64_t *key, uint64_t ref[2]) {
     if (s)
         return s;
     pst_put_bytes(pst_block(t, granule), pst_ref_data(t->heap, key), size);
-    ref[1] = (ref[1] & ~(uint64_t)UINT32_MAX) | granule;
+    ref[1] = pst_ref_moved(ref, granule);
     return PST_OK;
 }
 

@@ -137,7 +137,7 @@ pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i) {
         return s;
     }
     pst_put_bytes(pst_block(t, granule), pst_ref_data(t->heap, old), size);
-    ref[1] = (ref[1] & ~(uint64_t)UINT32_MAX) | granule;
+    ref[1] = pst_ref_moved(ref, granule);
     pst_touch(t, slot, row);
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put64(field + 1, ref[1]);
@@ -159,7 +159,7 @@ pst_status pst_row_move_key(pst_table *t, uint32_t slot) {
     if (s)
         return s;
     pst_put_bytes(pst_block(t, to), pst_ref_data(t->heap, ref), size);
-    pst_undo_set_key(t, slot, ref + 1, (ref[1] & ~(uint64_t)UINT32_MAX) | to);
+    pst_undo_set_key(t, slot, ref + 1, pst_ref_moved(ref, to));
     return pst_block_free(t, c, from, 0);
 }
 

@@ -31,11 +31,13 @@ cdef class Walk:
         if self.table is not table:
             raise errors.InvalidArgumentError(f"{table.where}: the walk is another table's")
         if self.changed and self.epochs != table.epochs:
-            raise errors.StaleKeyBatchError(f"{table.where}: the epoch whose keys these are was sealed or "
-                                    "rolled back while they were gone over; begin again")
+            raise errors.StaleKeyBatchError(
+                f"{table.where}: the epoch whose keys these are was sealed or rolled back while "
+                "they were gone over; begin again")
         if self.returns != table.returns:
-            raise errors.StaleKeyBatchError(f"{table.where}: while its rows were gone over the table was "
-                                    "detached, or taken back to a sealed epoch; begin again")
+            raise errors.StaleKeyBatchError(
+                f"{table.where}: while its rows were gone over the table was detached, or taken "
+                "back to a sealed epoch; begin again")
         return 0
 
 
@@ -87,10 +89,9 @@ cdef class Batch(_Dependent):
         cdef Table table = self.table
         cdef uint64_t cursor = walk.cursor
         cdef bint changed = walk.changed
-        table.ready()
-        walk.check(table)
         table.begin()
         try:
+            walk.check(table)
             if self.b is not NULL:
                 raise errors.InvalidArgumentError("a batch is made once")
             with nogil:

@@ -136,14 +136,9 @@ class Named:
                 setattr(cls, name, _Elsewhere(name, instead))
 
     def __dir__(self) -> list[str]:
-        kinds = type(self).__mro__
-        named = {name for kind in kinds for name, each in vars(kind).items() if is_named(each)}
-        return sorted(set(super().__dir__()) - named)
-
-
-def is_named(member: object) -> bool:
-    """Whether what a class has under a name only says what to write instead of it."""
-    return isinstance(member, _Elsewhere)
+        members = [item for kind in type(self).__mro__ for item in vars(kind).items()]
+        elsewhere = {name for name, each in members if isinstance(each, _Elsewhere)}
+        return sorted(set(super().__dir__()) - elsewhere)
 
 
 class NoValue(Named):
