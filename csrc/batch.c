@@ -3,6 +3,7 @@
 #include "hash.h"
 #include "mem.h"
 #include "schema.h"
+#include "scratch.h"
 
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     int64_t at = a->offset + i;
@@ -59,7 +60,7 @@ static pst_status take_words(pst_batch *b, const pst_array *keys) {
         b->words = (const uint64_t *)keys->values + keys->offset;
         return PST_OK;
     }
-    b->own_words = pst_malloc((size_t)b->length * sizeof *b->own_words);
+    b->own_words = pst_scratch_take((size_t)b->length * sizeof *b->own_words);
     if (!b->own_words)
         return PST_NO_MEMORY;
     for (int64_t i = 0; i < b->length; i++) {
@@ -96,7 +97,7 @@ static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
 }
 
 static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
-    b->bytes = pst_malloc((size_t)b->length * sizeof *b->bytes);
+    b->bytes = pst_scratch_take((size_t)b->length * sizeof *b->bytes);
     if (!b->bytes)
         return PST_NO_MEMORY;
     if (pst_key_is_plain(schema))
@@ -161,7 +162,7 @@ pst_status pst_batch_allocate(pst_batch *b, size_t n) {
     pst_status s = charge(b, n, 0);
     if (s)
         return s;
-    b->hash = pst_malloc(n * (sizeof *b->hash + sizeof *b->slots));
+    b->hash = pst_scratch_take(n * (sizeof *b->hash + sizeof *b->slots));
     if (!b->hash)
         return PST_NO_MEMORY;
     b->slots = (uint32_t *)(void *)(b->hash + n);
@@ -223,9 +224,9 @@ pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **bat
 void pst_batch_destroy(pst_batch *b) {
     if (!b)
         return;
-    pst_free(b->hash);
-    pst_free(b->own_words);
-    pst_free(b->bytes);
+    pst_scratch_drop(b->hash);
+    pst_scratch_drop(b->own_words);
+    pst_scratch_drop(b->bytes);
     pst_free(b->nulls);
     pst_free(b->encoded.data);
     pst_charge_drop(&b->charge);

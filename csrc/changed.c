@@ -6,6 +6,7 @@
 #include "hash.h"
 #include "mem.h"
 #include "schema.h"
+#include "scratch.h"
 
 /* The cursor's row: undo records first, then reused slots, then fresh ones. */
 static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
@@ -49,9 +50,9 @@ static pst_status allocate(pst_batch *b, int64_t most) {
         return s;
     b->nulls = pst_malloc(n);
     if (b->t->lay.key_kind == PST_KEY_WORD)
-        b->words = b->own_words = pst_malloc(n * sizeof *b->own_words);
+        b->words = b->own_words = pst_scratch_take(n * sizeof *b->own_words);
     else
-        b->bytes = pst_malloc(n * sizeof *b->bytes);
+        b->bytes = pst_scratch_take(n * sizeof *b->bytes);
     return b->nulls && (b->own_words || b->bytes) ? PST_OK : PST_NO_MEMORY;
 }
 

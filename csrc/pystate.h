@@ -700,6 +700,13 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, ps
  * stands where it was. */
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
 
+/* ---- memory of operands ----------------------------------------------------------------------- */
+
+/* Memory of any content, aligned to a cache line, for what lasts no longer than an operation: what is
+ * dropped is kept for the next that asks. NULL: refused. Any thread. */
+void *pst_scratch_take(size_t size);
+void pst_scratch_drop(void *block); /* or NULL */
+
 #ifdef __cplusplus
 }
 #endif

@@ -449,7 +449,7 @@ cdef class ArrayRef:
         self.values_at = 0
         self.offsets_at = (end - begin + 63) // 64 * 64
         self.validity_at = self.offsets_at + (ends_bytes + 63) // 64 * 64
-        if copy.take(<uint64_t> (self.validity_at + (bits if self.c.validity else 0))) != PST_OK:
+        if copy.borrow(<uint64_t> (self.validity_at + (bits if self.c.validity else 0))) != PST_OK:
             raise MemoryError
         to = copy.data
         if end > begin:

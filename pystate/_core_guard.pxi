@@ -92,9 +92,13 @@ cdef class Memory:
 
     cdef uint8_t *data
     cdef Py_ssize_t size
+    cdef bint scratch
 
     def __dealloc__(self):
-        free(self.data)
+        if self.scratch:
+            pst_scratch_drop(self.data)
+        else:
+            free(self.data)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags)
@@ -111,6 +115,13 @@ cdef class Memory:
             skipped = PAGE - <size_t> self.data % PAGE
             madvise(self.data + skipped, (size - skipped) // PAGE * PAGE, MADV_HUGEPAGE)
         return PST_OK
+
+    cdef pst_status borrow(self, uint64_t size) noexcept nogil:
+        """Allocate, once, what is soon given up again."""
+        self.scratch = True
+        self.data = <uint8_t *> pst_scratch_take(size)
+        self.size = <Py_ssize_t> size
+        return PST_OK if self.data is not NULL else PST_NO_MEMORY
 
     cdef pst_status take_for(self, pst_bytes_out *out, int64_t rows) noexcept nogil:
         """Allocate what was sized, to be filled next."""

@@ -396,3 +396,6 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls,
                               pst_record *record)
     pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record)
+
+    void *pst_scratch_take(size_t size)
+    void pst_scratch_drop(void *block)

@@ -104,7 +104,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "housekeeping", "storage"},
     ),
     "live state": (
-        {"attach", "embedded", "planned", "upkeep"},
+        {"attach", "embedded", "inspection", "planned", "upkeep"},
         {"backend", "declarations", "errors", "files", "housekeeping", "storage"},
     ),
 }
@@ -123,6 +123,7 @@ CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "lock",
             "mem",
             "schema",
+            "scratch",
             "status",
             "store",
             "siphash",
