@@ -78,6 +78,7 @@ from pystate.errors import PystateError
 from pystate.folds import AggregatingHandle, ReducingHandle
 from pystate.functions import KeyedProcessFunction, RuntimeContext, VectorizedFunction
 from pystate.handles import KeyBatch, ValueHandle
+from pystate.inspection import read_state, scan_state
 from pystate.ttl import StateTtl
 
 __version__ = "0.1.0"
@@ -129,6 +130,8 @@ __all__ = [
     "open",
     "range_bounds",
     "range_of",
+    "read_state",
+    "scan_state",
     "sum",
     "testing",
     "verify_file",

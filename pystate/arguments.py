@@ -16,6 +16,7 @@ from pystate.errors import InvalidArgumentError
 
 __all__ = [
     "NO_INSTANT",
+    "checked_uid",
     "choice",
     "flag",
     "folder_path",
@@ -92,6 +93,21 @@ def folder_path(value: Any, what: str) -> str:
     if not isinstance(path, str) or not path:
         raise InvalidArgumentError(f"{what} is the path of a folder, not {shown(value)}")
     return path
+
+
+def checked_uid(uid: str | None) -> str:
+    """Return the uid; without one, say why it matters."""
+    if uid is not None and not isinstance(uid, str):
+        raise InvalidArgumentError(
+            f"uid is a string that names the operator, such as 'aircraft', not {shown(uid)}"
+        )
+    if not uid:
+        raise InvalidArgumentError(
+            "a stateful operator needs a uid, e.g. uid='aircraft': the checkpoint keeps its state "
+            "under that name, and without one a later version of the job, with an operator more "
+            "or in another order, could not tell whose state is whose"
+        )
+    return uid
 
 
 def choice(value: Any, what: str, choices: Iterable[str]) -> str:

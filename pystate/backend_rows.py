@@ -63,13 +63,15 @@ class BackendRows(BackendTable):
             if self.namespace is not None:
                 arrays = [*arrays, keys.namespaces()]
             arrays += [handle._exported(keys) for handle in self._states.handles.values()]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema())
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""
-        return pa.Table.from_batches(self.to_batches(), self._arrow_schema())
+        return pa.Table.from_batches(self.to_batches(), self.arrow_schema)
 
-    def _arrow_schema(self) -> pa.Schema:
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of `to_arrow`."""
         keys = [pa.field(name, type_.arrow) for name, type_ in self._key_columns()]
         states = [pa.field(name, _arrow_type(d)) for name, d in self.declarations.items()]
         return pa.schema([*keys, *states])

@@ -17,6 +17,7 @@ from pystate.spark.keyed import KeyedFrame
 from pystate.spark.parquet import ParquetSink
 from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
 from pystate.spark.sink import Sink, SinkTask, register_sink
+from pystate.spark.state_source import register_state_source
 
 __all__ = [
     "Compaction",
@@ -31,4 +32,5 @@ __all__ = [
     "SinkTask",
     "foreach_epoch",
     "register_sink",
+    "register_state_source",
 ]

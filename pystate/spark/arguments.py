@@ -43,7 +43,6 @@ __all__ = [
     "checked_restore",
     "checked_sink",
     "checked_trigger",
-    "checked_uid",
     "element_delay_ms",
     "session_of",
     "side_columns",
@@ -128,21 +127,6 @@ def checked_sink(sink: object, what: str = "sink") -> None:
     raise InvalidArgumentError(
         f"{what} is a sink, for example ParquetSink({path}), not {shown(sink)}{hint}"
     )
-
-
-def checked_uid(uid: str | None) -> str:
-    """Return the uid; without one, say why it matters."""
-    if uid is not None and not isinstance(uid, str):
-        raise InvalidArgumentError(
-            f"uid is a string that names the operator, such as 'aircraft', not {shown(uid)}"
-        )
-    if not uid:
-        raise InvalidArgumentError(
-            "a stateful operator needs a uid, e.g. uid='aircraft': the checkpoint keeps its state "
-            "under that name, and without one a later version of the job, with an operator more "
-            "or in another order, could not tell whose state is whose"
-        )
-    return uid
 
 
 def checked_home(home: Any, shared: bool, owner: str = "job") -> str:

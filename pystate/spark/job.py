@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import flag, folder_path, integer, text
+from pystate.arguments import checked_uid, flag, folder_path, integer, text
 from pystate.clock import MAX_STEP_MS
 from pystate.coordinator import Coordinator
 from pystate.durations import Duration, milliseconds
@@ -24,6 +24,7 @@ from pystate.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions import KeyedProcessFunction
 from pystate.history import read_head
+from pystate.inspection import read_all
 from pystate.manifest import Manifest
 from pystate.runtime import PROCESS_LATE
 from pystate.spark.arguments import (
@@ -34,7 +35,6 @@ from pystate.spark.arguments import (
     checked_pipeline,
     checked_restore,
     checked_trigger,
-    checked_uid,
     session_of,
 )
 from pystate.spark.commits import Commits
@@ -63,6 +63,7 @@ from pystate.spark.running import (
 )
 from pystate.spark.shown import job_html
 from pystate.spark.sink import Sink
+from pystate.spark.state_source import register_state_source
 from pystate.spark.streaming import StreamRun
 from pystate.storage import open_storage
 from pystate.types import TypeLike
@@ -543,9 +544,7 @@ class Job:
         CheckpointError
             The checkpoint has no such operator.
         """
-        from pystate.spark.inspection import read_state
-
-        return read_state(self._storage, checked_uid(uid))
+        return read_all(self._storage, checked_uid(uid))
 
     def latest_epoch(self) -> int | None:
         """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
@@ -606,6 +605,7 @@ class Job:
     def _prepare(self, session: SparkSession) -> Coordinator:
         context = session.sparkContext
         use_this_python(context)
+        register_state_source(session)
         with self._lock:
             if self._box is None or self._box.context is not context:
                 self._box = ReportBox(context)

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pystate.history import read_head
-from pystate.spark.inspection import read_state
+from pystate.inspection import read_all
 from pystate.spark.parquet import ParquetSink
 from pystate.storage import LocalStorage
 from tests.spark.chaos_acts import (
@@ -343,7 +343,7 @@ class Scenario:
                 epochs=epochs,
                 out=published(self.folder / "out", "kind", "k", "seq", "n", "total", "stamp"),
                 side=published(self.folder / "side", "k", "seq", "stamp"),
-                states={uid: read_state(storage, uid).to_pylist() for uid in uids},
+                states={uid: read_all(storage, uid).to_pylist() for uid in uids},
                 rules=[ACTIONS[action_of(self.plan, e)][1] for e in range(1, head.epoch + 1)],
             ),
         )

@@ -9,13 +9,13 @@ from typing import Any, BinaryIO
 import pytest
 
 from pystate.errors import CheckpointError
-from pystate.spark.inspection import read_state
+from pystate.inspection import StateScan, read_all, read_state, scan_state
 from pystate.storage import LocalStorage
-from tests.model.test_merges import Operator, run
+from tests.model.test_merges import KEYS, Operator, run
 
 
 def values(storage: LocalStorage) -> dict[int, int]:
-    return {row["k"]: row["v"] for row in read_state(storage, "op").to_pylist()}
+    return {row["k"]: row["v"] for row in read_all(storage, "op").to_pylist()}
 
 
 @pytest.mark.parametrize("often", [1, 3])
@@ -93,3 +93,53 @@ def test_ranges_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert values(storage) == {key: 2 * key for key in range(20)}
     assert opened[0] == first and sorted(opened[1:]) == sorted([first, second])
+
+
+def test_scan_of_an_epoch_that_is_retired_meanwhile(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    operator = Operator(storage)
+    with operator.coordinator(4) as coordinator:
+        head = run(coordinator, operator, [(key, "put", key) for key in range(KEYS)])
+        last = head.operators[0].ranges[-1]
+        reader = scan_state(tmp_path, "op")
+        assert reader.schema.names[:2] == ["k", "v"]
+        for ref in last.files:
+            storage.delete(ref.path)
+        # Rows that are gone to the caller cannot be taken back.
+        with pytest.raises(CheckpointError, match=r"is missing: .* read again, or retain more"):
+            list(reader)
+
+
+def test_scan_that_is_dropped_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(16) as coordinator:
+        run(coordinator, operator, [(key, "put", key) for key in range(KEYS)])
+    opened: list[str] = []
+    real = LocalStorage.open_read
+
+    def open_read(self: LocalStorage, path: str) -> BinaryIO:
+        opened.append(path)
+        return real(self, path)
+
+    scan = StateScan.newest(LocalStorage(tmp_path), "op")
+    monkeypatch.setattr(LocalStorage, "open_read", open_read)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    batches = scan.batches()
+    first = next(batches)
+    assert first.num_rows
+    batches.close()
+    assert len(opened) <= 4
+
+
+def test_scan_after_a_change_of_parallelism(tmp_path: Path) -> None:
+    rows = [(key, "put", 3 * key) for key in range(KEYS)]
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(3) as coordinator:
+        run(coordinator, operator, rows)
+    with operator.coordinator(5) as coordinator:
+        run(coordinator, operator, [(1, "put", 0)])
+    table = read_state(tmp_path, "op")
+    assert table.equals(scan_state(tmp_path, "op").read_all())
+    assert {r["k"]: r["v"] for r in table.to_pylist()} == {k: 3 * k * (k != 1) for k in range(KEYS)}

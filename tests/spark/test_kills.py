@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from pystate.host import process_start
-from pystate.spark.inspection import read_state
+from pystate.inspection import read_all
 from pystate.storage import LocalStorage
 
 from .conftest import ROOT, wait_for
@@ -81,7 +81,7 @@ class Flights:
         # Not the epochs: a stream that is killed before it has logged a batch may read two files
         # in the next one.
         alerts = ds.dataset(files, format="parquet").to_table().to_pylist()
-        state = read_state(LocalStorage(self.folder / "checkpoint"), "aircraft").to_pylist()
+        state = read_all(LocalStorage(self.folder / "checkpoint"), "aircraft").to_pylist()
         return sorted(alerts, key=lambda a: a["number"]), {row["tailnum"]: row for row in state}
 
 

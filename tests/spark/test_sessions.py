@@ -20,8 +20,8 @@ import pytest
 
 from pystate.examples._streaming import published
 from pystate.examples.sessions import parse, read_lines, recompute
+from pystate.inspection import read_all
 from pystate.spark import ParquetSink
-from pystate.spark.inspection import read_state
 from pystate.storage import LocalStorage
 
 from .conftest import ROOT, wait_for
@@ -63,7 +63,7 @@ def newest_epoch(folder: Path) -> int:
 def sessions_in(folder: Path) -> list[tuple[Any, ...]]:
     """All sessions, those that have not ended included."""
     closed = [tuple(row.values()) for row in published(ParquetSink(folder / "sessions"))]
-    state = read_state(LocalStorage(folder / "checkpoint"), "visitors").to_pylist()
+    state = read_all(LocalStorage(folder / "checkpoint"), "visitors").to_pylist()
     return closed + [
         (row["visitor"], first, *session.values())
         for row in state

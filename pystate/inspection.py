@@ -1,0 +1,225 @@
+"""An operator's state, read from a checkpoint's files: at once, or range by range.
+
+A scan is of one epoch. A job that goes on meanwhile retires epochs and removes their files: what
+reads all at once begins again with the newest one, what has given rows away cannot.
+
+Thread safety: functions without state; a `StateScan` is immutable, and its ranges may be read in
+several threads or processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from pystate.arguments import checked_uid, folder_path
+from pystate.backend import KeyedStateBackend
+from pystate.errors import CheckpointError
+from pystate.files import file_schema, open_file
+from pystate.history import read_head
+from pystate.manifest import OperatorState, RangeState, manifest_path
+from pystate.storage import CheckpointStorage, open_storage
+from pystate.stored import declared_as
+from pystate.types import StateType
+
+__all__ = ["StateScan", "read_all", "read_state", "scan_state"]
+
+_TRIES = 10
+
+
+def read_state(location: str | os.PathLike[str], uid: str) -> pa.Table:
+    """Read an operator's state as of a checkpoint's newest epoch into one table.
+
+    Ranges are read side by side, by as many threads as there are processors.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint of a job.
+    uid : str
+        The operator.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per key: the key columns, the namespace if there are any, then a column per state,
+        null where absent, of aggregates the result. Objects are in their pickled form. Timers are
+        left out.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint has no epoch, or no such operator, or a file of it is lost.
+    """
+    return read_all(_storage_at(location, "read_state"), checked_uid(uid))
+
+
+def scan_state(location: str | os.PathLike[str], uid: str) -> pa.RecordBatchReader:
+    """Read an operator's state as of a checkpoint's newest epoch, lazily.
+
+    Parameters
+    ----------
+    location, uid
+        As for `read_state`.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        The rows of `read_state`, as they are asked for: in memory are as many ranges as the machine
+        has processors. The reader can be used once. DuckDB, Polars and pyarrow's writers take it.
+
+    Raises
+    ------
+    CheckpointError
+        As for `read_state`. Also while batches are read: a job that went on has retired the epoch.
+    """
+    scan = StateScan.newest(_storage_at(location, "scan_state"), checked_uid(uid))
+    return pa.RecordBatchReader.from_batches(scan.schema, scan.batches())
+
+
+def _storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
+    return open_storage(folder_path(location, f"{caller}: a checkpoint's location"))
+
+
+def read_all(storage: CheckpointStorage, uid: str) -> pa.Table:
+    """`read_state` of a checkpoint that is open; begins again where a job retires what it reads."""
+    epoch = 0
+    for _ in range(_TRIES):
+        try:
+            scan = StateScan.newest(storage, uid)
+            return pa.Table.from_batches(scan.batches(), scan.schema)
+        except _MissingFileError as error:
+            # A driver that goes on retires epochs, and removes their files, while they are read.
+            if error.epoch == epoch:
+                raise
+            epoch = error.epoch
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
+        "more epochs, or read while the job stands still"
+    )
+
+
+class _MissingFileError(CheckpointError):
+    """A file that an epoch's manifest names is not there, or not any more."""
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+@dataclass(frozen=True)
+class StateScan:
+    """An operator's state as of one epoch."""
+
+    storage: CheckpointStorage
+    epoch: int
+    max_parallelism: int
+    """Number of key groups."""
+    operator: OperatorState
+    namespace: StateType | None
+    """The type of its namespaces, None where it has none."""
+
+    @classmethod
+    def newest(cls, storage: CheckpointStorage, uid: str) -> StateScan:
+        """Look at the newest epoch; errors are those of `read_state`."""
+        manifest = read_head(storage)
+        if manifest is None:
+            raise CheckpointError(f"checkpoint {storage.uri} has no epoch yet")
+        operator = manifest.operator(uid)
+        if operator is None:
+            known = ", ".join(repr(found.uid) for found in manifest.operators) or "none"
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; it "
+                f"has {known}"
+            )
+        scan = cls(storage, manifest.epoch, manifest.max_parallelism, operator, None)
+        return replace(scan, namespace=scan._namespace_in_files())
+
+    def split(self) -> list[StateScan]:
+        """One scan per range, which together have the rows of this one."""
+        return [
+            replace(self, operator=replace(self.operator, ranges=(state,)))
+            for state in self.operator.ranges
+        ]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        with self._backend(self.operator.ranges[0]) as backend:
+            return backend.arrow_schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; several ranges are read ahead, one per processor."""
+        parts = self.split()
+        if len(parts) == 1:
+            yield from self._batches_of(*self.operator.ranges)
+            return
+        ahead = min(len(parts), os.cpu_count() or 1)
+        # Loading and reading out leave the interpreter to others.
+        threads = ThreadPoolExecutor(ahead)
+        try:
+            reads: deque[Future[list[pa.RecordBatch]]] = deque()
+            for part in parts:
+                reads.append(threads.submit(_all_of, part))
+                if len(reads) > ahead:
+                    yield from reads.popleft().result()
+            while reads:
+                yield from reads.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _batches_of(self, state: RangeState) -> Iterator[pa.RecordBatch]:
+        with self._backend(state) as backend:
+            for ref in state.files:
+                with self._opened(ref.path) as file:
+                    backend.load(
+                        file,
+                        # After a change of parallelism a file counts for a part of what it holds.
+                        first_key_group=max(ref.first_key_group, state.first_key_group),
+                        last_key_group=min(ref.last_key_group, state.last_key_group),
+                        expected=ref,
+                        allow_unclaimed_state=True,  # timers, and what was dropped
+                        since=dict(state.since),
+                    )
+            yield from backend.to_batches()
+
+    def _backend(self, state: RangeState) -> KeyedStateBackend:
+        return KeyedStateBackend(
+            list(self.operator.key_schema),
+            states={name: declared_as(stored) for name, stored in self.operator.state_schema},
+            max_parallelism=self.max_parallelism,
+            key_group_range=(state.first_key_group, state.last_key_group),
+            uid=self.operator.uid,
+            namespace=self.namespace,
+        )
+
+    def _namespace_in_files(self) -> StateType | None:
+        for ref in self.operator.files:
+            with self._opened(ref.path) as source, open_file(source) as opened:
+                return file_schema(opened.reader).namespace
+        return None
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[BinaryIO]:
+        try:
+            file = self.storage.open_read(path)
+        except FileNotFoundError as error:
+            raise _MissingFileError(
+                f"checkpoint {self.storage.uri}: a file that {manifest_path(self.epoch)} names is "
+                f"missing: {error.filename}; a job that went on may have retired the epoch: read "
+                "again, or retain more epochs; if not, bring it back from a copy",
+                self.epoch,
+            ) from error
+        with file:
+            yield file
+
+
+def _all_of(scan: StateScan) -> list[pa.RecordBatch]:
+    return list(scan.batches())

@@ -1,0 +1,106 @@
+"""An operator's state as a DataFrame: the data source ``pystate``.
+
+Protocol: pyspark's Python Data Source API, with a partition per range of key groups that is read in
+Arrow batches.
+
+Thread safety: the objects are immutable once Spark has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pystate.arguments import checked_uid, nearest
+from pystate.errors import InvalidArgumentError
+from pystate.inspection import StateScan
+from pystate.storage import open_storage
+
+__all__ = ["StateSource", "register_state_source"]
+
+SOURCE = "pystate"
+_OPTIONS = ("path", "uid")
+
+
+class StateSource(DataSource):
+    """The state of an operator as of a checkpoint's newest epoch; a row per key.
+
+    The executors read the checkpoint's files, range by range; columns are those of
+    `pystate.read_state`. The checkpoint is what is loaded (or the option ``path``), the option
+    ``uid`` is the operator.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        for name in options:
+            if name.lower() not in _OPTIONS:
+                raise InvalidArgumentError(
+                    f"state as a data source has no option {name!r}{nearest(name, _OPTIONS)}; it "
+                    f"has {' and '.join(_OPTIONS)}"
+                )
+        path = options.get("path")
+        if not path:
+            raise InvalidArgumentError(
+                "which checkpoint? session.read.format('pystate').option('uid', UID).load(PATH)"
+            )
+        self._scan = StateScan.newest(open_storage(path), checked_uid(options.get("uid")))
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what is given to ``format``."""
+        return SOURCE
+
+    def schema(self) -> StructType:
+        """Return the columns."""
+        return from_arrow_schema(self._scan.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads the epoch that was found."""
+        return _Reader(self._scan)
+
+
+def register_state_source(session: SparkSession) -> None:
+    """Make the data source ``pystate`` known to a session; a `Job` does it for its own.
+
+    Examples
+    --------
+    >>> register_state_source(session)  # doctest: +SKIP
+    >>> session.read.format("pystate").option("uid", "visits").load("checkpoint")  # doctest: +SKIP
+    """
+    java: Any = session._jsparkSession
+    if java.sessionState().dataSourceManager().dataSourceExists(SOURCE):
+        return
+    # Spark looks in the active session for a source of the same name, whichever is told (4.3).
+    jvm: Any = session.sparkContext._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    active = sessions.getActiveSession()
+    sessions.setActiveSession(java)
+    try:
+        session.dataSource.register(StateSource)
+    finally:
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
+
+
+class _Range(InputPartition):
+    def __init__(self, scan: StateScan) -> None:
+        super().__init__(scan)
+        self.scan = scan
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, scan: StateScan) -> None:
+        self._scan = scan
+
+    def partitions(self) -> list[_Range]:
+        return [_Range(part) for part in self._scan.split()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Range)
+        return partition.scan.batches()

@@ -1,0 +1,126 @@
+"""An operator's state as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import pystate as ps
+from pystate.spark import Job, register_state_source
+
+from .conftest import rows_of
+
+MakeJob = Callable[..., Job]
+
+
+class Everything(ps.KeyedProcessFunction):
+    """A state of each kind."""
+
+    n = ps.ValueState("long", default=0)
+    at = ps.ValueState("timestamp")
+    place = ps.ValueState("struct<x: double, tags: array<string>>")
+    seen = ps.ListState("int")
+    by = ps.MapState("string", "decimal(9,2)")
+    mean = ps.AggregatingState(ps.Mean(), "long")
+    kept = ps.ValueState(object)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(self.n.value() + row.v)
+        self.seen.add(row.v)
+        self.mean.add(row.v)
+        if row.v % 2:
+            self.place.update({"x": row.v / 2, "tags": ["odd", None]})
+            self.kept.update({row.v})
+        yield key, self.n.value()
+
+
+def counted(job: Job, frame: DataFrame) -> DataFrame:
+    return job.key_by(frame, "k", uid="counts").aggregate(n=ps.count())
+
+
+def test_rows_are_those_of_the_arrow_table(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=3)
+    frame = spark.range(500).selectExpr("id % 100 AS k", "CAST(id AS INT) AS v")
+    job.run_epoch(
+        frame,
+        lambda df: job.key_by(df, "k", uid="all").process(Everything(), schema="k long, n long"),
+    )
+    folder = job.checkpoint
+    read = spark.read.format("pystate").option("uid", "all").load(str(folder))
+    assert read.rdd.getNumPartitions() == 3
+    assert dict(read.dtypes) == {
+        "k": "bigint",
+        "n": "bigint",
+        "at": "timestamp",
+        "place": "struct<x:double,tags:array<string>>",
+        "seen": "array<int>",
+        "by": "map<string,decimal(9,2)>",
+        "mean": "double",
+        "kept": "binary",
+    }
+    table = ps.read_state(folder, "all")
+    lazily = ps.scan_state(folder, "all")
+    assert isinstance(lazily, pa.RecordBatchReader) and lazily.schema == table.schema
+    assert lazily.read_all().equals(table) and job.read_state("all").equals(table)
+    assert table.num_rows == 100
+    found = {row.k: row for row in read.collect()}
+    for row in table.to_pylist():
+        spark_row = found.pop(row["k"])
+        assert spark_row.n == row["n"] and spark_row.seen == row["seen"]
+        assert spark_row["mean"] == row["mean"] and spark_row.kept == row["kept"]
+        place = None if spark_row.place is None else spark_row.place.asDict()
+        assert place == row["place"] and spark_row.at is None
+    assert not found
+    # An action like any other: columns are pruned, rows filtered.
+    assert rows_of(read.where("k = 7").select("n", "k")) == [(sum(range(7, 500, 100)), 7)]
+
+
+def test_the_newest_epoch_is_read_each_time(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=2)
+    for _ in range(2):
+        job.run_epoch(spark.range(10).selectExpr("id % 2 AS k"), lambda df: counted(job, df))
+    read = spark.read.format("pystate").option("uid", "counts")
+    assert rows_of(read.load(str(job.checkpoint))) == [(0, 10), (1, 10)]
+    job.run_epoch(spark.range(2).selectExpr("id % 2 AS k"), lambda df: counted(job, df))
+    assert rows_of(read.load(str(job.checkpoint))) == [(0, 11), (1, 11)]
+
+
+def test_another_session_registers_it(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    job.run_epoch(spark.range(3).selectExpr("id AS k"), lambda df: counted(job, df))
+    other = spark.newSession()
+    register_state_source(other)
+    register_state_source(other)
+    read = other.read.format("pystate").option("uid", "counts")
+    assert read.load(str(job.checkpoint)).count() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "message"),
+    [
+        ({}, "checkpoint", "needs a uid"),
+        ({"uid": "other"}, "checkpoint", "no operator 'other' in epoch 1; it has 'counts'"),
+        ({"uid": "counts"}, "elsewhere", "has no epoch yet"),
+        ({"uid": "counts"}, None, "which checkpoint"),
+        ({"uid": "counts", "epok": "1"}, "checkpoint", "no option 'epok'"),
+    ],
+)
+def test_errors_say_what_is_missing(
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    options: dict[str, str],
+    path: str | None,
+    message: str,
+) -> None:
+    job = make_job()
+    job.run_epoch(spark.range(3).selectExpr("id AS k"), lambda df: counted(job, df))
+    where = {"checkpoint": str(job.checkpoint), "elsewhere": str(tmp_path / "no"), None: None}[path]
+    with pytest.raises(PySparkException, match=message):
+        spark.read.format("pystate").options(**options).load(where).collect()
