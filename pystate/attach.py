@@ -24,7 +24,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -83,6 +83,8 @@ class TableSpec:
     timers: bool = False
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
+    go_on: Callable[[], None] | None = None
+    """Called between two files: a sign of life, or an error where nobody waits for the table."""
 
     def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
         """Return 64 hexadecimal digits that differ between tables of different schemas.
@@ -433,6 +435,8 @@ def _apply(
         last = min(ref.last_key_group, base.last_key_group)
         if first > last:
             continue
+        if spec.go_on is not None:
+            spec.go_on()
         with _source(spec.storage, ref) as source:
             rows += backend.load(
                 source,

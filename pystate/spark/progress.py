@@ -47,6 +47,9 @@ class OperatorProgress:
         Keys that its ranges hold, and the memory of their tables, as far as the job has seen them.
     rows_changed : int
         State rows that the epoch changed.
+    rows_restored : int
+        State rows that tables read from the checkpoint's files before it: all of them where a
+        range was not in memory, after a start or a change of parallelism.
     checkpoint_bytes : int
         Size of the epoch's files of it.
     attach_ms, process_ms, seal_ms, write_ms : float
@@ -61,6 +64,7 @@ class OperatorProgress:
     keys: int
     state_bytes: int
     rows_changed: int
+    rows_restored: int
     checkpoint_bytes: int
     attach_ms: float
     process_ms: float
@@ -83,6 +87,7 @@ class OperatorProgress:
             keys=sum(keys for keys, _ in held),
             state_bytes=sum(size for _, size in held),
             rows_changed=_total(reports, "rows_changed"),
+            rows_restored=_total(reports, "rows_restored"),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
             attach_ms=_longest(reports, "attach_ms"),
             process_ms=_longest(reports, "process_ms"),
@@ -110,6 +115,7 @@ class OperatorProgress:
                 "lateRows": self.late_rows or 0,
                 "checkpointBytes": self.checkpoint_bytes,
                 "attachMs": round(self.attach_ms),
+                "rowsRestored": self.rows_restored,
             },
         }
 
@@ -145,6 +151,8 @@ class EpochProgress:
         Keys that the ranges with rows in this epoch hold.
     rows_changed : int
         State rows that the epoch changed.
+    rows_restored : int
+        State rows that tables read from the checkpoint's files before it.
     state_bytes : int
         Memory of those ranges' tables.
     checkpoint_bytes : int
@@ -170,6 +178,7 @@ class EpochProgress:
     side_rows: Mapping[str, int]
     keys: int
     rows_changed: int
+    rows_restored: int
     state_bytes: int
     checkpoint_bytes: int
     attach_ms: float
@@ -210,6 +219,7 @@ class EpochProgress:
             side_rows=dict(side),
             keys=sum(keys for keys, _ in sizes.values()),
             rows_changed=_total(reports, "rows_changed"),
+            rows_restored=_total(reports, "rows_restored"),
             state_bytes=sum(size for _, size in sizes.values()),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
             attach_ms=_longest(reports, "attach_ms"),
@@ -240,6 +250,10 @@ class EpochProgress:
             parts.append(f"watermark {_instant(self.watermark_ms)}")
         if self.drained:
             parts.append("drained")
+        if self.rows_restored:
+            parts.append(
+                f"{self.rows_restored} rows of state read in {self.attach_ms / 1000:.2f} s"
+            )
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
 

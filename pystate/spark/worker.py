@@ -210,12 +210,14 @@ class RangeTask:
                 namespace=plan.namespace,
                 timers=plan.timers,
                 query=plan.query,
+                go_on=self.go_on,
             )
             note_use(self._spec.home, plan.storage.local_path("job.json"), plan.term)
             self._attachment = tables.attach(self._spec, self.state)
             remove_outdated(self._spec, self.state, plan.parallelism)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
+            self.metrics["rows_restored"] = self._attachment.rows
 
     def _claim(self, index: int) -> None:
         if self._index is None:

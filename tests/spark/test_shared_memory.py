@@ -43,6 +43,14 @@ def test_tables_end_with_their_parallelism_and_their_job(
     two = make_job(parallelism=3, table_home=home)
     count(two, spark)
     assert tables_in(home) == {"00000-00042", "00043-00085", "00086-00127"}
+    # All rows were read from files, and the progress says so; the next epoch finds them in memory.
+    progress = two.last_progress
+    assert progress is not None and progress.rows_restored == 1000
+    assert [operator.rows_restored for operator in progress.operators] == [1000]
+    assert "1000 rows of state read in " in str(progress)
+    count(two, spark)
+    assert two.last_progress is not None and two.last_progress.rows_restored == 0
+    assert "of state" not in str(two.last_progress)
     # The first job does not have them any more; what it leaves is not what the second one has.
     one.close()
     count(two, spark)
