@@ -1,5 +1,16 @@
 # Batches of keys, and the scalar handle of one state.
 
+cdef Py_ssize_t row_number(i) except? -1:
+    if type(i) is not int:
+        try:
+            return i
+        except TypeError:
+            raise errors.InvalidArgumentError(
+                f"select(i) takes the number of a row in the key batch, not {i!r:.80}; a key of its "
+                "own is made current by set_current_key of the backend or store") from None
+    return i
+
+
 @cython.no_gc_clear
 cdef class Walk:
     """A way over all rows, or those touched in the open epoch. As long as one over all of them is
@@ -174,14 +185,15 @@ cdef class Batch(_Dependent):
         raise NotImplementedError
 
     @cython.binding(False)
-    def select(self, Py_ssize_t i):
+    def select(self, i):
         """Make the key of row `i` current."""
         cdef pst_status status
+        cdef Py_ssize_t at = row_number(i)
         self.ready()
-        if not 0 <= i < pst_batch_length(self.b):
+        if not 0 <= at < pst_batch_length(self.b):
             raise errors.InvalidArgumentError(
-                f"there is no row {i} in a key batch of {pst_batch_length(self.b)}")
-        status = pst_key_set_row(self.table.t, self.b, i)
+                f"there is no row {at} in a key batch of {pst_batch_length(self.b)}")
+        status = pst_key_set_row(self.table.t, self.b, at)
         self.table.select(self, i, status)
 
     def get(self, int32_t column, size_t values, size_t valid):

@@ -34,7 +34,7 @@ __all__ = ["StateScan", "read_all", "read_state", "scan_state"]
 _TRIES = 10
 
 
-def read_state(location: str | os.PathLike[str], uid: str) -> pa.Table:
+def read_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.Table:
     """Read an operator's state as of a checkpoint's newest epoch into one table.
 
     Ranges are read side by side, by as many threads as there are processors.
@@ -43,8 +43,8 @@ def read_state(location: str | os.PathLike[str], uid: str) -> pa.Table:
     ----------
     location : str or path
         The checkpoint of a job.
-    uid : str
-        The operator.
+    uid : str, optional
+        The operator; may be left out where there is one only, as in a store of `pystate.open`.
 
     Returns
     -------
@@ -58,10 +58,10 @@ def read_state(location: str | os.PathLike[str], uid: str) -> pa.Table:
     CheckpointError
         The checkpoint has no epoch, or no such operator, or a file of it is lost.
     """
-    return read_all(_storage_at(location, "read_state"), checked_uid(uid))
+    return read_all(_storage_at(location, "read_state"), uid)
 
 
-def scan_state(location: str | os.PathLike[str], uid: str) -> pa.RecordBatchReader:
+def scan_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.RecordBatchReader:
     """Read an operator's state as of a checkpoint's newest epoch, lazily.
 
     Parameters
@@ -80,7 +80,7 @@ def scan_state(location: str | os.PathLike[str], uid: str) -> pa.RecordBatchRead
     CheckpointError
         As for `read_state`. Also while batches are read: a job that went on has retired the epoch.
     """
-    scan = StateScan.newest(_storage_at(location, "scan_state"), checked_uid(uid))
+    scan = StateScan.newest(_storage_at(location, "scan_state"), uid)
     return pa.RecordBatchReader.from_batches(scan.schema, scan.batches())
 
 
@@ -88,7 +88,7 @@ def _storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStor
     return open_storage(folder_path(location, f"{caller}: a checkpoint's location"))
 
 
-def read_all(storage: CheckpointStorage, uid: str) -> pa.Table:
+def read_all(storage: CheckpointStorage, uid: str | None) -> pa.Table:
     """`read_state` of a checkpoint that is open; begins again where a job retires what it reads."""
     epoch = 0
     for _ in range(_TRIES):
@@ -109,9 +109,7 @@ def read_all(storage: CheckpointStorage, uid: str) -> pa.Table:
 class _MissingFileError(CheckpointError):
     """A file that an epoch's manifest names is not there, or not any more."""
 
-    def __init__(self, message: str, epoch: int) -> None:
-        super().__init__(message)
-        self.epoch = epoch
+    epoch = 0
 
 
 @dataclass(frozen=True)
@@ -127,18 +125,23 @@ class StateScan:
     """The type of its namespaces, None where it has none."""
 
     @classmethod
-    def newest(cls, storage: CheckpointStorage, uid: str) -> StateScan:
+    def newest(cls, storage: CheckpointStorage, uid: str | None) -> StateScan:
         """Look at the newest epoch; errors are those of `read_state`."""
+        if uid is not None:
+            checked_uid(uid)
         manifest = read_head(storage)
         if manifest is None:
             raise CheckpointError(f"checkpoint {storage.uri} has no epoch yet")
-        operator = manifest.operator(uid)
-        if operator is None:
-            known = ", ".join(repr(found.uid) for found in manifest.operators) or "none"
+        operators = [found for found in manifest.operators if uid in (None, found.uid)]
+        if len(operators) != 1:
+            known = ", ".join(sorted(repr(found.uid) for found in manifest.operators)) or "none"
             raise CheckpointError(
-                f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; it "
-                f"has {known}"
+                f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}"
+                if uid is None
+                else f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; "
+                f"it has {known}"
             )
+        [operator] = operators
         scan = cls(storage, manifest.epoch, manifest.max_parallelism, operator, None)
         return replace(scan, namespace=scan._namespace_in_files())
 
@@ -211,12 +214,13 @@ class StateScan:
         try:
             file = self.storage.open_read(path)
         except FileNotFoundError as error:
-            raise _MissingFileError(
+            missing = _MissingFileError(
                 f"checkpoint {self.storage.uri}: a file that {manifest_path(self.epoch)} names is "
                 f"missing: {error.filename}; a job that went on may have retired the epoch: read "
-                "again, or retain more epochs; if not, bring it back from a copy",
-                self.epoch,
-            ) from error
+                "again, or retain more epochs; if not, bring it back from a copy"
+            )
+            missing.epoch = self.epoch
+            raise missing from error
         with file:
             yield file
 

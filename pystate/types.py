@@ -474,10 +474,12 @@ def refuse_nested_key(type: StateType, what: str) -> StateType:
         The type is nested: keys are hashed as Spark SQL hashes scalars.
     """
     if type.is_nested:
-        raise DeclarationError(
-            f"{what}: {type.ddl} is no type of a key; make each field that counts a key column of "
-            "its own"
+        instead = (
+            "make each field that counts a key column of its own"
+            if type.ddl.startswith("struct")
+            else "make a string, or binary, of it"
         )
+        raise DeclarationError(f"{what}: {type.ddl} is no type of a key; {instead}")
     return type
 
 

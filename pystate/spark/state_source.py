@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pystate.arguments import checked_uid, nearest
+from pystate.arguments import nearest
 from pystate.errors import InvalidArgumentError
 from pystate.inspection import StateScan
 from pystate.storage import open_storage
@@ -33,7 +33,7 @@ class StateSource(DataSource):
 
     The executors read the checkpoint's files, range by range; columns are those of
     `pystate.read_state`. The checkpoint is what is loaded (or the option ``path``), the option
-    ``uid`` is the operator.
+    ``uid`` is the operator, and may be left out where there is one only.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -49,7 +49,7 @@ class StateSource(DataSource):
             raise InvalidArgumentError(
                 "which checkpoint? session.read.format('pystate').option('uid', UID).load(PATH)"
             )
-        self._scan = StateScan.newest(open_storage(path), checked_uid(options.get("uid")))
+        self._scan = StateScan.newest(open_storage(path), options.get("uid"))
 
     @classmethod
     def name(cls) -> str:

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+import pystate as ps
 from pystate.errors import CheckpointError
 from pystate.inspection import StateScan, read_all, read_state, scan_state
 from pystate.storage import LocalStorage
@@ -131,6 +132,15 @@ def test_scan_that_is_dropped_reads_no_further(
     assert first.num_rows
     batches.close()
     assert len(opened) <= 4
+
+
+def test_the_only_operator_needs_no_name(tmp_path: Path) -> None:
+    with ps.open(tmp_path, key="long", states={"v": ps.ValueState("long")}) as store:
+        store["v"].update_all(store.keys([1, 2]), [10, 20])
+        store.checkpoint()
+        store["v"].update_all(store.keys([1]), [0])  # not in the checkpoint
+        assert sorted(ps.read_state(tmp_path)["v"].to_pylist()) == [10, 20]
+        assert ps.scan_state(tmp_path).read_all().equals(ps.read_state(tmp_path))
 
 
 def test_scan_after_a_change_of_parallelism(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_newest_epoch_is_read_each_time(spark: SparkSession, make_job: MakeJ
     job = make_job(parallelism=2)
     for _ in range(2):
         job.run_epoch(spark.range(10).selectExpr("id % 2 AS k"), lambda df: counted(job, df))
-    read = spark.read.format("pystate").option("uid", "counts")
+    read = spark.read.format("pystate")  # the one operator
     assert rows_of(read.load(str(job.checkpoint))) == [(0, 10), (1, 10)]
     job.run_epoch(spark.range(2).selectExpr("id % 2 AS k"), lambda df: counted(job, df))
     assert rows_of(read.load(str(job.checkpoint))) == [(0, 11), (1, 11)]
@@ -104,7 +104,7 @@ def test_another_session_registers_it(spark: SparkSession, make_job: MakeJob) ->
 @pytest.mark.parametrize(
     ("options", "path", "message"),
     [
-        ({}, "checkpoint", "needs a uid"),
+        ({"uid": ""}, "checkpoint", "needs a uid"),
         ({"uid": "other"}, "checkpoint", "no operator 'other' in epoch 1; it has 'counts'"),
         ({"uid": "counts"}, "elsewhere", "has no epoch yet"),
         ({"uid": "counts"}, None, "which checkpoint"),
@@ -124,3 +124,16 @@ def test_errors_say_what_is_missing(
     where = {"checkpoint": str(job.checkpoint), "elsewhere": str(tmp_path / "no"), None: None}[path]
     with pytest.raises(PySparkException, match=message):
         spark.read.format("pystate").options(**options).load(where).collect()
+
+
+def test_one_of_two_operators_is_named(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        other = job.key_by(df, "k", uid="other").aggregate(n=ps.count())
+        return counted(job, df).union(other)
+
+    job.run_epoch(spark.range(3).selectExpr("id AS k"), pipeline)
+    with pytest.raises(PySparkException, match=r"which operator\? It has 'counts', 'other'"):
+        spark.read.format("pystate").load(job.checkpoint)
+    assert ps.read_state(job.checkpoint, "other").num_rows == 3
