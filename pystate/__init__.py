@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from pystate import errors
 
@@ -82,6 +83,28 @@ from pystate.inspection import read_state, scan_state
 from pystate.ttl import StateTtl
 
 __version__ = "0.1.0"
+
+#: What is asked for here, and where it is or what stands for it.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ["Job", "ParquetSink", "Sink", "foreach_epoch", "KeyedFrame", "register_sink"],
+        "from pystate.spark import {}",
+    ),
+    "Harness": "pystate.testing.Harness",
+    "TTLConfig": "StateTtl",
+    "StatefulProcessor": "KeyedProcessFunction",
+    "ProcessFunction": "KeyedProcessFunction",
+}
+
+
+if not TYPE_CHECKING:  # else checkers would take any name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Say where a name is that is not here."""
+        found = _ELSEWHERE.get(name)
+        hint = "" if found is None else f": write {found.format(name)}"
+        raise AttributeError(f"module 'pystate' has no attribute {name!r}{hint}", name=name)
+
 
 __all__ = [
     "MAX_WATERMARK",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 from pystate.errors import InvalidArgumentError
+from pystate.habits import Elsewhere
 from pystate.handles import KeyBatch
 
 __all__ = ["RuntimeContext", "Task", "TimeDomain", "Timers"]
@@ -44,6 +45,9 @@ class _NoTask:
         if name.startswith("__"):
             raise AttributeError(name)
         raise InvalidArgumentError(f"{name}: the context belongs to no running task")
+
+    def __repr__(self) -> str:
+        return "<no task>"
 
 
 @dataclass(slots=True)
@@ -187,3 +191,45 @@ class RuntimeContext:
             In a `VectorizedFunction`: there the namespaces of the `KeyBatch` count.
         """
         self._task.set_namespace(value)
+
+
+_REGISTER = (
+    "register_event_time_timer(timestamp) or register_processing_time_timer(timestamp), in "
+    "milliseconds since 1970"
+)
+_DELETE = "delete_event_time_timer(timestamp) or delete_processing_time_timer(timestamp)"
+_LIST = (
+    "the timestamps that you register into a ListState or ValueState of your own: timers are not "
+    "listed"
+)
+#: What others call it, and what to write here.
+_OTHERS = {
+    "registerTimer": _REGISTER,
+    "register_timer": _REGISTER,
+    "registerEventTimeTimer": "register_event_time_timer(timestamp)",
+    "registerProcessingTimeTimer": "register_processing_time_timer(timestamp)",
+    "deleteTimer": _DELETE,
+    "delete_timer": _DELETE,
+    "deleteEventTimeTimer": "delete_event_time_timer(timestamp)",
+    "deleteProcessingTimeTimer": "delete_processing_time_timer(timestamp)",
+    "listTimers": _LIST,
+    "list_timers": _LIST,
+    "timerService": "ctx.register_event_time_timer(timestamp) and the like",
+    "timer_service": "ctx.register_event_time_timer(timestamp) and the like",
+    "current_watermark": "watermark",
+    "currentWatermark": "watermark",
+    "getCurrentWatermarkInMs": "watermark",
+    "current_processing_time": "processing_time",
+    "currentProcessingTime": "processing_time",
+    "getCurrentProcessingTimeInMs": "processing_time",
+    "event_time": "timestamp",
+    "key": "key, the argument of the method: the current key is handed to it",
+    "current_key": "key, the argument of the method: the current key is handed to it",
+    "get_current_key": "key, the argument of the method: the current key is handed to it",
+    "getCurrentKey": "key, the argument of the method: the current key is handed to it",
+    "collect": "yield row",
+    "emit": "yield row",
+    "side_output": "output(tag, row)",
+}
+for _name, _instead in _OTHERS.items():
+    setattr(RuntimeContext, _name, Elsewhere(_name, _instead))

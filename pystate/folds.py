@@ -49,6 +49,7 @@ class _Fold(NoValue):
 
     _kept: ValueHandle | None = None
     _reads = "get()"
+    _changes = "add(value)"
     _others = FOLD_NAMES
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from inspect import isasyncgenfunction, iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, signature
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -59,6 +59,18 @@ RESERVED = frozenset(
 
 
 _CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
+_ON_TIMER = "on_timer(self, key, timestamp, ctx)"
+_PROCESS = "process(self, key, row, ctx)"
+#: Methods that Spark or Flink call, and pystate does not.
+_NEVER_CALLED = {
+    "onTimer": _ON_TIMER,
+    "handleExpiredTimer": _ON_TIMER,
+    "on_expired_timer": _ON_TIMER,
+    "processElement": _PROCESS,
+    "process_element": _PROCESS,
+    "handleInputRows": f"{_PROCESS}, or process_rows(self, key, batch, ctx) for all rows of a key",
+    "processRows": "process_rows(self, key, batch, ctx)",
+}
 
 
 class _Namespace(dict[str, Any]):
@@ -90,6 +102,10 @@ class _FunctionType(ABCMeta):
         for attribute, value in namespace.items():
             if _is_state(value):
                 _check_name(name, attribute)
+            if attribute in _NEVER_CALLED and callable(value):
+                raise DeclarationError(
+                    f"{name}.{attribute} would never be called: write {_NEVER_CALLED[attribute]}"
+                )
             if attribute in _CALLED and (iscoroutinefunction(value) or isasyncgenfunction(value)):
                 raise DeclarationError(
                     f"{name}.{attribute} is async: a function is called row by row and awaits "
@@ -97,10 +113,13 @@ class _FunctionType(ABCMeta):
                 )
             for base in bases:
                 inherited = _lookup(base, attribute)
+                if inherited is not None and attribute in _CALLED:
+                    _check_call(f"{name}.{attribute}", value, inherited[1])
                 if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
                     raise DeclarationError(
                         f"{name}.{attribute} is {_kind(value)}, and {inherited[0]}.{attribute}, "
-                        f"which it inherits, is {_kind(inherited[1])}: the name would be used twice"
+                        f"which it inherits, is {_kind(inherited[1])}: the name would be used "
+                        "twice; give one of them another name"
                     )
         for attribute, owners in _inherited_states(bases).items():
             if len(owners) > 1 and attribute not in namespace:
@@ -109,6 +128,20 @@ class _FunctionType(ABCMeta):
                     "the name would be used twice"
                 )
         return super().__new__(cls, name, bases, dict(namespace), **options)
+
+
+def _check_call(what: str, function: Any, declared: Any) -> None:
+    """Refuse a method that cannot be called with the arguments of the inherited one."""
+    if not (isfunction(function) and isfunction(declared)):
+        return
+    names = list(signature(declared).parameters)
+    try:
+        signature(function).bind(*names)
+    except TypeError:
+        raise DeclarationError(
+            f"{what}{signature(function)} is called with ({', '.join(names)}): write "
+            f"def {function.__name__}({', '.join(names)})"
+        ) from None
 
 
 def _is_state(value: object) -> bool:

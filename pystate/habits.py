@@ -12,7 +12,7 @@ from pystate.arguments import shortened
 from pystate.errors import PystateError, WrongTypeError
 from pystate.markup import panel
 
-__all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Named", "NoValue"]
+__all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Elsewhere", "Named", "NoValue"]
 
 #: Of each kind of handle: what others call a method, and what to write here.
 VALUE_NAMES: Mapping[str, str] = {
@@ -78,7 +78,7 @@ FOLD_NAMES: Mapping[str, str] = {
 }
 
 
-class _Elsewhere:
+class Elsewhere:
     """Stands for a method that others have: asking for it says what to write here.
 
     A hook for all names that are missing would cost every call of a method 40 ns: CPython then
@@ -88,9 +88,10 @@ class _Elsewhere:
     def __init__(self, name: str, instead: str) -> None:
         self._name = name
         self._instead = instead
+        self.__doc__ = f"Not here: write {instead}."
 
-    def __get__(self, handle: Named | None, kind: type[Named]) -> NoReturn:
-        which = "" if handle is None else f"state {handle.name!r}: "
+    def __get__(self, handle: Any, kind: type) -> NoReturn:
+        which = f"state {handle.name!r}: " if isinstance(handle, Named) else ""
         raise AttributeError(
             f"{which}a {kind.__name__} has no {self._name!r}: write {self._instead}",
             name=self._name,
@@ -133,19 +134,20 @@ class Named:
         others = {_camel(name): name for name in ours if hasattr(cls, name)}
         for name, instead in {**others, **cls._others}.items():
             if not hasattr(cls, name):
-                setattr(cls, name, _Elsewhere(name, instead))
+                setattr(cls, name, Elsewhere(name, instead))
 
     def __dir__(self) -> list[str]:
         members = [item for kind in type(self).__mro__ for item in vars(kind).items()]
-        elsewhere = {name for name, each in members if isinstance(each, _Elsewhere)}
+        elsewhere = {name for name, each in members if isinstance(each, Elsewhere)}
         return sorted(set(super().__dir__()) - elsewhere)
 
 
 class NoValue(Named):
     """Refuses to be taken for the value that it holds."""
 
-    #: What reads the value.
+    #: What reads the value, and what changes it.
     _reads: ClassVar[str] = "value()"
+    _changes: ClassVar[str] = "update(value)"
 
     def __bool__(self) -> bool:
         """Refuse a condition, which would always hold."""
@@ -168,6 +170,14 @@ class NoValue(Named):
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _compute
     __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __neg__ = __int__ = __float__ = _compute
+
+    def _change(self, other: Any) -> Any:
+        raise WrongTypeError(
+            f"state {self.name!r} is no variable that +=, or the like, could change: write "
+            f".{self._changes}"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __ior__ = _change
 
     def _refuse(self, where: str) -> NoReturn:
         raise WrongTypeError(

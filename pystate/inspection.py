@@ -24,6 +24,7 @@ from pystate.backend import KeyedStateBackend
 from pystate.errors import CheckpointError
 from pystate.files import file_schema, open_file
 from pystate.history import read_head
+from pystate.jobfile import JOB_FILE
 from pystate.manifest import OperatorState, RangeState, manifest_path
 from pystate.storage import CheckpointStorage, open_storage
 from pystate.stored import declared_as
@@ -131,7 +132,12 @@ class StateScan:
             checked_uid(uid)
         manifest = read_head(storage)
         if manifest is None:
-            raise CheckpointError(f"checkpoint {storage.uri} has no epoch yet")
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has no epoch yet"
+                if storage.exists(JOB_FILE)
+                else f"{storage.uri} holds no checkpoint: give the folder that a Job, or "
+                "pystate.open, has as its checkpoint"
+            )
         operators = [found for found in manifest.operators if uid in (None, found.uid)]
         if len(operators) != 1:
             known = ", ".join(sorted(repr(found.uid) for found in manifest.operators)) or "none"

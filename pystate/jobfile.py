@@ -23,6 +23,7 @@ from pystate.manifest import MANIFESTS, Schema, decode_schema
 from pystate.storage import CheckpointStorage
 
 __all__ = [
+    "JOB_FILE",
     "MAX_PARALLELISM_LIMIT",
     "JobFile",
     "OperatorEntry",
@@ -35,7 +36,7 @@ __all__ = [
 
 MAX_PARALLELISM_LIMIT = 32768
 _FORMAT_VERSION = 1
-_PATH = "job.json"
+JOB_FILE = "job.json"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class JobFile:
 
     def save(self, storage: CheckpointStorage) -> None:
         """Replace the file in one step."""
-        storage.replace(_PATH, self._encode())
+        storage.replace(JOB_FILE, self._encode())
 
     def _encode(self) -> bytes:
         return encode_document(
@@ -96,7 +97,7 @@ class JobFile:
         )
 
     @classmethod
-    def decode(cls, data: bytes, path: str = _PATH) -> JobFile:
+    def decode(cls, data: bytes, path: str = JOB_FILE) -> JobFile:
         """Verify and parse; `CorruptFileError` or `NewerFormatError` as for a manifest."""
         fields = decode_document("job", _FORMAT_VERSION, data, path)
         job = cls(
@@ -114,10 +115,10 @@ class JobFile:
 def read_job(storage: CheckpointStorage) -> JobFile | None:
     """Read a checkpoint's identity, or None where there is no checkpoint."""
     try:
-        data = storage.read_bytes(_PATH)
+        data = storage.read_bytes(JOB_FILE)
     except FileNotFoundError:
         return None
-    return JobFile.decode(data, _PATH)
+    return JobFile.decode(data, JOB_FILE)
 
 
 def open_job(
@@ -161,8 +162,8 @@ def open_job(
         job = read_job(storage)
         if job is None:
             raise CheckpointError(
-                f"checkpoint {storage.uri} has epochs, but {_PATH}, which says whose they are and "
-                "which tables belong to them, is lost: bring the file back from a copy, or use "
+                f"checkpoint {storage.uri} has epochs, but {JOB_FILE}, which says whose they are "
+                "and which tables belong to them, is lost: bring the file back from a copy, or use "
                 "another checkpoint folder"
             )
     if job is None:
@@ -170,10 +171,10 @@ def open_job(
         now_ms = time.time_ns() // 1_000_000
         job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
         try:
-            storage.publish(_PATH, job._encode())
+            storage.publish(JOB_FILE, job._encode())
             return job
         except AlreadyPublishedError:
-            job = JobFile.decode(storage.read_bytes(_PATH), _PATH)
+            job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
     if job.name != name:
         raise InvalidArgumentError(
             f"checkpoint {storage.uri} belongs to the job {job.name!r}, not {name!r}"

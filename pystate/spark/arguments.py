@@ -101,6 +101,10 @@ def checked_trigger(trigger: Any) -> None:
     """Refuse what `writeStream.trigger` takes no arguments of."""
     if trigger is not None:
         known = ("processingTime", "once", "availableNow", "continuous", "realTime")
+        if trigger in ("once", "availableNow"):
+            raise InvalidArgumentError(
+                f"trigger is a dict, not {shown(trigger)}: write trigger={{{trigger!r}: True}}"
+            )
         for name in mapping(trigger, "trigger", "trigger={'processingTime': '10 seconds'}"):
             if name not in known:
                 raise InvalidArgumentError(
@@ -243,7 +247,10 @@ def session_of(data: Any) -> SparkSession:
     if frame.isStreaming:
         raise InvalidArgumentError("data is a streaming DataFrame: use start for a stream")
     require_pandas("run_epoch")
-    return frame.sparkSession
+    session = frame.sparkSession
+    if session.sparkContext._jsc is None:
+        raise InvalidArgumentError("data belongs to a session that was stopped: make it anew")
+    return session
 
 
 def start_query(

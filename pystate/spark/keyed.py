@@ -216,7 +216,7 @@ class KeyedFrame:
             return sides[tag].schema
         return output_columns(self._frame.schema, self._owner).schema
 
-    def aggregate(self, **aggregates: Aggregate) -> DataFrame:
+    def aggregate(self, *unnamed: Any, **aggregates: Aggregate) -> DataFrame:
         """Keep aggregates of each key over all epochs, in the core.
 
         Parameters
@@ -235,6 +235,11 @@ class KeyedFrame:
         WrongTypeError
             A column's type has no such aggregate.
         """
+        if unnamed:
+            raise InvalidArgumentError(
+                f"{self._owner}: give {unnamed[0]!r:.80} the name of its result column, "
+                "e.g. n=ps.count()"
+            )
         if not aggregates:
             raise InvalidArgumentError(
                 f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"

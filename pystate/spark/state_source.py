@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from pystate.arguments import nearest
 from pystate.errors import InvalidArgumentError
 from pystate.inspection import StateScan
+from pystate.spark.environment import use_this_python
 from pystate.storage import open_storage
 
 __all__ = ["StateSource", "register_state_source"]
@@ -73,6 +74,7 @@ def register_state_source(session: SparkSession) -> None:
     >>> register_state_source(session)  # doctest: +SKIP
     >>> session.read.format("pystate").option("uid", "visits").load("checkpoint")  # doctest: +SKIP
     """
+    use_this_python(session.sparkContext)
     java: Any = session._jsparkSession
     if java.sessionState().dataSourceManager().dataSourceExists(SOURCE):
         return

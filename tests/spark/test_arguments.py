@@ -155,6 +155,7 @@ START: dict[str, list[tuple[Any, str]]] = {
     **{name: RUN[name] for name in ("pipeline", "sink", "side_outputs", "on_epoch", "progress")},
     "trigger": [
         ("10 seconds", "^trigger is a dict, not '10 seconds' .*: write trigger={'processingTime"),
+        ("availableNow", r"^trigger is a dict, not .*: write trigger=\{'availableNow': True\}"),
         ({"availableNoww": True}, "^trigger has 'availableNoww', .*did you mean 'availableNow'"),
     ],
     "heartbeat": [("often", "^heartbeat='often': write a length"), (0, "^heartbeat=0 is 0 ms")],
@@ -256,6 +257,9 @@ def test_inside_a_pipeline(frame: DataFrame, make_job: MakeJob) -> None:
         refused(lambda: key_by(order_by=F.col("att")), order)
         refused(lambda: key_by(order_by=["v", F.col("att").desc()]), order)
         refused(lambda: key_by().aggregate(), "^operator 'one': name at least one aggregate")
+        refused(
+            lambda: key_by().aggregate(ps.count()), r"give count\(\) the name of its result column"
+        )
         refused(lambda: key_by().aggregate(n="count"), "n='count' is no aggregate")
         refused(lambda: key_by().aggregate(n=None), "n=None is no aggregate")
         refused(

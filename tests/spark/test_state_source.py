@@ -106,7 +106,7 @@ def test_another_session_registers_it(spark: SparkSession, make_job: MakeJob) ->
     [
         ({"uid": ""}, "checkpoint", "needs a uid"),
         ({"uid": "other"}, "checkpoint", "no operator 'other' in epoch 1; it has 'counts'"),
-        ({"uid": "counts"}, "elsewhere", "has no epoch yet"),
+        ({"uid": "counts"}, "elsewhere", "holds no checkpoint: give the folder"),
         ({"uid": "counts"}, None, "which checkpoint"),
         ({"uid": "counts", "epok": "1"}, "checkpoint", "no option 'epok'"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.errors import WrongTypeError
+from pystate.errors import DeclarationError, WrongTypeError
 
 STATES: dict[str, ps.State] = {
     "v": ps.ValueState("long", default=0),
@@ -140,3 +140,88 @@ def test_lists_are_used_as_lists_are(states: Any, name: str) -> None:
         items[3]
     with pytest.raises(TypeError):
         items[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("registerTimer", "register_event_time_timer"),
+        ("listTimers", "ListState"),
+        ("getCurrentProcessingTimeInMs", "processing_time"),
+        ("current_watermark", "watermark"),
+        ("key", "argument of the method"),
+        ("collect", "yield row"),
+    ],
+)
+def test_a_context_answers_to_the_names_of_others(name: str, instead: str) -> None:
+    class Asks(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            getattr(ctx, name)
+            yield (key,)
+
+    with (
+        ps.testing.Harness(Asks(), key="k", columns="k long") as harness,
+        pytest.raises(AttributeError, match=f"RuntimeContext has no '{name}': write .*{instead}"),
+    ):
+        harness.process({"k": 1})
+    assert not hasattr(ps.RuntimeContext, name)
+
+
+def test_methods_that_nobody_would_call_are_refused() -> None:
+    for name in ("onTimer", "handleExpiredTimer", "processElement", "handleInputRows"):
+        with pytest.raises(DeclarationError, match=rf"Mine\.{name} would never be called: write"):
+            type(ps.KeyedProcessFunction)("Mine", (ps.KeyedProcessFunction,), {name: lambda: None})
+
+    with pytest.raises(DeclarationError, match=r"process.*is called with \(self, key, row, ctx\)"):
+
+        class TooFew(ps.KeyedProcessFunction):
+            def process(self, key: Any, row: Any) -> Any:  # type: ignore[override]
+                yield key
+
+    with pytest.raises(DeclarationError, match=r"def on_timer\(self, key, timestamp, ctx\)"):
+
+        class TooMany(ps.KeyedProcessFunction):
+            def process(self, key: Any, row: Any, ctx: Any) -> Any:
+                yield key
+
+            def on_timer(self, key: Any, time: Any, ctx: Any, more: Any) -> Any:  # type: ignore[override]
+                yield key
+
+    class Others(ps.KeyedProcessFunction):
+        """Other names, defaults and the like are fine."""
+
+        def process(self, *given: Any, **more: Any) -> Any:
+            yield given
+
+        def on_timer(self, key: Any, at: int, context: Any, more: int = 0) -> Any:
+            yield key
+
+
+def test_the_package_says_where_a_name_is() -> None:
+    with pytest.raises(AttributeError, match=r"'Job': write from pystate\.spark import"):
+        ps.Job  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'TTLConfig': write StateTtl"):
+        ps.TTLConfig  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        ps.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_state_is_no_variable() -> None:
+    class Adds(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+        top = ps.ReducingState("long", max)
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            if key:
+                self.n += 1  # type: ignore[operator]
+            self.top += 1  # type: ignore[operator]
+            yield (key,)
+
+    for key, instead in ((1, r"update\(value\)"), (0, r"add\(value\)")):
+        with (
+            ps.testing.Harness(Adds(), key="k", columns="k long") as harness,
+            pytest.raises(WrongTypeError, match=rf"no variable that \+=.*write \.{instead}"),
+        ):
+            harness.process({"k": key})
