@@ -237,7 +237,7 @@ class KeyedFrame:
         """
         if unnamed:
             raise InvalidArgumentError(
-                f"{self._owner}: give {unnamed[0]!r:.80} the name of its result column, "
+                f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
                 "e.g. n=ps.count()"
             )
         if not aggregates:
