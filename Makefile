@@ -13,9 +13,9 @@ CC :=
 endif
 export CC PYTHON
 
-CORE := $(wildcard csrc/*.c csrc/*.h pystate/*.pyx pystate/*.pxd pystate/*.pxi) setup.py
-C_FILES := $(wildcard csrc/*.c csrc/tests/*.c)
-C_HEADERS := $(wildcard csrc/*.h csrc/tests/*.h)
+C_FILES := $(wildcard csrc/*.c csrc/*/*.c)
+C_HEADERS := $(wildcard csrc/*.h csrc/*/*.h)
+CORE := $(filter-out csrc/tests/%,$(C_FILES) $(C_HEADERS)) $(wildcard pystate/_c*.p*) setup.py
 C_CHECK := -std=c11 -D_GNU_SOURCE -O2 -Icsrc -Wall -Wextra -Wno-missing-field-initializers -Wconversion -Wshadow \
            -Wstrict-prototypes -Werror
 

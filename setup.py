@@ -38,6 +38,12 @@ def sanitize_flags() -> list[str]:
     ]
 
 
+def core_files(pattern: str) -> list[Path]:
+    """Return the files of the core, in the folders that are its layers."""
+    found = sorted(Path("csrc").rglob(pattern))
+    return [path for path in found if path.parts[1] != "tests"]
+
+
 class BuildCore(build_ext):
     """Compiles `csrc` into objects of their own and links them into the extension."""
 
@@ -47,9 +53,9 @@ class BuildCore(build_ext):
         kind = "-".join(["core", *(flag.split("=")[-1] for flag in sanitize[:1])])
         werror = [] if os.environ.get("PYSTATE_WERROR") == "0" else ["-Werror"]
         flags = CORE_FLAGS + WARNINGS + werror + sanitize
-        headers = [path.stat().st_mtime_ns for path in Path("csrc").glob("*.h")]
+        headers = [path.stat().st_mtime_ns for path in core_files("*.h")]
         objects = []
-        for source in sorted(Path("csrc").glob("*.c")):
+        for source in core_files("*.c"):
             folder = str(Path(self.build_temp) / kind)
             [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
             objects.append(name)
