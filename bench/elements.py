@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pystate import KeyedStateBackend
-    from pystate.declarations import State
+    from pystate.state.declarations import State
 
     Works = dict[str, Work]
 

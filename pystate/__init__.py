@@ -43,21 +43,7 @@ except ImportError as error:
     ) from error
 
 from pystate import testing
-from pystate.aggregates import count, max, mean, min, sum
-from pystate.aggregators import (
-    AggregateFunction,
-    ApproxDistinct,
-    Count,
-    First,
-    Last,
-    Max,
-    Mean,
-    Min,
-    Sum,
-    TopK,
-    Variance,
-)
-from pystate.backend import (
+from pystate.backend.keyed import (
     FileInfo,
     KeyedStateBackend,
     Lineage,
@@ -71,16 +57,36 @@ from pystate.backend import (
     range_of,
     verify_file,
 )
-from pystate.declarations import AggregatingState, ListState, MapState, ReducingState, ValueState
-from pystate.drain import MAX_WATERMARK
-from pystate.elements import ListHandle, MapHandle
-from pystate.embedded import Store, open
 from pystate.errors import PystateError
-from pystate.folds import AggregatingHandle, ReducingHandle
-from pystate.functions import KeyedProcessFunction, RuntimeContext, VectorizedFunction
-from pystate.handles import KeyBatch, ValueHandle
+from pystate.functions.aggregates import count, max, mean, min, sum
+from pystate.functions.base import KeyedProcessFunction, RuntimeContext, VectorizedFunction
 from pystate.inspection import read_state, scan_state
-from pystate.ttl import StateTtl
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.state.aggregators import (
+    AggregateFunction,
+    ApproxDistinct,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    TopK,
+    Variance,
+)
+from pystate.state.declarations import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from pystate.state.elements import ListHandle, MapHandle
+from pystate.state.folds import AggregatingHandle, ReducingHandle
+from pystate.state.handles import KeyBatch, ValueHandle
+from pystate.state.ttl import StateTtl
+from pystate.store import Store, open
 
 __version__ = "0.1.0"
 

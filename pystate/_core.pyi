@@ -19,7 +19,7 @@ class _Identity(Protocol):
     @property
     def application(self) -> bytes: ...
 
-# The fields of pystate.columns.Column, and those of them that a file has.
+# The fields of pystate.state.columns.Column, and those of them that a file has.
 _Column: TypeAlias = tuple[
     str, int, int, int, str, Any, int, int, int, int, int, Codec | None, Codec | None
 ]

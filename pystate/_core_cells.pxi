@@ -281,7 +281,7 @@ cdef object plain_value(object value):
 cdef class Schema:
     """Key and state columns, as C sees them.
 
-    `keys` and `states` are lists of `pystate.columns.Column`; the first `n_hashed` key columns (0:
+    `keys` and `states` are lists of `pystate.state.columns.Column`; the first `n_hashed` key columns (0:
     all) are the key, the others its namespace.
     """
 

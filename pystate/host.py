@@ -24,8 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pystate.checkpoint.manifest import uid_folder
 from pystate.errors import CheckpointError
-from pystate.manifest import uid_folder
 
 __all__ = [
     "TableHome",

@@ -20,15 +20,15 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from pystate.arguments import checked_uid, folder_path
-from pystate.backend import KeyedStateBackend
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.job_file import JOB_FILE
+from pystate.checkpoint.manifest import OperatorState, RangeState, manifest_path
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.state_files import file_schema, open_file
+from pystate.checkpoint.storage import CheckpointStorage, open_storage
 from pystate.errors import CheckpointError
-from pystate.files import file_schema, open_file
-from pystate.history import read_head
-from pystate.jobfile import JOB_FILE
-from pystate.manifest import OperatorState, RangeState, manifest_path
-from pystate.storage import CheckpointStorage, open_storage
-from pystate.stored import declared_as
-from pystate.types import StateType
+from pystate.state.stored import declared_as
+from pystate.types.state_type import StateType
 
 __all__ = ["StateScan", "read_all", "read_state", "scan_state"]
 

@@ -15,9 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from pystate import janitor
-from pystate.attach import TableSpec
+from pystate._core import range_bounds
+from pystate.checkpoint.manifest import RangeState, uid_folder
 from pystate.host import TableHome, process_start
-from pystate.manifest import RangeState, range_bounds, uid_folder
+from pystate.shared_tables import TableSpec
 
 __all__ = ["engage_janitor", "note_use", "remove_outdated"]
 

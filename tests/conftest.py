@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch, RangeReport
-from pystate.manifest import FileRef, Manifest, RangeState, state_path
-from pystate.storage import CheckpointStorage, LocalStorage
+from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport
 
 # A busy machine is no failure.
 settings.register_profile("pystate", deadline=None)

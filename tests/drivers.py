@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch
+from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.merges import MergePolicy
 from pystate.errors import AlreadyPublishedError, CheckpointError
-from pystate.history import read_head
-from pystate.maintenance import MergePolicy
-from pystate.manifest import FileRef, Manifest
-from pystate.storage import CheckpointStorage, FileEntry
 from tests.conftest import FakeWork
 
 _NEVER = 1 << 60

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.attach import Attachment, TableCache, TableSpec
-from pystate.backend import Lineage
-from pystate.declarations import ValueState
+from pystate.backend.keyed import Lineage
+from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.storage import LocalStorage
 from pystate.host import TableHome
-from pystate.manifest import FileRef, RangeState, state_path
-from pystate.storage import LocalStorage
+from pystate.shared_tables import Attachment, TableCache, TableSpec
+from pystate.state.declarations import ValueState
 
 KEY = {"k": "long"}
 STATES = {"n": ValueState("long", default=0), "s": ValueState("string")}

@@ -10,13 +10,13 @@ from pystate.spark.requirements import require_pyspark
 
 require_pyspark()
 
-from pystate.spark.compaction import Compaction
-from pystate.spark.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
-from pystate.spark.parquet import ParquetSink
 from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
-from pystate.spark.sink import Sink, SinkTask, register_sink
+from pystate.spark.sinks.compaction import Compaction
+from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
+from pystate.spark.sinks.parquet import ParquetSink
+from pystate.spark.sinks.sink import Sink, SinkTask, register_sink
 from pystate.spark.state_source import register_state_source
 
 __all__ = [

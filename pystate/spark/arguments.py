@@ -15,17 +15,17 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import types as st
 
 from pystate.arguments import choice, integer, mapping, nearest, shown, text
-from pystate.durations import Duration, milliseconds
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.jobfile import MAX_PARALLELISM_LIMIT
-from pystate.output import OutputColumns
-from pystate.spark.columns import output_columns, parse_schema
+from pystate.operator.output import OutputColumns
 from pystate.spark.environment import require_classic
-from pystate.spark.parquet import ParquetSink
 from pystate.spark.queries import JobQuery
 from pystate.spark.requirements import require_pandas
 from pystate.spark.resolve import FrameColumns
-from pystate.spark.sink import Sink, check_sink
+from pystate.spark.schemas import output_columns, parse_schema
+from pystate.spark.sinks.parquet import ParquetSink
+from pystate.spark.sinks.sink import Sink, check_sink
+from pystate.types.durations import Duration, milliseconds
+from pystate.types.keys import MAX_PARALLELISM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ def checked_count(number: int | None, what: str) -> int | None:
     if number is None:
         return None
     try:
-        return integer(number, what, least=1, most=MAX_PARALLELISM_LIMIT)
+        return integer(number, what, least=1, most=MAX_PARALLELISM)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; leave it out for the default") from None
 

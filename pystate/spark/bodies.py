@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.errors import StateOverflowError
-from pystate.event_time import event_times
-from pystate.functions import RuntimeContext
-from pystate.handles import KeyBatch
-from pystate.output import OutputColumns
-from pystate.runtime import FunctionRuntime, FunctionSpec
+from pystate.functions.base import RuntimeContext
+from pystate.operator.event_time import event_times
+from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import FunctionRuntime, FunctionSpec
 from pystate.spark.worker import RangeTask
+from pystate.state.handles import KeyBatch
 
 __all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
 

@@ -10,11 +10,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pystate.manifest import FileRef
-from pystate.storage import CheckpointStorage
+from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.storage import CheckpointStorage
 
 if TYPE_CHECKING:
-    from pystate.backend import Snapshot
+    from pystate.backend.keyed import Snapshot
 
 __all__ = ["DeltaWriter"]
 

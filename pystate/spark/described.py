@@ -23,7 +23,7 @@ from pystate.arguments import shortened
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from pystate.epoch import Epoch
+    from pystate.coordinator.epoch import Epoch
 
 __all__ = ["Description", "plan_name"]
 

@@ -1,9 +1,10 @@
 """The end of a bounded stream: an epoch without rows, after a query's last batch, that drains.
 
 Spark ends a query with ``availableNow`` after its last batch, and no batch knows that it is the
-last. So the epoch that drains (`pystate.drain`) comes after the query, as a run: its run key says
-what it ends, so that it is computed once, however often the query is started again without new
-input. A driver that dies in between has a query without anything new to do, and then this epoch.
+last. So the epoch that drains (`pystate.operator.drain`) comes after the query, as a run: its run
+key says what it ends, so that it is computed once, however often the query is started again
+without new input. A driver that dies in between has a query without anything new to do, and then
+this epoch.
 
 Thread safety: a query is ended and asked by any thread; a thread of its own drains.
 
@@ -24,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
-from pystate.history import read_head
 from pystate.spark.arguments import checked_name
 from pystate.spark.offsets import is_complete
 from pystate.spark.queries import JobQuery, Outcome
-from pystate.storage import CheckpointStorage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.backend import KeyedStateBackend
-from pystate.epoch import Epoch, RepeatableError, describe_ranges
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.begin_marks import BeginMarks
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
+from pystate.coordinator.planned_ranges import PlannedRanges
 from pystate.errors import (
     DeclarationError,
     EvaluationError,
@@ -32,27 +35,24 @@ from pystate.errors import (
     NoEventTimeError,
     TableMovedError,
 )
-from pystate.marks import BeginMarks
-from pystate.planned import PlannedRanges
-from pystate.registry import refuse_pickled
-from pystate.spark.columns import KeySchema, parse_schema
+from pystate.operator.yielded import in_order
 from pystate.spark.described import Description
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
-from pystate.spark.outputs import Outputs
 from pystate.spark.reports import ReportBox
-from pystate.spark.sink import Transaction
+from pystate.spark.schemas import KeySchema, parse_schema
+from pystate.spark.sinks.outputs import Outputs
+from pystate.spark.sinks.sink import Transaction
 from pystate.spark.watch import Watch
 from pystate.spark.worker import STAGING, OperatorPlan
-from pystate.storage import CheckpointStorage
-from pystate.types import StateType, TypeLike, parse_type, refuse_nested_key
-from pystate.yielded import in_order
+from pystate.state.registry import refuse_pickled
+from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.declarations import State
+    from pystate.state.declarations import State
 
 __all__ = ["Evaluation", "Split", "TableOptions"]
 

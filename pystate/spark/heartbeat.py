@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from pystate.durations import Duration, milliseconds
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.spark.offsets import newest_sources
-from pystate.storage import CheckpointStorage
+from pystate.types.durations import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

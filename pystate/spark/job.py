@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from pystate.arguments import checked_uid, flag, folder_path, integer, text
-from pystate.clock import MAX_STEP_MS
-from pystate.coordinator import Coordinator
-from pystate.durations import Duration, milliseconds
-from pystate.epoch import Epoch
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import open_storage
+from pystate.coordinator.clock import MAX_STEP_MS
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.functions import KeyedProcessFunction
-from pystate.history import read_head
+from pystate.functions.base import KeyedProcessFunction
 from pystate.inspection import read_all
-from pystate.manifest import Manifest
-from pystate.runtime import PROCESS_LATE
+from pystate.operator.runtime import PROCESS_LATE
 from pystate.spark.arguments import (
     checked_callback,
     checked_count,
@@ -37,7 +37,6 @@ from pystate.spark.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.commits import Commits
 from pystate.spark.draining import checked_drain, checked_run_key
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
@@ -46,7 +45,6 @@ from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.live import NoLine, ProgressLine, Show, checked_show, progress_line, tasks_done
 from pystate.spark.observed import checked_observe
-from pystate.spark.outputs import Outputs, begin_outputs, checkpoint_folder, outputs_of
 from pystate.spark.progress import EpochProgress, EpochResult, notify
 from pystate.spark.queries import Outcome
 from pystate.spark.rdd import rdd_operator, split_rdd
@@ -62,11 +60,13 @@ from pystate.spark.running import (
     stop_query,
 )
 from pystate.spark.shown import job_html
-from pystate.spark.sink import Sink
+from pystate.spark.sinks.commits import Commits
+from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder, outputs_of
+from pystate.spark.sinks.sink import Sink
 from pystate.spark.state_source import register_state_source
 from pystate.spark.streaming import StreamRun
-from pystate.storage import open_storage
-from pystate.types import TypeLike
+from pystate.types.durations import Duration, milliseconds
+from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD

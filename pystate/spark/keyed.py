@@ -14,12 +14,9 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.aggregates import Aggregate
-from pystate.ddl import quoted
-from pystate.declarations import State, ValueState
-from pystate.durations import Duration
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions import (
+from pystate.functions.aggregates import Aggregate
+from pystate.functions.base import (
     StatefulFunction,
     declarations,
     has_timers,
@@ -27,8 +24,8 @@ from pystate.functions import (
     require_state,
     sent,
 )
-from pystate.output import OutputColumns
-from pystate.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
+from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.spark.arguments import (
     OrderBy,
     allowed_delay_ms,
@@ -36,7 +33,9 @@ from pystate.spark.arguments import (
     side_columns,
 )
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
-from pystate.spark.columns import (
+from pystate.spark.resolve import FrameColumns, column_named, key_column
+from pystate.spark.routing import RANGE_COLUMN, route
+from pystate.spark.schemas import (
     KeySchema,
     ddl_of,
     key_leaves,
@@ -46,10 +45,11 @@ from pystate.spark.columns import (
     parse_schema,
     refuse_reserved,
 )
-from pystate.spark.resolve import FrameColumns, column_named, key_column
-from pystate.spark.routing import RANGE_COLUMN, route
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
-from pystate.types import StateType, parse_type
+from pystate.state.declarations import State, ValueState
+from pystate.types.ddl import quoted
+from pystate.types.durations import Duration
+from pystate.types.state_type import StateType, parse_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -20,8 +20,8 @@ from pystate.host import TableHome, ancestor_named, choose_home
 from pystate.upkeep import engage_janitor
 
 if TYPE_CHECKING:
-    from pystate.attach import Attachment, TableSpec
-    from pystate.manifest import RangeState
+    from pystate.checkpoint.manifest import RangeState
+    from pystate.shared_tables import Attachment, TableSpec
 
 __all__ = ["executor_home", "move_table"]
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 from typing import NamedTuple
 
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.spark.environment import local_uri
-from pystate.storage import CheckpointStorage
 
 __all__ = [
     "SPARK_FOLDER",

@@ -2,10 +2,10 @@
 
 Spark computes a frame again for each action and each branch that reads it, and only as far as the
 reader reads. With an operator in the frame that is another state each time. The tasks' begin marks
-(`pystate.marks`) tell: an evaluation in which a range is begun twice, or begun and not read to its
-end, does not count. It is repeated with the output of the operator materialised: computed whole,
-once, by `localCheckpoint`, before anything reads it. So a limit, `isEmpty`, `show`, a sort (which
-samples its input first), a self-join or a second action work, and see one evaluation.
+(`pystate.checkpoint.begin_marks`) tell: an evaluation in which a range is begun twice, or begun and
+not read to its end, does not count. It is repeated with the output of the operator materialised:
+computed whole, once, by `localCheckpoint`, before anything reads it. So a limit, `isEmpty`, `show`,
+a sort (which samples its input first), a self-join or a second action work, and see one evaluation.
 
 Why not always: materialising writes every row to Spark's block storage and reads it back, for
 nothing where the output is read once to its end, as most are. Nor is it decided from the plan:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from pystate.epoch import Epoch, RangeReport
+from pystate.checkpoint.manifest import Manifest
+from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import InvalidArgumentError
-from pystate.manifest import Manifest
 from pystate.spark.draining import DRAIN_KEY
 from pystate.spark.shown import progress_html, result_html
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark.sink import Sink
+    from pystate.spark.sinks.sink import Sink
 
 __all__ = ["EpochProgress", "EpochResult", "OperatorProgress", "notify"]
 

@@ -14,9 +14,8 @@ from pyspark import cloudpickle
 from pyspark.core.rdd import RDD
 
 from pystate.arguments import shown
-from pystate.durations import Duration
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.functions import (
+from pystate.functions.base import (
     KeyedProcessFunction,
     declarations,
     has_timers,
@@ -24,14 +23,15 @@ from pystate.functions import (
     sent,
     shape,
 )
-from pystate.output import RowsAsYielded
-from pystate.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
+from pystate.operator.output import RowsAsYielded
+from pystate.operator.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
-from pystate.spark.columns import output_columns, parse_schema
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
+from pystate.spark.schemas import output_columns, parse_schema
 from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
-from pystate.types import TypeLike, is_spark_type
+from pystate.types.durations import Duration
+from pystate.types.state_type import TypeLike, is_spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.accumulators import AccumulatorParam
 
-from pystate.epoch import RangeReport
+from pystate.coordinator.epoch import RangeReport
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

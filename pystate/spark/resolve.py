@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import nearest
-from pystate.ddl import path_parts
 from pystate.errors import InvalidArgumentError
+from pystate.types.ddl import path_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from pystate.errors import WrongTypeError
-from pystate.spark.columns import KeySchema
 from pystate.spark.resolve import column_named, key_column
+from pystate.spark.schemas import KeySchema
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -125,8 +125,8 @@ class KeyRouter:
         WrongTypeError
             A key is not of the declared type: made to fit, it could become another one's equal.
         """
-        from pystate.arrays import as_array
-        from pystate.types import parse_type
+        from pystate.types.arrays import as_array
+        from pystate.types.state_type import parse_type
 
         what = f"operator {self.uid!r}: key"
         types = [parse_type(ddl) for _, ddl in self.schema]
@@ -142,7 +142,7 @@ class KeyRouter:
 
     def owners(self, columns: Sequence[pa.Array[Any]]) -> list[int]:
         """The range of each row of some key columns."""
-        from pystate.backend import hash_keys
+        from pystate.backend.keyed import hash_keys
 
         hashes = hash_keys(columns).view("int64")
         groups = hashes % self.max_parallelism  # numpy's sign rule is pmod's

@@ -1,7 +1,7 @@
 """Side outputs: rows that leave an operator beside its result, under a tag.
 
 The tasks write them, since a DataFrame has one result; the driver stages what their reports name
-(`pystate.spark.outputs`).
+(`pystate.spark.sinks.outputs`).
 
 Thread safety: `SideFiles` belongs to its task.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.epoch import SideFile
+from pystate.coordinator.epoch import SideFile
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter

@@ -18,10 +18,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pystate.arguments import nearest
+from pystate.checkpoint.storage import open_storage
 from pystate.errors import InvalidArgumentError
 from pystate.inspection import StateScan
 from pystate.spark.environment import use_this_python
-from pystate.storage import open_storage
 
 __all__ = ["StateSource", "register_state_source"]
 

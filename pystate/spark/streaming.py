@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from pystate.epoch import NO_END
+from pystate.coordinator.epoch import NO_END
 from pystate.errors import NoEventTimeError
 from pystate.spark.arguments import start_query
 from pystate.spark.draining import DrainingQuery, drain_key, no_rows
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pystate.spark.job import Job, Pipeline
-    from pystate.spark.outputs import Outputs
     from pystate.spark.progress import EpochProgress
+    from pystate.spark.sinks.outputs import Outputs
 
 __all__ = ["StreamRun"]
 

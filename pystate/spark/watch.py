@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from pystate.marks import BeginMarks
+    from pystate.checkpoint.begin_marks import BeginMarks
 
 __all__ = ["Watch"]
 

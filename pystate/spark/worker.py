@@ -14,7 +14,8 @@ Invariants
 3. The report is the task's last act: the file it names is durable, nothing is still running.
 4. Whatever happens, the table's lock is released, what was not sealed is rolled back, and files
    of side outputs that no report names are removed.
-5. A range is begun (`pystate.marks`) before its table is attached, and so before a row leaves.
+5. A range is begun (`pystate.checkpoint.begin_marks`) before its table is attached, and so before a
+   row leaves.
 6. A task that was refused hands out nothing. It fails, unless all that it takes part in is the
    staging of rows that the driver discards: then it ends without rows, since Spark would try a
    failed one again, each time in a new process.
@@ -33,30 +34,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from pystate.attach import Attachment, TableSpec, tables
-from pystate.backend import Lineage
-from pystate.drain import MAX_WATERMARK
-from pystate.epoch import RangeReport, SideFile
+from pystate.backend.keyed import Lineage
+from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark, RefusedError
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, state_path
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.epoch import RangeReport, SideFile
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
-from pystate.keys import leaf
-from pystate.manifest import EMPTY_ID, FileRef, RangeState, state_path
-from pystate.marks import BeginMarks, Beginning, Mark, RefusedError
-from pystate.spark.columns import KeySchema
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.shared_tables import Attachment, TableSpec, tables
 from pystate.spark.delta import DeltaWriter
 from pystate.spark.described import plan_name
 from pystate.spark.garbage import set_modules_aside
 from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter, split_markers
+from pystate.spark.schemas import KeySchema
 from pystate.spark.side import SideFiles
-from pystate.storage import CheckpointStorage
+from pystate.types.keys import leaf
 from pystate.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-    from pystate.backend import KeyedStateBackend
-    from pystate.declarations import State
-    from pystate.types import StateType
+    from pystate.backend.keyed import KeyedStateBackend
+    from pystate.state.declarations import State
+    from pystate.types.state_type import StateType
 
 __all__ = ["STAGING", "ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.manifest import FORMAT_VERSION
+from pystate.checkpoint.manifest import FORMAT_VERSION
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))

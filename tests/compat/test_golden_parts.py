@@ -10,7 +10,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from pystate.manifest import (
+from pystate._core import range_bounds
+from pystate.checkpoint.manifest import (
     ClockReading,
     FileRef,
     Manifest,
@@ -18,12 +19,11 @@ from pystate.manifest import (
     QueryProgress,
     RangeState,
     empty_range,
-    range_bounds,
     read_manifest,
     state_path,
 )
-from pystate.parts import PartUse, share
-from pystate.storage import LocalStorage
+from pystate.checkpoint.parts import PartUse, share
+from pystate.checkpoint.storage import LocalStorage
 
 FOLDER = Path(__file__).parent / "parts1"
 GROUPS = 128

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch
+from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.ownership import Ownership
 from pystate.errors import CheckpointError, FencedError
-from pystate.history import read_head
-from pystate.maintenance import MergePolicy
-from pystate.manifest import FileRef, Manifest
-from pystate.ownership import Ownership
-from pystate.storage import CheckpointStorage, LocalStorage
 from tests.conftest import FakeWork
 
 CRASHED = 77
@@ -210,7 +210,7 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
 
 def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge dies with its driver; what it left is collected, and the next driver merges anew."""
-    import pystate.maintenance
+    import pystate.coordinator.merges
 
     def merge(
         storage: CheckpointStorage,
@@ -231,7 +231,7 @@ def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.Monke
             output, "base", merged_id, "0" * 32, epoch, first, last, len(text), 0, 1, 0, len(text)
         )
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", merge)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", merge)
     driver = Driver(tmp_path)
     policy = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=0)
 

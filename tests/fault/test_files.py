@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.manifest import Manifest
 from pystate.errors import CorruptFileError, NewerFormatError, PystateError
-from pystate.manifest import Manifest
 
 KEY = [("k", "long"), ("s", "string")]
 STATES = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pystate.checkpoint.manifest import FileRef, RangeState, empty_range
+from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import NoSpaceError
-from pystate.history import read_head, retained_epochs
 from pystate.host import TableHome, choose_home
-from pystate.manifest import FileRef, RangeState, empty_range
-from pystate.storage import LocalStorage
 from tests.conftest import FakeWork
 from tests.peer import Worker
 

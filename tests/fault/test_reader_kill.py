@@ -10,7 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import TableBusyError
-from pystate.keys import parse_key
+from pystate.types.keys import parse_key
 
 ROWS = 1_000_000
 STATES = {"n": ps.ValueState("long", default=0)}
@@ -20,7 +20,7 @@ WRITER = """
 import sys
 import pyarrow as pa
 import pystate as ps
-from pystate.declarations import ValueState
+from pystate.state.declarations import ValueState
 rows = pa.array(range(int(sys.argv[2])))
 states = {"n": ValueState("long", default=0)}
 with ps.KeyedStateBackend("long", states=states, home="shared", path=sys.argv[1]) as backend:

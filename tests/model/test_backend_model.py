@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 )
 
 import pystate as ps
+from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
     LineageError,
     NoCurrentKeyError,
@@ -44,6 +45,7 @@ from pystate.errors import (
     StaleKeyBatchError,
     StateOverflowError,
 )
+from pystate.types.arrays import key_groups
 
 STATES = {
     "n": ps.ValueState("long"),
@@ -90,7 +92,7 @@ class BackendMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder: str | None = None
         self.now: Model = {}
-        self.sealed: list[tuple[ps.Lineage, Model]] = [(ps.backend.EMPTY_LINEAGE, {})]
+        self.sealed: list[tuple[ps.Lineage, Model]] = [(EMPTY_LINEAGE, {})]
         self.deltas: list[bytes] = []
         self.ever: dict[Any, Any] = {}
         self.current: Any = None
@@ -418,7 +420,7 @@ class BackendMachine(RuleBasedStateMachine):
         types = [t.arrow for _, t in self.backend.key]
         lists = [columns] if isinstance(self.key, str) else columns
         arrays = [pa.array(c, t) for c, t in zip(lists, types, strict=True)]
-        groups = ps.backend.key_groups(ps.hash_keys(arrays), MAX_PARALLELISM)
+        groups = key_groups(ps.hash_keys(arrays), MAX_PARALLELISM)
         return {
             key: row for (key, row), g in zip(state.items(), groups, strict=True)
             if first <= g <= last

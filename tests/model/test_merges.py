@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.attach import TableCache, TableSpec
-from pystate.coordinator import Coordinator
-from pystate.declarations import State
-from pystate.epoch import Epoch, RangeReport
+from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.coordinator.merges import MergePolicy
 from pystate.host import TableHome, choose_home
-from pystate.maintenance import MergePolicy
-from pystate.manifest import FileRef, Manifest, RangeState, state_path
-from pystate.storage import LocalStorage
+from pystate.shared_tables import TableCache, TableSpec
+from pystate.state.declarations import State
 
 KEY = (("k", "bigint"),)
 KEYS = 24
-GROUPS = [ps.backend.key_group(int(h), 128) for h in ps.hash_keys([pa.array(range(KEYS))])]
+GROUPS = [ps.key_group(int(h), 128) for h in ps.hash_keys([pa.array(range(KEYS))])]
 ALL: dict[str, State] = {
     "v": ps.ValueState("long"),
     "l": ps.ListState("long"),

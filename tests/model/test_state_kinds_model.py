@@ -27,7 +27,9 @@ from hypothesis.stateful import (
 )
 
 import pystate as ps
+from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import LineageError
+from pystate.types.arrays import key_groups
 from tests.model.containers import Clock, Items, Kind, Row, Timers
 from tests.model.kinds import Driver, Spec, plain
 from tests.model.specs import FOLDS, KEYS, LISTS, MAPS, SPACES, TTLS, VALUES
@@ -75,7 +77,7 @@ class KindsMachine(RuleBasedStateMachine):
             )
         self.shared = shared
         self.backend = self.made(shared)
-        self.sealed: list[tuple[ps.Lineage, World]] = [(ps.backend.EMPTY_LINEAGE, self.world())]
+        self.sealed: list[tuple[ps.Lineage, World]] = [(EMPTY_LINEAGE, self.world())]
         self.files: list[Path] = []
         self.clock.processing = 1_000_000
         self.clock.tell(self.backend)
@@ -402,7 +404,7 @@ class KindsMachine(RuleBasedStateMachine):
     def within(self, bounds: tuple[int, int]) -> list[Row]:
         columns = [self.keys] if isinstance(self.key, str) else list(zip(*self.keys, strict=True))
         arrays = [pa.array(c, t.arrow) for c, (_, t) in zip(columns, self.backend.key, strict=True)]
-        groups = ps.backend.key_groups(ps.hash_keys(arrays), MAX_PARALLELISM)
+        groups = key_groups(ps.hash_keys(arrays), MAX_PARALLELISM)
         keys = [k for k, g in zip(self.keys, groups, strict=True) if bounds[0] <= g <= bounds[1]]
         return [row for row in self.rows if row[0] in keys]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import pystate.maintenance
-import pystate.parts
+import pystate.checkpoint.parts
+import pystate.coordinator.merges
+from pystate.coordinator.ownership import Ownership
 from pystate.errors import FencedError
-from pystate.ownership import Ownership
 from tests.drivers import READS, Driver, World, check, fake_merge, run_whole
 
 BEFORE, AFTER = 3, 6
@@ -21,8 +21,8 @@ STRIDE = 3
 @pytest.fixture(autouse=True)
 def merging() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pystate.maintenance, "merge_range", fake_merge)
-        patch.setattr(pystate.parts, "_LEAST_FILES", 0)
+        patch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
+        patch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", 0)
         yield
 
 
@@ -30,8 +30,8 @@ def merging() -> Iterator[None]:
 def before() -> World:
     """A checkpoint with a few epochs, that has seen merges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pystate.maintenance, "merge_range", fake_merge)
-        patch.setattr(pystate.parts, "_LEAST_FILES", 0)
+        patch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
+        patch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", 0)
         world = World()
         run_whole(world, BEFORE)
     return world

@@ -32,10 +32,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pystate.history import read_head
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import LocalStorage
 from pystate.inspection import read_all
-from pystate.spark.parquet import ParquetSink
-from pystate.storage import LocalStorage
+from pystate.spark.sinks.parquet import ParquetSink
 from tests.spark.chaos_acts import (
     DISTURBANCES,
     PAUSE_AND_TAKE_OVER,

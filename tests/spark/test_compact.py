@@ -13,7 +13,7 @@ import pytest
 import pystate as ps
 from pystate.errors import CheckpointError, InUseError, InvalidArgumentError
 from pystate.spark import Compaction, EpochProgress, Job, ParquetSink
-from pystate.spark.commits import commit
+from pystate.spark.sinks.commits import commit
 
 from .conftest import Source, rows_of
 

@@ -103,7 +103,9 @@ def crash(*_: object) -> None:
     raise CrashError("in the drain")
 
 
-@pytest.mark.parametrize("where", ["pystate.epoch.Epoch.complete", "pystate.spark.commits.commit"])
+@pytest.mark.parametrize(
+    "where", ["pystate.coordinator.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+)
 def test_a_drain_that_is_killed_is_done_once(
     spark: SparkSession,
     make_job: MakeJob,
@@ -186,7 +188,7 @@ def test_a_run_drains_all_operators_in_its_own_epoch(
 ) -> None:
     frame = spark.createDataFrame([("a", 1), ("b", 50)], "k string, v long")
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.commits.commit", crash)
+        patch.setattr("pystate.spark.sinks.commits.commit", crash)
         with pytest.raises(CrashError):
             make_job().run_epoch(frame, chained, run_key="may", drain=True)
     wanted = [("a", 1011, 1), ("a", 11, 0), ("b", 1060, 1), ("b", 60, 0)]

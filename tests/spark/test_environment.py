@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
@@ -25,7 +26,6 @@ from pystate.spark.environment import (
 )
 from pystate.spark.failures import is_retryable, original_error
 from pystate.spark.offsets import read_offsets
-from pystate.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

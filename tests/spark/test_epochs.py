@@ -317,7 +317,7 @@ def test_output_is_committed_after_a_crash_in_between(
     source.add("a,1")
     sink = ParquetSink(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.commits.commit", crash)
+        patch.setattr("pystate.spark.sinks.commits.commit", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(make_job(), source, sink).awaitTermination()
     assert sink.epochs() == []

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, SinkError
 from pystate.spark import Job, ParquetSink, foreach_epoch
-from pystate.spark import sink as sinks
+from pystate.spark.sinks import sink as sinks
 
 from .conftest import ROOT, Source, rows_of
 
@@ -265,12 +265,12 @@ def write(df, epoch):
 
 sink = foreach_epoch(write)
 if die == "after":
-    import pystate.spark.foreach as foreach
+    import pystate.spark.sinks.foreach as foreach
     def sweep(root, epoch):
         os.kill(os.getpid(), signal.SIGKILL)
     foreach.sweep_staging = sweep
 if die == "noted":
-    from pystate.history import History
+    from pystate.checkpoint.manifest_log import History
     History.note_committed = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 job = Job("job", f"{folder}/checkpoint", parallelism=1)
 job.run_epoch(spark.createDataFrame([(c,) for c in text], "k string"), pipeline, sink=sink)

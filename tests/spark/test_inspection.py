@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError
 from pystate.inspection import StateScan, read_all, read_state, scan_state
-from pystate.storage import LocalStorage
 from tests.model.test_merges import KEYS, Operator, run
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
+from pystate.checkpoint.storage import LocalStorage
 from pystate.host import process_start
 from pystate.inspection import read_all
-from pystate.storage import LocalStorage
 
 from .conftest import ROOT, wait_for
 from .processes import workers_of

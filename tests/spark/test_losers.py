@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate import marks
+from pystate.checkpoint import begin_marks as marks
 from pystate.errors import EvaluationError
 from pystate.spark import EpochProgress, ParquetSink
 

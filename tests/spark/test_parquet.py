@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pystate.coordinator import Coordinator, OvertakenError
-from pystate.epoch import Epoch
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.coordinator import Coordinator, OvertakenError
+from pystate.coordinator.epoch import Epoch
 from pystate.errors import (
     CheckpointError,
     EvaluationError,
     FencedError,
     InvalidArgumentError,
 )
-from pystate.spark.commits import commit
-from pystate.spark.outputs import Outputs, begin_outputs, relocatable
-from pystate.spark.parquet import ParquetSink
-from pystate.storage import LocalStorage
+from pystate.spark.sinks.commits import commit
+from pystate.spark.sinks.outputs import Outputs, begin_outputs, relocatable
+from pystate.spark.sinks.parquet import ParquetSink
 from tests.conftest import FakeWork
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
     counted: str,
     damage: str,
 ) -> None:
-    from pystate.spark import written
+    from pystate.spark.sinks import written
 
     write = written.write_parquet
     if counted == "rows":
@@ -289,7 +289,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
 
     none = pa.table({"id": pa.array([], pa.int64())})
     pq.write_table(none, tmp_path / "none.parquet")
-    monkeypatch.setattr("pystate.spark.written.write_parquet", write_and_damage)
+    monkeypatch.setattr("pystate.spark.sinks.written.write_parquet", write_and_damage)
     with pytest.raises(EvaluationError, match=r"the tasks wrote .* and the driver finds"):
         ParquetSink(tmp_path / "out").stage_frame(spark.range(0, 10, 1, 2), 3, "abc")
 

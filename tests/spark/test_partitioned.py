@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, PystateError, WrongTypeError
 from pystate.spark import Job, ParquetSink
-from pystate.spark.commits import commit
+from pystate.spark.sinks.commits import commit
 
 from .conftest import rows_of
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch, RangeReport, SideFile
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport, SideFile
 from pystate.spark.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork
 

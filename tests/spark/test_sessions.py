@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from pystate.checkpoint.storage import LocalStorage
 from pystate.examples._streaming import published
 from pystate.examples.sessions import parse, read_lines, recompute
 from pystate.inspection import read_all
 from pystate.spark import ParquetSink
-from pystate.storage import LocalStorage
 
 from .conftest import ROOT, wait_for
 

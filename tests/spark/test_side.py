@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pystate.epoch import RangeReport, SideFile
+from pystate.coordinator.epoch import RangeReport, SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.commits import commit
-from pystate.spark.outputs import Outputs
-from pystate.spark.parquet import ParquetSink
 from pystate.spark.side import SideFiles
+from pystate.spark.sinks.commits import commit
+from pystate.spark.sinks.outputs import Outputs
+from pystate.spark.sinks.parquet import ParquetSink
 
 
 def batch(*values: int) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from pystate.errors import (
     SinkError,
 )
 from pystate.spark import EpochResult, Job, ParquetSink, Sink, SinkTask, register_sink
-from pystate.spark import sink as sinks
+from pystate.spark.sinks import sink as sinks
 
 from .conftest import Source, state_of
 
@@ -262,7 +262,7 @@ def test_parquet_files_that_are_lost_name_the_way_out(
 ) -> None:
     sink = ParquetSink(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.commits.commit_parquet", lambda *_: 1 / 0)
+        patch.setattr("pystate.spark.sinks.commits.commit_parquet", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(make_job(), spark, "ab", sink)
     shutil.rmtree(tmp_path / "out" / "_staging")

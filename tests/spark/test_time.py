@@ -150,9 +150,9 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
 
     with monkeypatch.context() as patch:
         if where == "before the manifest":
-            patch.setattr("pystate.epoch.Epoch.complete", crash)
+            patch.setattr("pystate.coordinator.epoch.Epoch.complete", crash)
         elif where == "before the commit":
-            patch.setattr("pystate.spark.commits.commit", crash)
+            patch.setattr("pystate.spark.sinks.commits.commit", crash)
         else:
             patch.setattr("pystate.spark.job.notify", crash)
         with pytest.raises(Exception, match="CrashError"):

@@ -166,7 +166,9 @@ def crash(*_: object) -> None:
     raise CrashError
 
 
-@pytest.mark.parametrize("where", ["pystate.epoch.Epoch.complete", "pystate.spark.commits.commit"])
+@pytest.mark.parametrize(
+    "where", ["pystate.coordinator.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+)
 def test_timers_fire_once_through_a_crash(
     spark: SparkSession,
     make_job: MakeJob,

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import pystate as ps
-from pystate.backend import KeyedStateBackend
-from pystate.epoch import RangeReport
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
+from pystate.checkpoint.manifest import empty_range
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.epoch import RangeReport
 from pystate.errors import EvaluationError, WrongKeyGroupError
-from pystate.manifest import empty_range
-from pystate.marks import BeginMarks, RefusedError
-from pystate.output import OutputColumns
-from pystate.runtime import FunctionSpec
+from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import FunctionSpec
 from pystate.spark.bodies import FunctionBody
 from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
-from pystate.storage import LocalStorage
 
 PARALLELISM = 2
 

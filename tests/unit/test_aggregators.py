@@ -23,11 +23,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate import aggregators as ag
-from pystate.arrays import as_array, hash_keys
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError
-from pystate.sketches import estimate
-from pystate.types import parse_type
+from pystate.state import aggregators as ag
+from pystate.state.sketches import estimate
+from pystate.types.arrays import as_array, hash_keys
+from pystate.types.state_type import parse_type
 
 UTC = dt.timezone.utc
 LONGS = st.integers(-(2**63), 2**63 - 1)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pystate.attach import TableCache
-from pystate.declarations import ValueState
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
+from pystate.coordinator.merges import merge_range
+from pystate.coordinator.rescale import rescaled
 from pystate.errors import CheckpointError, CorruptFileError, UnclaimedStateError
 from pystate.host import TableHome, choose_home
-from pystate.maintenance import merge_range
-from pystate.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
-from pystate.rescale import rescaled
+from pystate.shared_tables import TableCache
+from pystate.state.declarations import ValueState
 from tests.peer import STATES, Peer, Worker
 
 EMPTY = empty_range(0, 128, 1)
@@ -339,7 +339,7 @@ def test_rescaled_there_and_back(worker: MakeWorker, merged: bool) -> None:
 
 
 def _belongs(backend: Any, key: int) -> bool:
-    from pystate.backend import hash_keys, key_group
+    from pystate.backend.keyed import hash_keys, key_group
 
     first, last = backend.key_group_range
     import pyarrow as pa

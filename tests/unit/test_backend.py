@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.state_files import EMPTY_LINEAGE, open_file
 from pystate.errors import (
     ClosedError,
     CorruptFileError,
@@ -41,8 +42,7 @@ from pystate.errors import (
     WrongKeyGroupError,
     WrongTypeError,
 )
-from pystate.files import open_file
-from pystate.keys import parse_key
+from pystate.types.keys import parse_key
 
 STATES = {
     "n": ps.ValueState("long", default=0),
@@ -598,7 +598,7 @@ def test_what_cannot_be_pickled_is_named_and_nothing_is_sealed(
     backend["seen"].update(lambda: None)
     with pytest.raises(WrongTypeError, match="state 'seen', key 5: function cannot be pickled"):
         backend.seal()
-    assert backend.lineage() == ps.backend.EMPTY_LINEAGE
+    assert backend.lineage() == EMPTY_LINEAGE
     backend.set_current_key(5)
     backend["seen"].update("fine")
     assert backend.seal().rows == 1
@@ -656,7 +656,7 @@ def test_a_snapshot_can_be_written_twice(backend: ps.KeyedStateBackend) -> None:
 
 
 def test_lineages_name_the_undo_window(backend: ps.KeyedStateBackend) -> None:
-    assert backend.lineage() == ps.backend.EMPTY_LINEAGE
+    assert backend.lineage() == EMPTY_LINEAGE
     made = []
     for epoch in (10, 11, 12):
         parent = made[-1].id if made else bytes(16)
@@ -1174,7 +1174,7 @@ def test_a_shared_tables_file_is_read_beside_its_writer(tmp_path: Path) -> None:
         script = (
             "import sys\n"
             "import pystate as ps\n"
-            "from pystate.keys import parse_key\n"
+            "from pystate.types.keys import parse_key\n"
             "states = {'n': ps.ValueState('long', 0), 'name': ps.ValueState('string'),\n"
             "          'seen': ps.ValueState(object)}\n"
             "with ps.SealedReader(None, parse_key('long'), states, sys.argv[1]) as reader:\n"

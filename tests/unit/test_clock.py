@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from pystate.clock import advance
-from pystate.manifest import ClockReading, Manifest
+from pystate.checkpoint.manifest import ClockReading, Manifest
+from pystate.coordinator.clock import advance
 from tests.conftest import FakeWork
 
 SECOND, HOUR, DAY = 1000, 3_600_000, 86_400_000
@@ -114,7 +114,7 @@ def test_a_checkpoint_remembers_the_doubt(work: FakeWork, caplog: pytest.LogCapt
     true = [START + n * SECOND for n in range(8)]
     readings = [t + YEARS if n in (3, 4) else t for n, t in enumerate(true)]
     times = []
-    with caplog.at_level(logging.WARNING, "pystate.clock"):
+    with caplog.at_level(logging.WARNING, "pystate.coordinator.clock"):
         for number, reading in enumerate(readings):
             for _ in range(2):
                 with work.coordinator() as coordinator:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pystate.errors import CheckpointError, InUseError
-from pystate.spark import compaction, folders
-from pystate.spark.compaction import Compacted, Compaction, compact_folder, read_compacted
-from pystate.spark.parquet import ParquetSink, commit_parquet
+from pystate.spark.sinks import compaction, folders
+from pystate.spark.sinks.compaction import Compacted, Compaction, compact_folder, read_compacted
+from pystate.spark.sinks.parquet import ParquetSink, commit_parquet
 
 #: What changes names: every state of the folders is between two of these.
 STEPS = [(os, "mkdir"), (os, "link"), (os, "rmdir"), (os, "unlink"), (compaction, "exchange")]

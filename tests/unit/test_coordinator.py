@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from pystate.coordinator import AlreadyDone, Coordinator
-from pystate.document import encode_document
-from pystate.epoch import Epoch, RangeReport, RepeatableError
+from pystate.checkpoint.manifest import EMPTY_ID, Manifest, manifest_path
+from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.metadata import encode_document
+from pystate.coordinator.coordinator import AlreadyDone, Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -25,8 +27,6 @@ from pystate.errors import (
     UnclaimedStateError,
     WrongTypeError,
 )
-from pystate.history import read_head, retained_epochs
-from pystate.manifest import EMPTY_ID, Manifest, manifest_path
 from tests.conftest import KEY, STATE, FakeWork
 
 

@@ -16,6 +16,7 @@ import pytest
 import pystate as ps
 from pystate import _core
 from pystate.errors import ClosedError, InvalidArgumentError
+from pystate.types.arrays import reference
 
 SOURCES = sorted(Path(_core.__file__).parent.glob("_core*.p[yx]*"))
 #: Functions that use nobody's handle.
@@ -180,7 +181,7 @@ def test_what_is_made_is_made_once() -> None:
         due = backend.due_timers("event", 1)
         n, table = backend["n"], backend._table
         array = pa.array([1])
-        made = ps.arrays.reference(array, n.type) if hasattr(ps, "arrays") else None
+        made = reference(array, n.type)
         again: list[Any] = [
             lambda: table.__init__("x", lambda: None),
             lambda: keys.__init__(table, [array], [n.type]),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch, RangeReport
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import InvalidArgumentError
 from pystate.spark.described import Description, plan_name
 from pystate.spark.observed import checked_observe, long_row, with_state

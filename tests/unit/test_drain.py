@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate import drain
-from pystate.coordinator import Coordinator
-from pystate.epoch import Epoch
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch
 from pystate.errors import EvaluationError, NoEventTimeError
+from pystate.operator import drain
 from pystate.testing import Harness
 from tests.conftest import KEY, STATE, FakeWork
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pystate.durations import milliseconds
 from pystate.errors import InvalidArgumentError
+from pystate.types.durations import milliseconds
 
 
 @pytest.mark.parametrize(

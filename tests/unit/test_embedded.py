@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.embedded import Store
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import (
     CheckpointError,
     ClosedError,
@@ -29,7 +29,7 @@ from pystate.errors import (
     TableBusyError,
     UnclaimedStateError,
 )
-from pystate.storage import LocalStorage
+from pystate.store import Store
 
 STATES = {
     "n": ps.ValueState("long", default=0),
@@ -449,7 +449,7 @@ def test_a_lost_manifest_is_not_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_jobs_checkpoint_is_not_opened_as_a_store(tmp_path: Path) -> None:
-    from pystate.jobfile import open_job
+    from pystate.checkpoint.job_file import open_job
 
     open_job(LocalStorage(tmp_path), "flights", 2, None)
     with pytest.raises(InvalidArgumentError, match="flights"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import WrongTypeError
-from pystate.event_time import event_times, instants, milliseconds
+from pystate.operator.event_time import event_times, instants, milliseconds
 
 HOUR = 3_600_000
 

@@ -20,7 +20,7 @@ from pystate.host import (
     sweep,
     table_identity,
 )
-from pystate.tables import memory_limit_bytes
+from pystate.memory import memory_limit_bytes
 from tests.control_groups import memory_limited
 
 APPLICATION = bytes(range(32))

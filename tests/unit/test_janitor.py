@@ -14,13 +14,13 @@ import pytest
 
 import pystate as ps
 from pystate import janitor, upkeep
-from pystate.attach import TableSpec
+from pystate.checkpoint.manifest import empty_range
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.ownership import Ownership
 from pystate.errors import PystateError
 from pystate.host import TableHome, choose_home, process_start
 from pystate.janitor import closing_mark
-from pystate.manifest import empty_range
-from pystate.ownership import Ownership
-from pystate.storage import LocalStorage
+from pystate.shared_tables import TableSpec
 
 APPLICATION = bytes(range(32))
 

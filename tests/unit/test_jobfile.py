@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pystate.document import encode_document
-from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NewerFormatError
-from pystate.jobfile import (
+from pystate.checkpoint.job_file import (
     JobFile,
     OperatorEntry,
     default_max_parallelism,
@@ -18,8 +16,10 @@ from pystate.jobfile import (
     open_job,
     read_job,
 )
-from pystate.ownership import Ownership, current_owner
-from pystate.storage import LocalStorage
+from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.ownership import Ownership, current_owner
+from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NewerFormatError
 from tests.conftest import FakeWork
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.keys import leaf, leaves
-from pystate.types import parse_type
+from pystate.types.keys import leaf, leaves
+from pystate.types.state_type import parse_type
 
 PLACE = "struct<city:string,at:struct<x:long,`y z`:long>>"
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import pystate as ps
-import pystate.maintenance
+import pystate.coordinator.merges
+from pystate.checkpoint.manifest import FileRef, RangeState, manifest_path
+from pystate.checkpoint.manifest_log import History, retained_epochs
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
+from pystate.coordinator.merges import Maintenance, MergePolicy
+from pystate.coordinator.retention import collect_orphans, delete_files, merged_name
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
-from pystate.history import History, retained_epochs
-from pystate.maintenance import Maintenance, MergePolicy
-from pystate.manifest import FileRef, RangeState, manifest_path
-from pystate.retention import collect_orphans, delete_files, merged_name
-from pystate.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
 from tests.conftest import FakeWork
 
 EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
@@ -54,7 +54,7 @@ def fake_merge(
 
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pystate.maintenance, "merge_range", fake_merge)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
 
 
 def bases(work: FakeWork) -> list[FileEntry]:
@@ -117,7 +117,7 @@ def test_drivers_of_one_epoch_each_keep_the_chain_short(
         time.sleep(merge_s)
         return fake_merge(*arguments)
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", merge)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", merge)
     texts = [str(number) for number in range(30)]
     for number, text in enumerate(texts):
         parallelism = 1 + number // 5 % 2 if rescaled else 1
@@ -141,11 +141,11 @@ def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
             ref = FileRef.from_info(path, backend.seal().write(out))
     given_up = threading.Event()
     arguments: Any = (work.storage, (ref,), ref.id, path + ".base", 0, 127)
-    assert pystate.maintenance.merge_range(*arguments, given_up=given_up).rows == 9
+    assert pystate.coordinator.merges.merge_range(*arguments, given_up=given_up).rows == 9
     assert work.storage.delete(path + ".base")
     given_up.set()
     with pytest.raises(CheckpointError, match="given up"):
-        pystate.maintenance.merge_range(*arguments, given_up=given_up)
+        pystate.coordinator.merges.merge_range(*arguments, given_up=given_up)
     assert [e.path for e in work.storage.list("")] == [path]
     assert not work.storage.list("", temporary=True)
 
@@ -159,7 +159,7 @@ def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
         assert go_on.wait(60)
         return fake_merge(*arguments)
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", slow)
     policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=7)
     with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
         run(coordinator, work, *"abcdef")
@@ -179,7 +179,7 @@ def test_merge_never_blocks_an_epoch(work: FakeWork, monkeypatch: pytest.MonkeyP
         assert go_on.wait(60)
         return fake_merge(*arguments)
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", slow)
     with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
         run(coordinator, work, "a", "b", "c")
         assert begun.wait(60)
@@ -201,7 +201,7 @@ def test_close_joins_the_thread(work: FakeWork, monkeypatch: pytest.MonkeyPatch)
         finished.set()
         return fake_merge(*arguments)
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", slow)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", slow)
     coordinator = work.coordinator(merge_policy=EAGER, parallelism=1)
     run(coordinator, work, "a", "b", "c")
     assert begun.wait(60)
@@ -220,7 +220,7 @@ def test_failed_merge_is_not_tried_at_every_epoch(
         calls.append(1)
         raise CorruptFileError("state/x is damaged")
 
-    monkeypatch.setattr(pystate.maintenance, "merge_range", broken)
+    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", broken)
     with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
         for _ in range(20):
             run(coordinator, work, "x")
@@ -456,7 +456,7 @@ def test_deleting_goes_on_past_an_error(caplog: pytest.LogCaptureFixture, tmp_pa
 def test_retained_epochs_can_be_read_to_the_last_file(work: FakeWork) -> None:
     policy = MergePolicy(min_deltas=2, max_deltas=4, keep_deltas=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pystate.maintenance, "merge_range", fake_merge)
+        patch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
         with work.coordinator(merge_policy=policy, retained=2, orphan_grace_ms=0) as coordinator:
             for number in range(12):
                 run(coordinator, work, str(number))

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from pystate.columns import timers_column
-from pystate.document import Fields, decode_document, encode_document
-from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
-from pystate.manifest import (
+from pystate._core import range_bounds
+from pystate.checkpoint.manifest import (
     EMPTY_ID,
     FORMAT_VERSION,
     ClockReading,
@@ -23,9 +21,11 @@ from pystate.manifest import (
     empty_range,
     manifest_epoch,
     manifest_path,
-    range_bounds,
     state_folder,
 )
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.state.columns import timers_column
 
 
 def file_ref(number: int, kind: str = "delta", parent: int | None = None) -> FileRef:
@@ -182,6 +182,7 @@ def tampered(**fields: Any) -> bytes:
         ({"host": None}, "'host' is not a string"),
         ({"processing_time_ms": None}, "null"),
         ({"operators": [7]}, "expected an object"),
+        ({"max_parallelism": 1 << 16}, "a whole number from 1 to 32768"),
         ({"max_parallelism": 2}, "does not have the 3 ranges of 2 key groups"),
         ({"clock": {}}, "'read_ms' is missing"),
         ({"queries": [{}]}, "'query_id' is missing"),

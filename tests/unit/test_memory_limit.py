@@ -19,11 +19,11 @@ import pytest
 
 import pystate as ps
 from pystate import _core
-from pystate.attach import TableSpec
+from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
-from pystate.files import merge_files, open_file
 from pystate.host import choose_home, counted_home
-from pystate.tables import MemoryUse, memory_limit_bytes, memory_use
+from pystate.memory import MemoryUse, memory_limit_bytes, memory_use
+from pystate.shared_tables import TableSpec
 
 STATES: dict[str, Any] = {"n": ps.ValueState("bigint"), "s": ps.ValueState("string")}
 MIB = 1 << 20
@@ -35,7 +35,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], Memor
 
     def set_limit(limit_bytes: int) -> Callable[[], MemoryUse]:
         budget = _core.Budget(limit_bytes)
-        for module in ("backend_table", "files"):
+        for module in ("backend.table", "checkpoint.state_files"):
             monkeypatch.setattr(f"pystate.{module}.process_budget", lambda: budget)
         return lambda: MemoryUse(*budget.stats())
 
@@ -245,7 +245,7 @@ import sys
 import numpy as np
 import pystate as ps
 from pystate.errors import MemoryLimitError
-from pystate.tables import memory_use
+from pystate.memory import memory_use
 
 states = {"n": ps.ValueState("bigint"), "s": ps.ValueState("string")}
 backend = ps.KeyedStateBackend("long", states=states, home="shared", path=sys.argv[1])
@@ -358,7 +358,7 @@ def test_the_limit_of_the_environment() -> None:
         environment = {k: v for k, v in os.environ.items() if k != "PYSTATE_MEMORY_LIMIT_BYTES"}
         if value is not None:
             environment["PYSTATE_MEMORY_LIMIT_BYTES"] = value
-        code = "from pystate.tables import memory_use; print(memory_use().limit_bytes)"
+        code = "from pystate.memory import memory_use; print(memory_use().limit_bytes)"
         run = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True
         )

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pystate.arrays import hash_keys
 from pystate.errors import (
     CorruptFileError,
     DeclarationError,
@@ -24,9 +23,10 @@ from pystate.errors import (
     StateOverflowError,
     WrongTypeError,
 )
-from pystate.keys import parse_key
-from pystate.nested import NestedCodec
-from pystate.types import StateType, inline_layout, parse_type
+from pystate.types.arrays import hash_keys
+from pystate.types.keys import parse_key
+from pystate.types.nested import NestedCodec
+from pystate.types.state_type import StateType, inline_layout, parse_type
 
 UTC = dt.timezone.utc
 

@@ -12,8 +12,8 @@ from pyspark.sql import Row
 
 import pystate as ps
 from pystate.errors import WrongTypeError
-from pystate.output import parse_columns
-from pystate.rows import RowFactory
+from pystate.operator.output import parse_columns
+from pystate.operator.rows import RowFactory
 
 AWARE = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
 NAIVE = datetime.datetime(2020, 1, 1)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pystate.errors import WrongTypeError
-from pystate.output import OutputColumns, castable, parse_columns
+from pystate.operator.output import OutputColumns, castable, parse_columns
 
 UTC = datetime.timezone.utc
 OWNER = "operator 'one'"

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-import pystate.parts
-from pystate.document import encode_document
-from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, LineageError
-from pystate.history import History, read_head
-from pystate.manifest import (
+import pystate.checkpoint.parts
+from pystate.checkpoint.manifest import (
     EMPTY_ID,
     FileRef,
     Manifest,
@@ -26,10 +23,13 @@ from pystate.manifest import (
     read_manifest,
     state_path,
 )
-from pystate.parts import Parts, part_epoch, share
-from pystate.planned import PlannedRange, PlannedRanges
-from pystate.rescale import rescaled
-from pystate.storage import LocalStorage
+from pystate.checkpoint.manifest_log import History, read_head
+from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.parts import Parts, part_epoch, share
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.planned_ranges import PlannedRange, PlannedRanges
+from pystate.coordinator.rescale import rescaled
+from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, LineageError
 from tests.conftest import KEY, STATE, FakeWork
 
 GROUPS = 256
@@ -127,7 +127,7 @@ def drawn_operator(rng: random.Random, old: OperatorState, epoch: int) -> Operat
 def test_whatever_happens_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, least: int
 ) -> None:
-    monkeypatch.setattr(pystate.parts, "_LEAST_FILES", least)
+    monkeypatch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", least)
     rng = random.Random(seed)
     written = Written(LocalStorage(tmp_path))
     operators = tuple(
@@ -191,7 +191,7 @@ def part_path(work: FakeWork) -> str:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pystate.parts, "_LEAST_FILES", 0)
+    monkeypatch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", 0)
 
 
 @pytest.mark.usefixtures("eager")
@@ -278,12 +278,12 @@ def test_wrong_content_under_a_right_checksum(changes: dict[str, Any], message: 
         data = encode_document("part", 1, fields)
         path = f"manifests/00000003-{'a' * 32}.part"
         if error is None:
-            assert len(pystate.parts.Part.decode(data, path, GROUPS).ranges) == 2
+            assert len(pystate.checkpoint.parts.Part.decode(data, path, GROUPS).ranges) == 2
             with pytest.raises(CorruptFileError, match="is of epoch 3"):
-                pystate.parts.Part.decode(data, path.replace("3-", "4-"), GROUPS)
+                pystate.checkpoint.parts.Part.decode(data, path.replace("3-", "4-"), GROUPS)
             continue
         with pytest.raises(CorruptFileError, match=error):
-            pystate.parts.Part.decode(data, path, GROUPS)
+            pystate.checkpoint.parts.Part.decode(data, path, GROUPS)
 
 
 # ---- what tasks are told ------------------------------------------------------------------------

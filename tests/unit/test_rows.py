@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.arrays import datetimes
 from pystate.errors import InvalidArgumentError
-from pystate.rows import RowFactory
+from pystate.operator.rows import RowFactory
+from pystate.types.arrays import datetimes
 
 
 def test_rows_by_name_position_and_attribute() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pystate.document import encode_document
+from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.run_keys import RunKeys
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError
-from pystate.runs import RunKeys
-from pystate.storage import LocalStorage
 from tests.conftest import FakeWork
 from tests.drivers import CrashError, MemoryStorage, World
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.calls import OUTPUT_ROWS
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
     NoCurrentKeyError,
     WrongTypeError,
 )
-from pystate.functions import has_timers
-from pystate.output import OutputColumns, RowsAsYielded, parse_columns
-from pystate.runtime import FunctionRuntime, FunctionSpec
+from pystate.functions.base import has_timers
+from pystate.operator.call_shapes import OUTPUT_ROWS
+from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
+from pystate.operator.runtime import FunctionRuntime, FunctionSpec
 from pystate.testing import Harness
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])

@@ -20,6 +20,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import ClosedError, SchemaError, WrongTypeError
+from pystate.types.arrays import key_groups
 
 HOUR = 3_600_000
 STATES: dict[str, ps.State] = {
@@ -240,10 +241,10 @@ def test_uneven_scale(before: int, after_: int) -> None:
     """Lists, maps and aggregates of every key arrive, once, in the range that owns it."""
 
     def ranges(parallelism: int) -> list[tuple[int, int]]:
-        return [ps.backend.range_bounds(i, 128, parallelism) for i in range(parallelism)]
+        return [ps.range_bounds(i, 128, parallelism) for i in range(parallelism)]
 
     def owned(made: ps.KeyedStateBackend, key: int) -> bool:
-        [group] = ps.backend.key_groups(ps.hash_keys([pa.array([key])]), 128)
+        [group] = key_groups(ps.hash_keys([pa.array([key])]), 128)
         return made.key_group_range[0] <= group <= made.key_group_range[1]
 
     files = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pystate.checkpoint.storage import LocalStorage, open_storage
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -20,7 +21,6 @@ from pystate.errors import (
     NoSpaceError,
     PystateError,
 )
-from pystate.storage import LocalStorage, open_storage
 
 
 @pytest.fixture

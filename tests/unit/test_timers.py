@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate import calls
-from pystate.context import TimeDomain
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
     NoCurrentKeyError,
     NoEventTimeError,
 )
+from pystate.functions.context import TimeDomain
+from pystate.operator import call_shapes as calls
 from pystate.testing import Harness
 
 

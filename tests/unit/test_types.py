@@ -15,10 +15,10 @@ from pyspark.sql import types as st
 
 import pystate as ps
 from pystate import _core
-from pystate.arrays import as_array, from_parts, hash_keys, key_groups
 from pystate.errors import DeclarationError, StateOverflowError, WrongTypeError
-from pystate.output import parse_columns
-from pystate.types import from_code, parse_type
+from pystate.operator.output import parse_columns
+from pystate.types.arrays import as_array, from_parts, hash_keys, key_groups
+from pystate.types.state_type import from_code, parse_type
 
 UTC = dt.timezone.utc
 

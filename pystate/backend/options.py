@@ -1,0 +1,81 @@
+"""What a table is made with, and what it tells about itself.
+
+Values and functions, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from pystate.arguments import integer
+from pystate.errors import InvalidArgumentError
+from pystate.types.keys import MAX_PARALLELISM
+
+__all__ = [
+    "UNDO_EPOCHS",
+    "Identity",
+    "TableStats",
+    "checked_parallelism",
+    "checked_range",
+]
+
+#: Sealed epochs that can be undone.
+UNDO_EPOCHS = 2
+
+
+class Identity(Protocol):
+    """Who may use a shared table; others find a `TableMismatchError`."""
+
+    @property
+    def boot_id(self) -> bytes: ...  # noqa: D102
+    @property
+    def pid_namespace(self) -> int: ...  # noqa: D102
+    @property
+    def owner_pid(self) -> int: ...  # noqa: D102
+    @property
+    def owner_start(self) -> int: ...  # noqa: D102
+    @property
+    def application(self) -> bytes: ...  # noqa: D102
+
+
+class TableStats(NamedTuple):
+    """A table's size. Bytes are memory, not files."""
+
+    keys: int
+    """Live keys."""
+    slots: int
+    """Rows ever taken: live, dead and reusable."""
+    row_bytes: int
+    index_bytes: int
+    block_bytes: int
+    undo_bytes: int
+    ring_bytes: int
+    meta_bytes: int
+    committed_bytes: int
+    """All of it as taken from the system."""
+    changed_rows: int
+    """Rows touched in the open epoch."""
+    recovered_records: int
+    """Undo records that the last open or attach had to replay."""
+    recovery_ns: int
+    row_size: int
+
+
+def checked_parallelism(max_parallelism: int) -> int:
+    """The number of key groups, if it is one."""
+    return integer(max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM)
+
+
+def checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple[int, int]:
+    """The first and last key group; all where none are given."""
+    if bounds is None:
+        return 0, max_parallelism - 1
+    given: Any = bounds
+    whole = isinstance(given, (tuple, list)) and len(given) == 2
+    first, last = given if whole and all(type(b) is int for b in given) else (0, -1)
+    if not 0 <= first <= last < max_parallelism:
+        raise InvalidArgumentError(
+            f"key_group_range {bounds!r:.80}: first and last, inclusive, within 0 to "
+            f"{max_parallelism - 1}"
+        )
+    return first, last

@@ -1,0 +1,135 @@
+"""Files into a backend: a range of one, or a base and the deltas after it.
+
+Thread safety: as the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from pystate.arguments import shown
+from pystate.backend.table import BackendTable
+from pystate.checkpoint.state_files import FileIdentity, FileInfo, Lineage, Source, claim, open_file
+from pystate.errors import InvalidArgumentError
+
+__all__ = ["BackendFiles"]
+
+
+class BackendFiles(BackendTable):
+    """The part of `KeyedStateBackend` that reads files."""
+
+    def load(
+        self,
+        source: Source,
+        *,
+        first_key_group: int | None = None,
+        last_key_group: int | None = None,
+        expected: FileIdentity | None = None,
+        allow_unclaimed_state: bool = False,
+        since: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
+        """Apply a range of one file to the open epoch.
+
+        Parameters
+        ----------
+        source : path or binary file object
+            A delta or base file.
+        first_key_group, last_key_group : int, optional
+            Inclusive; by default the backend's range. Other blocks are not read.
+        expected : FileInfo, optional
+            What the file must be.
+        allow_unclaimed_state : bool
+            Whether states that nobody declares are dropped.
+        since : mapping of str to int, optional
+            States that count only in files of this epoch and later ones: an older state of the
+            name was dropped.
+
+        Returns
+        -------
+        int
+            Records applied.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError, CheckpointError
+            The file cannot be read. The open epoch is then to be rolled back.
+        SchemaError, UnclaimedStateError
+            The file's key or states are not the backend's; nothing was applied.
+        """
+        self.open()
+        first, last = self.key_group_range
+        first = first if first_key_group is None else first_key_group
+        last = last if last_key_group is None else last_key_group
+        with open_file(source, expected) as opened:
+            reader = opened.reader
+            columns = claim(
+                reader,
+                self.key,
+                self.namespace,
+                self._states.columns,
+                self.max_parallelism,
+                allow_unclaimed_state,
+                since,
+            )
+            info = FileInfo(*reader.info())
+            # Of a part only its own blocks are read, each with a checksum of its own.
+            if expected and first <= info.first_key_group and info.last_key_group <= last:
+                opened.check(expected)
+            return self._table.load(reader, first, last, columns)
+
+    def restore(
+        self,
+        files: Iterable[Source],
+        lineage: Lineage | None = None,
+        *,
+        expected: Iterable[FileIdentity] | None = None,
+        allow_unclaimed_state: bool = False,
+    ) -> int:
+        """Fill an empty table from files and seal it.
+
+        Parameters
+        ----------
+        files : iterable of path or binary file object
+            A base and the deltas after it, oldest first; of each the backend's range is read.
+        lineage : Lineage, optional
+            What the table then stands at; by default the last file's.
+        expected : iterable of FileInfo, optional
+            What the files must be, one for each.
+        allow_unclaimed_state : bool
+            Whether states that nobody declares are dropped.
+
+        Returns
+        -------
+        int
+            Records applied.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The table is not empty.
+        CorruptFileError, NewerFormatError, CheckpointError, SchemaError, UnclaimedStateError
+            As `load`; the table is empty again.
+        """
+        self.open()
+        if self.dirty or len(self):
+            raise InvalidArgumentError("restore fills an empty table; this one has state")
+        rows, last = 0, lineage
+        if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+            raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
+        files = list(files)
+        identities = [None] * len(files) if expected is None else list(expected)
+        try:
+            for source, identity in zip(files, identities, strict=True):
+                rows += self.load(
+                    source, expected=identity, allow_unclaimed_state=allow_unclaimed_state
+                )
+                if lineage is None:
+                    with open_file(source) as opened:
+                        last = Lineage(*opened.reader.lineage())
+            if last is not None:
+                self._seal(last, wanted=False)
+        except BaseException:
+            self._table.rollback(0)
+            raise
+        return rows

@@ -1,0 +1,224 @@
+"""Sealed epochs: as a delta to be written, and as something to read beside the writer.
+
+Thread safety: each object may be used by one thread at a time, any thread, beside the table's own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow as pa
+
+from pystate import _core
+from pystate.checkpoint.state_files import FileInfo, Lineage
+from pystate.errors import InvalidArgumentError
+from pystate.state.columns import NAMESPACE, core_schema, timers_column
+from pystate.state.declarations import State, ValueState
+from pystate.types.arrays import decoded, from_parts
+from pystate.types.state_type import StateType
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SealedReader", "Snapshot"]
+
+_SCAN_ROWS = 1 << 16
+
+
+class Snapshot:
+    """What one epoch changed, after-images and deletions, in memory of its own.
+
+    `KeyedStateBackend.seal` makes it. It stays valid while the backend goes on, rolls back or is
+    closed, until `close`.
+
+    Attributes
+    ----------
+    lineage : Lineage
+        The sealed epoch's name, and the file's.
+    rows : int
+        Keys that were changed or deleted.
+    raw_bytes : int
+        Bytes of keys and changed states.
+    """
+
+    def __init__(self, sealed: _core.Sealed) -> None:
+        self._sealed = sealed
+        self.lineage = Lineage(*sealed.lineage)
+        self.rows: int = sealed.rows
+        self.raw_bytes: int = sealed.raw_bytes
+
+    def write(self, out: BinaryIO) -> FileInfo:
+        """Write the delta file; may be called from any thread, and again after a failure.
+
+        Parameters
+        ----------
+        out : binary file object
+            Takes the bytes. Syncing and naming it is the caller's task.
+
+        Returns
+        -------
+        FileInfo
+
+        Raises
+        ------
+        NoSpaceError
+            The file system is full.
+        ClosedError
+            After `close`, or in a forked child.
+
+        Notes
+        -----
+        Sorts, compresses and writes without the GIL, O(rows log rows), and never touches the
+        table.
+        """
+        return FileInfo(*self._sealed.write(out, str(getattr(out, "name", out))))
+
+    def close(self) -> None:
+        """Free the memory. Does nothing the second time."""
+        self._sealed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Snapshot of epoch {self.lineage.epoch}, {self.rows} rows>"
+
+
+def python_keys(batch: pa.RecordBatch, columns: int) -> Iterator[Any]:
+    """The keys of a batch that begins with `columns` key columns, as Python values."""
+    lists = [batch.column(i).to_pylist() for i in range(columns)]
+    return iter(lists[0]) if columns == 1 else iter(zip(*lists, strict=True))
+
+
+class SealedReader:
+    """The last sealed epoch, read while the writer goes on.
+
+    Made by `KeyedStateBackend.reader`. What it sees never changes; once a third further epoch was
+    sealed, or a sealed one undone, reading raises `SnapshotTooOldError`. It never makes the writer
+    wait. It sees value states; those of other kinds are left out.
+    """
+
+    def __init__(
+        self,
+        table: _core.Table | None,
+        key: Sequence[tuple[str, StateType]],
+        states: Mapping[str, State],
+        path: str | os.PathLike[str] | None = None,
+        where: str = "reader",
+        *,
+        namespace: StateType | None = None,
+        timers: bool = False,
+    ) -> None:
+        self._keys = tuple(key)
+        self._namespace = namespace
+        columns = [column for name, d in states.items() for column in d.columns(name)]
+        if timers:
+            columns.append(timers_column())
+        schema = core_schema(self._keys, namespace, columns)
+        self._reader = _core.Reader(table, schema, path, where)
+        self._states: dict[str, tuple[int, ValueState]] = {}
+        column = 0
+        for name, declaration in states.items():
+            if isinstance(declaration, ValueState):
+                self._states[name] = column, declaration
+            column += len(declaration.columns(name))
+
+    @property
+    def lineage(self) -> Lineage:
+        """The epoch that is read."""
+        return Lineage(*self._reader.lineage())
+
+    def get(self, key: Any, namespace: Any = None) -> dict[str, Any] | None:
+        """One key's states by name, with defaults; None where there is no such key.
+
+        Parameters
+        ----------
+        key : object
+            A tuple where it has several columns.
+        namespace : optional
+            Of the states; the default one without.
+
+        Raises
+        ------
+        SnapshotTooOldError
+            The epoch has left the undo window.
+        TableBusyError
+            A roll back of the table does not end: its writer was killed in it, or is at it for
+            seconds. Works again once somebody has opened the table to write.
+        """
+        if self._namespace is not None:
+            key = (*(key if len(self._keys) > 1 else (key,)), namespace)
+        elif namespace is not None:
+            raise InvalidArgumentError("the table has no namespaces")
+        found = self._reader.get(key)
+        if found is None:
+            return None
+        result = {}
+        for name, (column, declaration) in self._states.items():
+            value = found[column]
+            if value is None:
+                result[name] = declaration.default
+            else:
+                result[name] = pickle.loads(value) if declaration.type.is_object else value
+        return result
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows: key columns, then value states, null where absent; objects are pickled."""
+        cursor: int | None = 0
+        schema, n_keys = self._arrow_schema(), self._reader.key_columns
+        key_types = [type_ for _, type_ in self._key_columns()]
+        while cursor is not None:
+            cursor, n, parts = self._reader.scan(cursor, _SCAN_ROWS)
+            if not n:
+                continue
+            arrays = [
+                from_parts(type_, n, *part) for type_, part in zip(key_types, parts, strict=False)
+            ]
+            for name, (column, declaration) in self._states.items():
+                stored = from_parts(declaration.type, n, *parts[n_keys + column])
+                arrays.append(decoded(stored, declaration.type, declaration.type.codec(name)))
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _arrow_schema(self) -> pa.Schema:
+        values = [(name, declaration.type) for name, (_, declaration) in self._states.items()]
+        return pa.schema([pa.field(name, t.arrow) for name, t in [*self._key_columns(), *values]])
+
+    def _key_columns(self) -> list[tuple[str, StateType]]:
+        if self._namespace is None:
+            return list(self._keys)
+        return [*self._keys, (NAMESPACE, self._namespace)]
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one table; see `to_batches`."""
+        return pa.Table.from_batches(self.to_batches(), self._arrow_schema())
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.to_batches():
+            yield from python_keys(batch, len(self._keys))
+
+    def close(self) -> None:
+        """Release the epoch. Does nothing the second time."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,125 @@
+"""Time in a backend: its clock, what expires by it, and the timers of its keys.
+
+Thread safety: as the backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pystate.arguments import integer
+from pystate.backend.table import BackendTable
+from pystate.backend.timers import DueTimers, TimeDomain
+from pystate.state.handles import KeyBatch
+
+__all__ = ["BackendTime"]
+
+#: Keys looked through for what has expired at each seal: so many at least, and this part of them.
+_LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
+
+
+class BackendTime(BackendTable):
+    """The part of `KeyedStateBackend` that knows what time it is."""
+
+    def set_clock(
+        self,
+        *,
+        processing_time: int | None = None,
+        watermark: int | None = None,
+        event_time: int | None = None,
+    ) -> None:
+        """Tell what time it is: the only source of it for times to live.
+
+        Parameters
+        ----------
+        processing_time, watermark : int, optional
+            The epoch's, in milliseconds since 1970; None: not known.
+        event_time : int, optional
+            Of the row at hand, at which event-time states count as written.
+        """
+        for name, time in (
+            ("processing_time", processing_time),
+            ("watermark", watermark),
+            ("event_time", event_time),
+        ):
+            if time is not None and type(time) is not int:
+                integer(time, f"set_clock: {name}, in milliseconds since 1970,")
+        self.open()
+        clock: dict[str, tuple[int | None, ...]] = {
+            "processing": (processing_time,),
+            "event": (watermark, event_time),
+        }
+        if clock != self._clock:
+            for handle in self._states.timed_objects:
+                if clock[handle.domain] != self._clock.get(handle.domain):
+                    # What waits was written, and what is kept was looked at, at the old time.
+                    handle.flush(self._batch_of)
+                    handle.discard()
+            self._clock = clock
+        self._table.set_clock(processing_time, watermark, event_time)
+
+    def expire(self) -> int:
+        """Remove what has expired from some of the keys, once an epoch; `seal` does it too.
+
+        Returns
+        -------
+        int
+            How many values and elements went.
+
+        Notes
+        -----
+        Looks at 4096 keys and map entries, or at a 64th of the keys if that is more, and at four
+        for each that was made since the last time, in turn with later epochs.
+        """
+        if self._swept or not self._states.expires:
+            return 0
+        self.open()
+        self._flush()
+        for handle in self._states.timed_objects:
+            handle.discard()
+        gone = self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
+        # What is not dirty is not sealed: the next epoch of an idle table looks further.
+        self._swept = self.dirty
+        return gone
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Register a timer of the current key and namespace, in milliseconds since 1970."""
+        self._timers.register(domain, timestamp)
+
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace, if there is one."""
+        self._timers.delete(domain, timestamp)
+
+    def register_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Register a timer per key; a null registers none."""
+        self._timers.register_all(keys, domain, timestamps)
+
+    def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._timers.delete_all(keys, domain, timestamps)
+
+    def next_timer(self, domain: TimeDomain) -> int | None:
+        """The time of the earliest timer, None without any."""
+        self.open()
+        return self._timers.next(domain) if self._states.has_timers else None
+
+    def due_timers(self, domain: TimeDomain, until: int, most: int = 4096) -> DueTimers | None:
+        """Look for timers that are due.
+
+        Parameters
+        ----------
+        domain : {"event", "processing"}
+            Which clock.
+        until : int
+            Its time, in milliseconds since 1970.
+        most : int
+            How many at once.
+
+        Returns
+        -------
+        DueTimers or None
+            ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
+            of a key come in order. None where none is due.
+        """
+        self.open()
+        return self._timers.due(domain, until, most, self._key_types())

@@ -1,0 +1,85 @@
+"""Timers of a backend's keys.
+
+Thread safety: as the backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from pystate import _core
+from pystate.state.handles import KeyBatch, checked_batch
+from pystate.types.arrays import as_array, check_rows, is_many, reference
+from pystate.types.state_type import StateType
+
+__all__ = ["DueTimers", "TimeDomain", "Timers"]
+
+TimeDomain: TypeAlias = Literal["event", "processing"]
+
+_LONG = StateType("long")
+
+
+class DueTimers(_core.DueTimers):
+    """Timers that are due, of each key in order; they stay registered until they are fired.
+
+    Attributes
+    ----------
+    keys : KeyBatch
+        Their keys and namespaces.
+    timestamps : numpy.ndarray of int64
+        Their times, in milliseconds since 1970.
+    stale : bool
+        Whether one that is due too was registered since, so that the order no longer holds: stop,
+        and ask again.
+    """
+
+    keys: KeyBatch
+
+
+class Timers:
+    """Registers, deletes and hands out the timers of a table's keys.
+
+    A timer is a key, a namespace, a domain and a time; registered twice it is one.
+    """
+
+    def __init__(self, table: _core.Table) -> None:
+        self._table = table
+        self._core = _core.TimerService(table)
+        #: Of the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
+        self.register = self._core.register
+        self.delete = self._core.delete
+
+    def register_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Register a timer per key; a null registers none."""
+        self._core.register_all(*self._batch(keys, domain, timestamps))
+
+    def delete_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._core.delete_all(*self._batch(keys, domain, timestamps))
+
+    def _batch(
+        self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
+    ) -> tuple[KeyBatch, TimeDomain, _core.ArrayRef]:
+        checked_batch(keys, self._table, "timers")
+        alone = not is_many(timestamps)
+        given = [_core.timer_time(timestamps)] if alone else timestamps
+        array = as_array(given, _LONG, "timers: timestamps")
+        if not alone:
+            check_rows(array, len(keys), "timers: timestamps")
+        return keys, domain, reference(array, _LONG)
+
+    def next(self, domain: TimeDomain) -> int | None:
+        """The time of the earliest timer, None where there is none."""
+        return self._core.next(domain)
+
+    def due(
+        self, domain: TimeDomain, until_ms: int, most: int, types: list[StateType]
+    ) -> DueTimers | None:
+        """Up to `most` timers that are due; see `KeyedStateBackend.due_timers`."""
+        batch = KeyBatch(self._table, None, types)
+        times: Any = self._core.take_due(batch, domain, until_ms, most)
+        if times is None:
+            return None
+        return DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)

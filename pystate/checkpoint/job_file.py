@@ -1,0 +1,264 @@
+"""``job.json``: what a checkpoint is, before and beside all its epochs.
+
+Thread safety: `JobFile` is immutable; only the owner of a checkpoint replaces the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+
+from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    InvalidArgumentError,
+    SchemaError,
+    UnclaimedStateError,
+)
+from pystate.types.keys import MAX_PARALLELISM
+
+__all__ = [
+    "JOB_FILE",
+    "JobFile",
+    "OperatorEntry",
+    "check_schemas",
+    "default_max_parallelism",
+    "library",
+    "open_job",
+    "read_job",
+]
+
+_FORMAT_VERSION = 1
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class OperatorEntry:
+    """An operator that has been declared at least once."""
+
+    uid: str
+    key_schema: Schema
+    state_schema: Schema
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The identity of a checkpoint."""
+
+    name: str
+    checkpoint_id: str
+    """A uuid made with the checkpoint; copies of the folder share it."""
+    max_parallelism: int
+    created_ms: int
+    library: str
+    operators: tuple[OperatorEntry, ...] = field(default=())
+
+    @property
+    def application(self) -> bytes:
+        """32 bytes that tell this checkpoint's shared tables from another's."""
+        return hashlib.sha256(self.checkpoint_id.encode()).digest()
+
+    def operator(self, uid: str) -> OperatorEntry | None:
+        """Find the entry of that uid."""
+        return next((found for found in self.operators if found.uid == uid), None)
+
+    def with_operators(self, entries: tuple[OperatorEntry, ...]) -> JobFile:
+        """Return a copy in which these operators are added or replaced; self if nothing changes."""
+        merged = {entry.uid: entry for entry in (*self.operators, *entries)}
+        operators = tuple(merged[uid] for uid in sorted(merged))
+        return self if operators == self.operators else replace(self, operators=operators)
+
+    def save(self, storage: CheckpointStorage) -> None:
+        """Replace the file in one step."""
+        storage.replace(JOB_FILE, self._encode())
+
+    def _encode(self) -> bytes:
+        return encode_document(
+            "job",
+            _FORMAT_VERSION,
+            {
+                "name": self.name,
+                "checkpoint_id": self.checkpoint_id,
+                "max_parallelism": self.max_parallelism,
+                "created_ms": self.created_ms,
+                "library": self.library,
+                "operators": [
+                    {"uid": e.uid, "key_schema": e.key_schema, "state_schema": e.state_schema}
+                    for e in self.operators
+                ],
+            },
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, path: str = JOB_FILE) -> JobFile:
+        """Verify and parse; `CorruptFileError` or `NewerFormatError` as for a manifest."""
+        fields = decode_document("job", _FORMAT_VERSION, data, path)
+        job = cls(
+            name=fields.text("name"),
+            checkpoint_id=fields.text("checkpoint_id"),
+            max_parallelism=fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM),
+            created_ms=fields.integer("created_ms"),
+            library=fields.text("library"),
+            operators=tuple(_decode_entry(item, path) for item in fields.items("operators")),
+        )
+        fields.finish()
+        return job
+
+
+def read_job(storage: CheckpointStorage) -> JobFile | None:
+    """Read a checkpoint's identity, or None where there is no checkpoint."""
+    try:
+        data = storage.read_bytes(JOB_FILE)
+    except FileNotFoundError:
+        return None
+    return JobFile.decode(data, JOB_FILE)
+
+
+def open_job(
+    storage: CheckpointStorage, name: str, parallelism: int, max_parallelism: int | None
+) -> JobFile:
+    """Read a checkpoint's identity, making it where there is none.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    name : str
+        The job's name.
+    parallelism : int
+        Number of ranges that the job will run with.
+    max_parallelism : int or None
+        Number of key groups; None takes the stored number, or one that suits `parallelism`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The arguments contradict each other or the checkpoint.
+    CorruptFileError, NewerFormatError
+        The file cannot be understood.
+    CheckpointError
+        The file is lost: the checkpoint has epochs, and nothing says whose they are.
+    """
+    if not name:
+        raise InvalidArgumentError("a job needs a name")
+    if parallelism < 1:
+        raise InvalidArgumentError(f"parallelism {parallelism} is not positive")
+    derived = default_max_parallelism(parallelism)
+    wanted = derived if max_parallelism is None else max_parallelism
+    if not 1 <= wanted <= MAX_PARALLELISM:
+        raise InvalidArgumentError(
+            f"max_parallelism {wanted} is not between 1 and {MAX_PARALLELISM}"
+        )
+    job = read_job(storage)
+    if job is None and storage.list(MANIFESTS):
+        # Not lost if another driver was faster, and has made the file and an epoch since.
+        job = read_job(storage)
+        if job is None:
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has epochs, but {JOB_FILE}, which says whose they are "
+                "and which tables belong to them, is lost: bring the file back from a copy, or use "
+                "another checkpoint folder"
+            )
+    if job is None:
+        _check_parallelism(storage, parallelism, wanted)
+        now_ms = time.time_ns() // 1_000_000
+        job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
+        try:
+            storage.publish(JOB_FILE, job._encode())
+            return job
+        except AlreadyPublishedError:
+            job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
+    if job.name != name:
+        raise InvalidArgumentError(
+            f"checkpoint {storage.uri} belongs to the job {job.name!r}, not {name!r}"
+        )
+    if max_parallelism is not None and max_parallelism != job.max_parallelism:
+        raise InvalidArgumentError(
+            f"checkpoint {storage.uri} was made with max_parallelism={job.max_parallelism}, not "
+            f"{max_parallelism}: keys are placed by it, so that it only changes offline; "
+            "leave the argument out to use the stored one"
+        )
+    _check_parallelism(storage, parallelism, job.max_parallelism)
+    return job
+
+
+def library() -> str:
+    """Return the library's name and version, as files record it."""
+    try:
+        return f"pystate {importlib.metadata.version('pystate')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "pystate (not installed)"
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Return Flink's default: the next power of two of 1.5 times `parallelism`, 128 to 32768."""
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << (wanted - 1).bit_length(), 128), MAX_PARALLELISM)
+
+
+def check_schemas(
+    uid: str,
+    stored: tuple[Schema, Schema],
+    declared: tuple[Schema, Schema],
+    *,
+    allow_unclaimed_state: bool,
+) -> tuple[str, ...]:
+    """Compare an operator's stored (key, state) schemas with its declaration.
+
+    Returns
+    -------
+    tuple of str
+        Names of states that are stored but not declared; only where `allow_unclaimed_state`.
+
+    Raises
+    ------
+    SchemaError
+        The key or a state has another type. `UnclaimedStateError` for states that nobody claims.
+    """
+    if stored[0] != declared[0]:
+        raise SchemaError(
+            f"operator {uid!r}: its state is keyed by {_columns(stored[0])}, the job declares "
+            f"{_columns(declared[0])}; the key of stored state cannot change: use another uid"
+        )
+    old, new = dict(stored[1]), dict(declared[1])
+    for name in old.keys() & new.keys():
+        if old[name] != new[name]:
+            raise SchemaError(
+                f"operator {uid!r}, state {name!r}: stored as {old[name]}, declared as {new[name]}"
+            )
+    unclaimed = tuple(name for name in old if name not in new)
+    if unclaimed and not allow_unclaimed_state:
+        raise UnclaimedStateError(
+            f"operator {uid!r}: the checkpoint holds state that no declaration claims: "
+            f"{', '.join(unclaimed)}; declare it, or pass allow_unclaimed_state=True to drop it"
+        )
+    return unclaimed
+
+
+def _columns(schema: Schema) -> str:
+    return "(" + ", ".join(f"{name} {ddl}" for name, ddl in schema) + ")"
+
+
+def _check_parallelism(storage: CheckpointStorage, parallelism: int, max_parallelism: int) -> None:
+    if parallelism > max_parallelism:
+        raise InvalidArgumentError(
+            f"parallelism {parallelism} is more than the {max_parallelism} key groups "
+            f"(max_parallelism) of checkpoint {storage.uri}"
+        )
+
+
+def _decode_entry(content: object, path: str) -> OperatorEntry:
+    fields = Fields(content, path)
+    entry = OperatorEntry(
+        uid=fields.text("uid"),
+        key_schema=decode_schema(fields.items("key_schema"), path),
+        state_schema=decode_schema(fields.items("state_schema"), path),
+    )
+    fields.finish()
+    return entry

@@ -1,0 +1,344 @@
+"""The manifest: one epoch's consistent cut, and the only thing that makes files exist.
+
+Thread safety: all types are immutable.
+
+Invariants
+----------
+1. ``manifests/<epoch>.manifest`` is published once and never changed.
+2. A manifest with its part, a file of its own that several may share, is complete: for every
+   operator and range they name all files that the state consists of, oldest first, and where every
+   streaming query stands. No other manifest is needed to read it.
+3. Decoding is strict: a byte that differs from what was written is a `CorruptFileError`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS, Parts, PartUse, decode_operators, encode_operators
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    TIMERS,
+    FileRef,
+    OperatorState,
+    RangeState,
+    Schema,
+    as_schema,
+    decode_schema,
+    empty_range,
+    has_timers,
+    state_folder,
+    state_path,
+    uid_folder,
+)
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CorruptFileError, InvalidArgumentError
+from pystate.types.keys import MAX_PARALLELISM
+
+__all__ = [
+    "EMPTY_ID",
+    "FORMAT_VERSION",
+    "MANIFESTS",
+    "TIMERS",
+    "ClockReading",
+    "FileRef",
+    "Manifest",
+    "OperatorState",
+    "QueryProgress",
+    "RangeState",
+    "Schema",
+    "as_schema",
+    "decode_schema",
+    "empty_range",
+    "has_timers",
+    "manifest_epoch",
+    "manifest_path",
+    "read_manifest",
+    "state_folder",
+    "state_path",
+    "uid_folder",
+]
+
+#: Version 2 knows event time and timers; a file of version 1 is read as one without. Version 3
+#: knows whether an operator has timers, and since when states count. Version 4 knows what the clock
+#: said, and names files in a part that manifests share.
+FORMAT_VERSION = 4
+_NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
+
+
+def manifest_path(epoch: int) -> str:
+    """Name the file of an epoch's manifest: ``manifests/00000042.manifest``."""
+    return f"{MANIFESTS}/{epoch:08d}.manifest"
+
+
+def manifest_epoch(path: str) -> int | None:
+    """Return the epoch of a file under ``manifests/``, or None for other files."""
+    match = _NAME.fullmatch(path)
+    if match is None or manifest_path(int(match[1])) != path:
+        return None
+    return int(match[1])
+
+
+@dataclass(frozen=True)
+class QueryProgress:
+    """The last batch of a streaming query that an epoch contains."""
+
+    query_id: str
+    batch_id: int
+    offsets_hash: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """What the driver's clock said for an epoch; the next epoch's processing time follows from it.
+
+    See `pystate.coordinator.clock`.
+    """
+
+    read_ms: int
+    """The clock's time for the epoch's position; processing time may be before or after it."""
+    pause_ms: int = 0
+    """The longest pause between epochs lately."""
+    doubted_since_ms: int | None = None
+    """The first reading that was too far ahead, while the clock is doubted."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An epoch that is complete.
+
+    `predecessor` is the epoch that this one was built on, 0 for none; but for an explicit restore
+    of an older epoch it is always ``epoch - 1``.
+    """
+
+    epoch: int
+    predecessor: int
+    evaluation_id: str
+    """Of the one evaluation whose reports made this epoch."""
+    run_id: str
+    """Of the driver (coordinator) that published it."""
+    term: int
+    """The driver's place in the succession of owners; 0 where there are no owners."""
+    host: str
+    max_parallelism: int
+    processing_time_ms: int
+    created_ms: int
+    library: str
+    """``pystate <version>``."""
+    operators: tuple[OperatorState, ...]
+    query_id: str | None = None
+    """The streaming query whose batch this epoch is, with `batch_id` and `offsets_hash`."""
+    batch_id: int | None = None
+    offsets_hash: str | None = None
+    run_key: str | None = None
+    watermark_ms: int | None = None
+    """The watermark of the epoch after this one; never less than what this one had itself."""
+    queries: tuple[QueryProgress, ...] = ()
+    """Every streaming query that the state contains, with its last batch."""
+    sinks: tuple[Any, ...] = ()
+    """Transactions to commit once this manifest exists; any JSON."""
+    read_clock: ClockReading | None = None
+    """What the clock said; None where that is not known."""
+    part: PartUse | None = field(default=None, compare=False)
+    """Where most of the files are named, if not here."""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def clock(self) -> ClockReading:
+        """What the clock said, or is taken to have said."""
+        return self.read_clock or ClockReading(self.processing_time_ms)
+
+    @property
+    def path(self) -> str:
+        """The manifest's own file."""
+        return manifest_path(self.epoch)
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """The paths of all files that this epoch consists of: state files, and its part."""
+        part = () if self.part is None else (self.part.part.path,)
+        return frozenset(
+            (*part, *(ref.path for operator in self.operators for ref in operator.files))
+        )
+
+    def operator(self, uid: str) -> OperatorState | None:
+        """Find the operator of that uid."""
+        return next((found for found in self.operators if found.uid == uid), None)
+
+    def progress(self, query_id: str) -> QueryProgress | None:
+        """Tell where a streaming query stands."""
+        return next((found for found in self.queries if found.query_id == query_id), None)
+
+    def encode(self) -> bytes:
+        """Return the manifest's bytes.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `sinks` holds something that is not JSON.
+        """
+        fields: dict[str, Any] = {
+            "epoch": self.epoch,
+            "predecessor": self.predecessor,
+            "evaluation_id": self.evaluation_id,
+            "run_id": self.run_id,
+            "term": self.term,
+            "host": self.host,
+            "max_parallelism": self.max_parallelism,
+            "processing_time_ms": self.processing_time_ms,
+            "watermark_ms": self.watermark_ms,
+            "created_ms": self.created_ms,
+            "library": self.library,
+            "query_id": self.query_id,
+            "batch_id": self.batch_id,
+            "offsets_hash": self.offsets_hash,
+            "run_key": self.run_key,
+            "queries": [asdict(progress) for progress in self.queries],
+            "sinks": self.sinks,
+        }
+        if self.format_version >= 4:
+            part = None if self.part is None else self.part.part
+            fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
+            fields["part"] = None if self.part is None else self.part.encode()
+            fields["operators"] = encode_operators(self.operators, part)
+        else:
+            fields["operators"] = [operator.encode() for operator in self.operators]
+        try:
+            return encode_document("manifest", self.format_version, fields)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"{self.path}: a sink's transaction must be plain JSON: {error}"
+            ) from error
+
+    @classmethod
+    def decode(cls, data: bytes, path: str, parts: Parts | None = None) -> Manifest:
+        """Verify and parse a manifest.
+
+        Parameters
+        ----------
+        data : bytes
+            The whole file.
+        path : str
+            Its name, for errors.
+        parts : Parts, optional
+            Reads the manifest's part; without it a manifest that has one cannot be read.
+
+        Raises
+        ------
+        CorruptFileError
+            Any byte is wrong or missing, of the manifest or of its part.
+        NewerFormatError
+            A later pystate wrote it.
+        FileNotFoundError
+            Its part is not there.
+        """
+        fields = decode_document("manifest", FORMAT_VERSION, data, path)
+        max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
+        use = None
+        if fields.version >= 4:
+            content = fields.anything("part")
+            if content is not None and parts is None:
+                raise InvalidArgumentError(f"{path}: to read it takes its part, too")
+            use = None if parts is None else parts.use(content, path, max_parallelism)
+            part = None if use is None else use.part
+            operators = decode_operators(fields.items("operators"), path, max_parallelism, part)
+        else:
+            operators = tuple(
+                OperatorState.decode(item, path, fields.version, max_parallelism)
+                for item in fields.items("operators")
+            )
+        queries = (_decode_progress(item, path) for item in fields.items("queries"))
+        manifest = cls(
+            epoch=fields.integer("epoch", least=1),
+            predecessor=fields.integer("predecessor"),
+            evaluation_id=fields.text("evaluation_id"),
+            run_id=fields.text("run_id"),
+            term=fields.integer("term"),
+            host=fields.text("host"),
+            max_parallelism=max_parallelism,
+            processing_time_ms=_signed(fields, "processing_time_ms", path),
+            watermark_ms=fields.optional_integer("watermark_ms"),
+            created_ms=fields.integer("created_ms"),
+            library=fields.text("library"),
+            query_id=fields.optional_text("query_id"),
+            batch_id=fields.optional_integer("batch_id"),
+            offsets_hash=fields.optional_text("offsets_hash"),
+            run_key=fields.optional_text("run_key"),
+            queries=tuple(queries),
+            operators=operators,
+            sinks=tuple(fields.items("sinks")),
+            read_clock=_decode_clock(fields, path) if fields.version >= 4 else None,
+            part=use,
+            format_version=fields.version,
+        )
+        fields.finish()
+        return manifest
+
+
+def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = None) -> Manifest:
+    """Read a manifest and its part.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    path : str
+        The manifest's file.
+    parts : Parts, optional
+        Keeps parts from one call to the next.
+
+    Raises
+    ------
+    CorruptFileError, NewerFormatError
+        It cannot be understood, or its part is lost.
+    FileNotFoundError
+        There is no such manifest, any more.
+    """
+    data = storage.read_bytes(path)
+    try:
+        return Manifest.decode(data, path, parts or Parts(storage))
+    except FileNotFoundError as error:
+        # Parts go after the manifests that name them: one that is still there has lost its own.
+        if not storage.exists(path):
+            raise
+        raise CorruptFileError(
+            f"{path}: its part {error.filename or error} is lost; bring it back from a copy"
+        ) from error
+
+
+def _signed(fields: Fields, name: str, path: str) -> int:
+    value = fields.optional_integer(name)
+    if value is None:
+        raise CorruptFileError(f"{path}: field {name!r} is null")
+    return value
+
+
+def _decode_clock(fields: Fields, path: str) -> ClockReading | None:
+    content = fields.anything("clock")
+    if content is None:
+        return None
+    inner = Fields(content, path)
+    clock = ClockReading(
+        read_ms=_signed(inner, "read_ms", path),
+        pause_ms=inner.integer("pause_ms"),
+        doubted_since_ms=inner.optional_integer("doubted_since_ms"),
+    )
+    inner.finish()
+    return clock
+
+
+def _decode_progress(content: Any, path: str) -> QueryProgress:
+    fields = Fields(content, path)
+    progress = QueryProgress(
+        query_id=fields.text("query_id"),
+        batch_id=fields.integer("batch_id"),
+        offsets_hash=fields.text("offsets_hash"),
+        epoch=fields.integer("epoch", least=1),
+    )
+    fields.finish()
+    return progress

@@ -1,0 +1,382 @@
+"""The manifests that a checkpoint retains, read and checked.
+
+Thread safety: a `History` has one user at a time (its coordinator's lock).
+
+Invariants
+----------
+1. Retained epochs are consecutive: retention removes the oldest first. A hole is a lost manifest
+   and never skipped over.
+2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
+   manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
+3. A manifest with a run key is not removed before `RunKeys` has the key. One that is damaged may
+   have had any: it is retired like others, and ``runs/unknown`` names its epoch.
+4. Before a manifest is removed ``manifests/<epoch>.retired`` exists: a driver that was held up
+   between its last check and its publish finds the name free again, and must find out that the
+   epoch is over. Manifests at or below the newest mark do not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import suppress
+from typing import NamedTuple
+
+from pystate.checkpoint.manifest import (
+    MANIFESTS,
+    Manifest,
+    manifest_epoch,
+    manifest_path,
+    read_manifest,
+)
+from pystate.checkpoint.metadata import decode_document, encode_document
+from pystate.checkpoint.parts import Parts
+from pystate.checkpoint.run_keys import RUNS, RunKeys
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CheckpointError, CorruptFileError, FencedError
+
+__all__ = ["History", "read_head", "retained_epochs"]
+
+_LOG = logging.getLogger("pystate.checkpoint.manifest_log")
+_LATEST = f"{MANIFESTS}/latest"
+_COMMITTED = f"{MANIFESTS}/committed"
+_UNKNOWN_RUNS = f"{RUNS}/unknown"
+_LISTINGS = 5
+_MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
+# So many marks are kept, although only the newest counts: a listing beside a driver that makes a
+# new one and removes an old one must not miss both.
+_MARKS = 16
+
+
+class History:
+    """Reads, caches and retires manifests.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._parts = Parts(storage)
+        self._runs = RunKeys(storage)
+        self._cache: dict[int, Manifest] = {}
+        self._epochs: tuple[int, ...] = ()
+        self._leftovers: tuple[str, ...] = ()
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The retained epochs, ascending, as of the last `refresh`."""
+        return self._epochs
+
+    @property
+    def head(self) -> Manifest | None:
+        """The newest epoch, as of the last `refresh`."""
+        return self._cache[self._epochs[-1]] if self._epochs else None
+
+    def refresh(self) -> None:
+        """Look at the storage again.
+
+        Raises
+        ------
+        CheckpointError
+            A manifest is lost; the message names its file.
+        CorruptFileError, NewerFormatError
+            The newest manifest cannot be read.
+        FencedError
+            Another driver publishes faster than this one can read.
+        """
+        known = self._epochs[-1] if self._epochs else 0
+        for _ in range(_LISTINGS):
+            epochs, _, self._leftovers = _retained(self._storage, known)
+            try:
+                if epochs:
+                    self.manifest(epochs[-1])
+            except FencedError:
+                continue  # retired since: whoever owns the checkpoint is that much further
+            self._epochs = epochs
+            for epoch in self._cache.keys() - set(epochs):
+                del self._cache[epoch]
+            return
+        raise FencedError(f"checkpoint {self._storage.uri}: another driver is publishing epochs")
+
+    def manifest(self, epoch: int) -> Manifest:
+        """Read a retained epoch's manifest.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError
+            It cannot be understood.
+        FencedError
+            Another driver has retired it since the last `refresh`.
+        """
+        if epoch not in self._cache:
+            path = manifest_path(epoch)
+            try:
+                self._cache[epoch] = read_manifest(self._storage, path, self._parts)
+            except FileNotFoundError as error:
+                raise FencedError(f"{path} was retired by another driver") from error
+        return self._cache[epoch]
+
+    def find_published(self, epoch: int) -> Manifest | None:
+        """Read an epoch's manifest, whoever published it; None where there is none.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError
+            It cannot be understood.
+        FencedError
+            The epoch was published and retired.
+        """
+        path = manifest_path(epoch)
+        try:
+            return read_manifest(self._storage, path, self._parts)
+        except FileNotFoundError:
+            if epoch <= _scan(self._storage).floor:
+                raise FencedError(
+                    f"{path} was published, and retired since, by another driver; this one has "
+                    "changed nothing"
+                ) from None
+            return None
+
+    def add(self, manifest: Manifest) -> None:
+        """Note a manifest that was just published."""
+        self._cache[manifest.epoch] = manifest
+        if manifest.part is not None:
+            self._parts.keep(manifest.part.part)
+        self._epochs = (*self._epochs, manifest.epoch)
+        content = encode_document("latest", 1, {"epoch": manifest.epoch})
+        # Without it only the detection of a lost manifest is weaker.
+        with suppress(CheckpointError, OSError):
+            self._storage.replace(_LATEST, content, durable=False)
+
+    def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
+        """Note that an epoch's sink transactions are committed.
+
+        Parameters
+        ----------
+        durable : bool
+            Fail rather than lose the note, since nobody can commit them once more.
+        """
+        # A driver that was held up here may come back when its successors are further.
+        if self._committed()[0] > manifest.epoch:
+            return
+        content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
+        data = encode_document("committed", 1, content)
+        if durable:
+            self._storage.replace(_COMMITTED, data)
+            return
+        # Not synced: where a power failure takes it back they are only committed once more.
+        with suppress(CheckpointError, OSError):
+            self._storage.replace(_COMMITTED, data, durable=False)
+
+    def is_committed(self, manifest: Manifest) -> bool:
+        """Whether an epoch's sink transactions are known to be committed."""
+        return self._committed() == (manifest.epoch, manifest.evaluation_id)
+
+    def _committed(self) -> tuple[int, str]:
+        try:
+            data = self._storage.read_bytes(_COMMITTED)
+            fields = decode_document("committed", 1, data, _COMMITTED)
+            return fields.integer("epoch"), fields.text("evaluation_id")
+        except (FileNotFoundError, CheckpointError):
+            return 0, ""
+
+    def find_batch(self, query_id: str, batch_id: int) -> Manifest | None:
+        """Find the retained epoch of a batch."""
+        for epoch in reversed(self._epochs):
+            manifest = self.manifest(epoch)
+            if (manifest.query_id, manifest.batch_id) == (query_id, batch_id):
+                return manifest
+        return None
+
+    def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
+        """Find the epoch that holds a run's result, and its manifest if that is retained.
+
+        Raises
+        ------
+        CheckpointError
+            No epoch that can be read is it, but there are others.
+        """
+        damaged = _unknown_runs(self._storage)
+        for epoch in reversed(self._epochs):
+            manifest = self._intact(epoch)
+            if manifest is None:
+                damaged.append(epoch)
+            elif manifest.run_key == run_key:
+                return epoch, manifest
+        retired = self._runs.find(run_key)
+        if retired is None:
+            for epoch in damaged:
+                self._check_other(epoch, run_key)
+            return None
+        return retired, None
+
+    def _check_other(self, epoch: int, run_key: str) -> None:
+        """Refuse a run that may have been applied, unless somebody has said that it was not."""
+        mark = f"{RUNS}/{epoch:08d}.other"
+        if not self._storage.exists(mark):
+            raise CheckpointError(
+                f"run {run_key!r} may be epoch {epoch}, whose manifest {manifest_path(epoch)} is "
+                "damaged, and no run is applied twice: bring the file back from a copy; or, if you "
+                f"know that epoch {epoch} was not this run, create the empty file {mark} in "
+                f"{self._storage.uri}"
+            )
+
+    def _intact(self, epoch: int) -> Manifest | None:
+        """Read a retained epoch's manifest, None where it is damaged."""
+        try:
+            return self.manifest(epoch)
+        except CorruptFileError:
+            return None
+
+    def check_published(self, manifest: Manifest) -> None:
+        """Make sure that a manifest just published is a new one and not one that was retired.
+
+        Raises
+        ------
+        FencedError
+            Other drivers published and retired this epoch while this one was held up: its name had
+            become free. The manifest does not count, and is removed.
+        """
+        if manifest.epoch > _scan(self._storage).floor:
+            return
+        self._storage.delete(manifest.path)
+        raise FencedError(
+            f"{manifest.path} was published, and retired since, by another driver; this one "
+            f"(run {manifest.run_id}) has changed nothing"
+        )
+
+    def retire(self, keep: int) -> frozenset[str]:
+        """Remove all but the newest `keep` manifests, the oldest first.
+
+        Returns
+        -------
+        frozenset of str
+            State files and parts that only removed manifests named. None while one that stays is
+            damaged, nor those of a damaged one that goes: they are left to orphan collection.
+        """
+        removed: set[str] = set()
+        while len(self._epochs) > keep:
+            epoch = self._epochs[0]
+            manifest = self._intact(epoch)
+            if manifest is None:
+                _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
+                unknown = {"epochs": [*_unknown_runs(self._storage), epoch]}
+                self._storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, unknown))
+            elif manifest.run_key is not None:
+                self._runs.add(manifest.run_key, epoch)
+            self._storage.replace(_mark_path(epoch), b"", durable=False)
+            self._storage.delete(manifest_path(epoch))
+            self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
+            self._epochs = self._epochs[1:]
+            self._cache.pop(epoch, None)
+            removed |= frozenset() if manifest is None else manifest.paths
+        for path in self._leftovers:
+            self._storage.delete(path)
+        self._leftovers = ()
+        if removed:
+            for epoch in self._epochs:
+                kept = self._intact(epoch)
+                if kept is None:
+                    return frozenset()
+                removed -= kept.paths
+        return frozenset(removed)
+
+
+class _Listing(NamedTuple):
+    epochs: tuple[int, ...]
+    """Above the floor, ascending."""
+    floor: int
+    """The newest epoch that was retired."""
+    leftovers: tuple[str, ...]
+    """Manifests at or below the floor: they do not count."""
+
+
+def _scan(storage: CheckpointStorage) -> _Listing:
+    numbers, floor = [], 0
+    for entry in storage.list(MANIFESTS):
+        epoch, mark = manifest_epoch(entry.path), _MARK.fullmatch(entry.path)
+        if epoch is not None:
+            numbers.append(epoch)
+        elif mark is not None:
+            floor = max(floor, int(mark[1]))
+    return _Listing(
+        tuple(sorted(number for number in numbers if number > floor)),
+        floor,
+        tuple(manifest_path(number) for number in numbers if number <= floor),
+    )
+
+
+def _retained(storage: CheckpointStorage, at_least: int) -> _Listing:
+    lost = 0
+    # A listing is not atomic: beside a driver that retires manifests it can show a hole that is
+    # none, which the next listing does not.
+    for _ in range(_LISTINGS):
+        listing = _scan(storage)
+        lost = _first_hole(listing, max(at_least, _latest(storage)))
+        if not lost:
+            return listing
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: the manifest {manifest_path(lost)} is lost; nothing is built "
+        "on an older epoch in its place: bring the file back from a copy"
+    )
+
+
+def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
+    """List the epochs that have a manifest, ascending.
+
+    Raises
+    ------
+    CheckpointError
+        There is a hole, or the newest is missing.
+    """
+    return _retained(storage, 0).epochs
+
+
+def read_head(storage: CheckpointStorage) -> Manifest | None:
+    """Read the newest manifest of a checkpoint, or None where there is none.
+
+    Raises
+    ------
+    CheckpointError
+        It is lost or cannot be understood.
+    """
+    history = History(storage)
+    history.refresh()
+    return history.head
+
+
+def _first_hole(listing: _Listing, newest: int) -> int:
+    """Return the first epoch without a manifest up to `newest`, or 0."""
+    if listing.floor:
+        expected = listing.floor + 1
+    else:
+        expected = listing.epochs[0] if listing.epochs else newest
+    for epoch in listing.epochs:
+        if epoch != expected:
+            return expected
+        expected += 1
+    return expected if newest >= expected and newest > 0 else 0
+
+
+def _latest(storage: CheckpointStorage) -> int:
+    try:
+        fields = decode_document("latest", 1, storage.read_bytes(_LATEST), _LATEST)
+        return fields.integer("epoch")
+    except (FileNotFoundError, CheckpointError):
+        return 0
+
+
+def _mark_path(epoch: int) -> str:
+    return f"{MANIFESTS}/{epoch:08d}.retired"
+
+
+def _unknown_runs(storage: CheckpointStorage) -> list[int]:
+    """List the epochs whose manifests were damaged when they were retired."""
+    try:
+        data = storage.read_bytes(_UNKNOWN_RUNS)
+    except FileNotFoundError:
+        return []
+    return decode_document("unknown runs", 1, data, _UNKNOWN_RUNS).items("epochs")

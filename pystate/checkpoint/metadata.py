@@ -1,0 +1,185 @@
+"""Small JSON files that know when they are damaged.
+
+A document is one line of JSON and one line with the SHA-256 of everything before it::
+
+    {"format_version":1,"kind":"manifest",...}
+    sha256:3f5a...
+
+The checksum line's form is the same for every format version, so that damage is told apart from
+a later version. Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pystate.errors import CorruptFileError, NewerFormatError
+
+__all__ = ["Fields", "decode_document", "encode_document"]
+
+_PREFIX = b"sha256:"
+_TAIL_SIZE = len(_PREFIX) + 64 + 1
+
+
+def encode_document(kind: str, format_version: int, fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a document; equal fields give equal bytes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A field cannot be written as JSON.
+    """
+    content = {"kind": kind, "format_version": format_version, **fields}
+    line = json.dumps(
+        content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+    body = line.encode("ascii") + b"\n"
+    return body + _PREFIX + hashlib.sha256(body).hexdigest().encode("ascii") + b"\n"
+
+
+def decode_document(kind: str, format_version: int, data: bytes, path: str) -> Fields:
+    """Verify and parse a document.
+
+    Parameters
+    ----------
+    kind : str
+        What the document must say it is.
+    format_version : int
+        The newest version that the caller understands.
+    data : bytes
+        The whole file.
+    path : str
+        Named in errors.
+
+    Raises
+    ------
+    CorruptFileError
+        The bytes contradict the checksum, or are not a document of this kind.
+    NewerFormatError
+        An intact document of a later version.
+    """
+    body, tail = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:]
+    digest = hashlib.sha256(body).hexdigest().encode("ascii")
+    if not body or tail != _PREFIX + digest + b"\n":
+        raise CorruptFileError(f"{path}: the checksum contradicts the content ({len(data)} bytes)")
+    try:
+        content = json.loads(body)
+    except ValueError as error:
+        raise CorruptFileError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{path}: not a JSON object")
+    fields = Fields(content, path)
+    if fields.text("kind") != kind:
+        raise CorruptFileError(f"{path}: not a {kind}")
+    version = fields.integer("format_version")
+    if version > format_version:
+        raise NewerFormatError(
+            f"{path}: format version {version} was written by a later pystate; "
+            f"this one reads up to {format_version}: upgrade pystate"
+        )
+    fields.version = version
+    return fields
+
+
+class Fields:
+    """Typed access to a JSON object; every surprise is a `CorruptFileError` that names the file.
+
+    Call `finish` when all fields have been taken: one that was not is a surprise, too.
+
+    Attributes
+    ----------
+    version : int
+        The format version of the document; 0 in objects inside it.
+    """
+
+    __slots__ = ("_content", "_path", "version")
+
+    def __init__(self, content: Any, path: str) -> None:
+        if not isinstance(content, dict):
+            raise CorruptFileError(f"{path}: expected an object, found {content!r:.60}")
+        self._content: dict[str, Any] = dict(content)
+        self._path = path
+        self.version = 0
+
+    def _take(self, name: str) -> Any:
+        try:
+            return self._content.pop(name)
+        except KeyError:
+            raise CorruptFileError(f"{self._path}: field {name!r} is missing") from None
+
+    def _wrong(self, name: str, wanted: str, value: Any) -> CorruptFileError:
+        return CorruptFileError(f"{self._path}: field {name!r} is not {wanted}: {value!r:.60}")
+
+    def integer(self, name: str, *, least: int = 0, most: int | None = None) -> int:
+        """Take a whole number of at least `least`, and at most `most`."""
+        value = self._take(name)
+        if type(value) is not int or value < least or (most is not None and value > most):
+            bound = f">= {least}" if most is None else f"from {least} to {most}"
+            raise self._wrong(name, f"a whole number {bound}", value)
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """Take a whole number of any sign, or null."""
+        value = self._take(name)
+        if value is not None and type(value) is not int:
+            raise self._wrong(name, "a whole number or null", value)
+        return value
+
+    def boolean(self, name: str) -> bool:
+        """Take true or false."""
+        value = self._take(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return value
+
+    def text(self, name: str) -> str:
+        """Take a string."""
+        value = self._take(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string", value)
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Take a string or null."""
+        value = self._take(name)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, "a string or null", value)
+        return value
+
+    def hexadecimal(self, name: str, digits: int) -> str:
+        """Take a string of exactly `digits` lower-case hexadecimal digits."""
+        value = self._take(name)
+        if (
+            not isinstance(value, str)
+            or len(value) != digits
+            or not set(value) <= set("0123456789abcdef")
+        ):
+            raise self._wrong(name, f"{digits} hexadecimal digits", value)
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """Take a list."""
+        value = self._take(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list", value)
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Take an object."""
+        value = self._take(name)
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return value
+
+    def anything(self, name: str) -> Any:
+        """Take a field of any type, null included."""
+        return self._take(name)
+
+    def finish(self) -> None:
+        """Refuse fields that nobody asked for."""
+        if self._content:
+            names = ", ".join(sorted(self._content))
+            raise CorruptFileError(f"{self._path}: unknown fields: {names}")

@@ -1,0 +1,397 @@
+"""How a manifest names the files of its operators, most of them in a part that manifests share.
+
+A chain of deltas grows by one file an epoch, in every range that changes. A manifest that named all
+of them in full would be as long as all chains together, in every epoch. It names a part instead,
+``manifests/<epoch>-<evaluation>.part``, which an earlier epoch wrote, and says how each range
+differs: not at all, by files that were added at its end, or by some that a base has replaced.
+
+Thread safety: all types are immutable, but for `Parts`, which has one user at a time.
+
+Invariants
+----------
+1. A manifest names one part at most, and a part names none: two files are read, whatever came
+   before. A part is durable before the first manifest that names it, and stays while one does.
+2. A part is written when manifests have named, beside the last one, more files than it holds: what
+   is written for an epoch is on average twice the root of what its chains hold times what it adds.
+3. A part belongs to the manifest of its own epoch first, as a delta does: one that none of the
+   retained manifests names, of an epoch up to the newest, never will be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pystate._core import range_bounds
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    OperatorState,
+    RangeState,
+    check_count,
+    decode_schema,
+    decode_since,
+    state_path,
+)
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CorruptFileError
+
+__all__ = [
+    "MANIFESTS",
+    "Part",
+    "PartUse",
+    "Parts",
+    "decode_operators",
+    "encode_operators",
+    "part_epoch",
+    "share",
+]
+
+MANIFESTS = "manifests"
+_FORMAT_VERSION = 1
+_NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
+#: So many files a manifest names in full: a second file would cost more.
+_LEAST_FILES = 128
+_KEPT = 4
+_HEX = frozenset("0123456789abcdef")
+
+#: An operator's uid, and a range's first and last key group.
+_Key = tuple[str, int, int]
+
+
+def part_epoch(path: str) -> int | None:
+    """Return the epoch of a part, or None for other files."""
+    match = _NAME.fullmatch(path)
+    return None if match is None else int(match[1])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ranges as an epoch left them, in a file of their own."""
+
+    path: str
+    digest: str
+    """SHA-256 of the file; hex."""
+    ranges: Mapping[_Key, RangeState]
+
+    @property
+    def files(self) -> int:
+        """Number of state files that it names."""
+        return sum(len(state.files) for state in self.ranges.values())
+
+    @classmethod
+    def of(cls, operators: Sequence[OperatorState], epoch: int, unique: str) -> tuple[Part, bytes]:
+        """Make the part of some operators, and its file's bytes."""
+        path = f"{MANIFESTS}/{epoch:08d}-{unique}.part"
+        fields = {"epoch": epoch, "operators": encode_operators(operators, None)}
+        data = encode_document("part", _FORMAT_VERSION, fields)
+        return cls(path, hashlib.sha256(data).hexdigest(), _by_key(operators)), data
+
+    @classmethod
+    def decode(cls, data: bytes, path: str, groups: int) -> Part:
+        """Verify and parse a part's file; errors are those of `decode_document`."""
+        fields = decode_document("part", _FORMAT_VERSION, data, path)
+        epoch = fields.integer("epoch", least=1)
+        operators = decode_operators(fields.items("operators"), path, groups, None)
+        fields.finish()
+        if epoch != part_epoch(path):
+            raise CorruptFileError(f"{path}: is of epoch {epoch}")
+        return cls(path, hashlib.sha256(data).hexdigest(), _by_key(operators))
+
+
+@dataclass(frozen=True)
+class PartUse:
+    """A manifest's part, and how much manifests have named beside it."""
+
+    part: Part
+    spent: int = 0
+    """Number of files that this manifest and those before it named beside the part."""
+
+    def encode(self) -> dict[str, Any]:
+        """Return what the manifest says of it."""
+        return {"path": self.part.path, "digest": self.part.digest, "spent": self.spent}
+
+
+class Parts:
+    """Reads parts, and keeps those read last.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._kept: OrderedDict[str, Part] = OrderedDict()
+
+    def use(self, content: Any, path: str, groups: int) -> PartUse | None:
+        """Read what a manifest says of its part, and the part.
+
+        Raises
+        ------
+        CorruptFileError
+            It is not the one that the manifest names.
+        FileNotFoundError
+            It is not there.
+        """
+        if content is None:
+            return None
+        fields = Fields(content, path)
+        name, digest = fields.text("path"), fields.hexadecimal("digest", 64)
+        spent = fields.integer("spent")
+        fields.finish()
+        part = self._kept.get(digest)
+        if part is None:
+            if part_epoch(name) is None:
+                raise CorruptFileError(f"{path}: {name!r:.80} is not a part")
+            part = Part.decode(self._storage.read_bytes(name), name, groups)
+            if part.digest != digest:
+                raise CorruptFileError(f"{name}: is not the part that {path} names")
+            self.keep(part)
+        return PartUse(part, spent)
+
+    def keep(self, part: Part) -> None:
+        """Remember a part, so that what is read after it shares its objects."""
+        self._kept[part.digest] = part
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+
+
+def share(
+    operators: Sequence[OperatorState], epoch: int, unique: str, use: PartUse | None
+) -> tuple[PartUse | None, bytes | None]:
+    """Choose the part of a manifest.
+
+    Parameters
+    ----------
+    operators : sequence of OperatorState
+        Of the manifest.
+    epoch : int
+        Its number.
+    unique : str
+        Hexadecimal digits that no other part of this epoch has.
+    use : PartUse or None
+        The part of the manifest before.
+
+    Returns
+    -------
+    tuple of (PartUse or None, bytes or None)
+        The part, None where the manifest names everything itself; and the bytes of a new one, which
+        must be published first.
+    """
+    if sum(len(state.files) for op in operators for state in op.ranges) <= _LEAST_FILES:
+        return None, None
+    if use is not None:
+        spent = use.spent + _files_beside(operators, use.part)
+        if spent <= max(use.part.files, _LEAST_FILES):
+            return replace(use, spent=spent), None
+    part, data = Part.of(operators, epoch, unique)
+    return PartUse(part), data
+
+
+def _by_key(operators: Iterable[OperatorState]) -> dict[_Key, RangeState]:
+    return {
+        (op.uid, state.first_key_group, state.last_key_group): state
+        for op in operators
+        for state in op.ranges
+    }
+
+
+def _known(part: Part | None, uid: str, state: RangeState) -> RangeState | None:
+    if part is None:
+        return None
+    return part.ranges.get((uid, state.first_key_group, state.last_key_group))
+
+
+def _files_beside(operators: Sequence[OperatorState], part: Part) -> int:
+    count = 0
+    for operator in operators:
+        for state in operator.ranges:
+            known = _known(part, operator.uid, state)
+            if known is None:
+                count += len(state.files)
+            else:
+                kept = len(known.deltas) - _first_kept(state, known)
+                count += len(state.deltas) - kept + (state.base != known.base)
+    return count
+
+
+def _first_kept(state: RangeState, known: RangeState) -> int:
+    """How many of the known deltas are gone; the others are the first of the state's."""
+    if state.deltas:
+        path = state.deltas[0].path
+        for position, ref in enumerate(known.deltas):
+            if ref.path == path:
+                kept = known.deltas[position:]
+                return position if state.deltas[: len(kept)] == kept else len(known.deltas)
+    return len(known.deltas)
+
+
+# ---- the form in manifests and parts ---------------------------------------------------------
+
+
+def encode_operators(operators: Sequence[OperatorState], part: Part | None) -> list[dict[str, Any]]:
+    """Return operators as manifests of format 4 have them."""
+    return [
+        {
+            "uid": op.uid,
+            "parallelism": op.parallelism,
+            "key_schema": op.key_schema,
+            "state_schema": op.state_schema,
+            "max_event_time_ms": op.max_event_time_ms,
+            "timers": op.timers,
+            "ranges": [
+                _encode_range(op.uid, state, _known(part, op.uid, state)) for state in op.ranges
+            ],
+        }
+        for op in operators
+    ]
+
+
+def decode_operators(
+    items: Sequence[Any], path: str, groups: int, part: Part | None
+) -> tuple[OperatorState, ...]:
+    """Parse what `encode_operators` returned."""
+    return tuple(_decode_operator(item, path, groups, part) for item in items)
+
+
+def _decode_operator(content: Any, path: str, groups: int, part: Part | None) -> OperatorState:
+    fields = Fields(content, path)
+    uid, parallelism = fields.text("uid"), fields.integer("parallelism", least=1)
+    ranges = []
+    items = fields.items("ranges")
+    check_count(path, uid, len(items), parallelism, groups)
+    for index, item in enumerate(items):
+        empty = RangeState(index, *range_bounds(index, groups, parallelism), EMPTY_ID)
+        ranges.append(_decode_range(uid, item, path, empty, _known(part, uid, empty)))
+    operator = OperatorState(
+        uid=uid,
+        parallelism=parallelism,
+        key_schema=decode_schema(fields.items("key_schema"), path),
+        state_schema=decode_schema(fields.items("state_schema"), path),
+        ranges=tuple(ranges),
+        max_event_time_ms=fields.optional_integer("max_event_time_ms"),
+        timers=fields.boolean("timers"),
+    )
+    fields.finish()
+    operator.check_ranges(path, groups)
+    return operator
+
+
+def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict[str, Any] | None:
+    """Say how a range differs from the known one; None for not at all."""
+    if known == state:
+        return None
+    entry: dict[str, Any] = {}
+    added = state.deltas
+    if known is not None:
+        entry["from"] = first = _first_kept(state, known)
+        added = added[len(known.deltas) - first :]
+    if state.base != (None if known is None else known.base):
+        entry["base"] = None if state.base is None else state.base.encode()
+    before = state.files[: len(state.files) - len(added)]
+    parent = before[-1].id if before else EMPTY_ID
+    rows: list[Any] = []
+    for ref in added:
+        rows.append(_encode_delta(uid, state, ref, parent))
+        parent = ref.id
+    if rows:
+        entry["add"] = rows
+    if state.id != parent:
+        entry["id"] = state.id
+    if (state.next_event_timer_ms, state.next_processing_timer_ms) != (None, None):
+        entry["next"] = [state.next_event_timer_ms, state.next_processing_timer_ms]
+    if state.since:
+        entry["since"] = dict(state.since)
+    return entry
+
+
+def _decode_range(
+    uid: str, content: Any, path: str, empty: RangeState, known: RangeState | None
+) -> RangeState:
+    if content is None:
+        if known is None or known.index != empty.index:
+            raise CorruptFileError(f"{path}: operator {uid!r}: range {empty.index} is not known")
+        return known
+    fields = Fields(content, path)
+    base: FileRef | None = None
+    deltas: tuple[FileRef, ...] = ()
+    if known is not None:
+        first = fields.integer("from")
+        base, deltas = known.base, known.deltas[first:]
+    if "base" in content:
+        found = fields.anything("base")
+        base = None if found is None else FileRef.decode(found, path)
+    files = list(deltas if base is None else (base, *deltas))
+    parent = files[-1].id if files else EMPTY_ID
+    added = []
+    for row in fields.items("add") if "add" in content else ():
+        added.append(_decode_delta(uid, row, path, empty, parent))
+        parent = added[-1].id
+    times: list[Any] = fields.items("next") if "next" in content else [None, None]
+    if len(times) != 2 or not all(time is None or type(time) is int for time in times):
+        raise CorruptFileError(f"{path}: {times!r:.60} are not the times of timers")
+    state = replace(
+        empty,
+        id=fields.hexadecimal("id", 32) if "id" in content else parent,
+        base=base,
+        deltas=(*deltas, *added),
+        next_event_timer_ms=times[0],
+        next_processing_timer_ms=times[1],
+        since=decode_since(fields.mapping("since"), path) if "since" in content else (),
+    )
+    fields.finish()
+    return state
+
+
+def _encode_delta(uid: str, state: RangeState, ref: FileRef, parent: str) -> Any:
+    """A delta in a row of numbers, where the rest follows from its place."""
+    row = [
+        ref.epoch,
+        ref.id,
+        ref.file_bytes,
+        f"{ref.checksum:016x}",
+        ref.rows,
+        ref.tombstones,
+        ref.raw_bytes,
+    ]
+    return row if _delta(uid, state, row, parent) == ref else ref.encode()
+
+
+def _decode_delta(uid: str, row: Any, path: str, state: RangeState, parent: str) -> FileRef:
+    if not isinstance(row, list):
+        return FileRef.decode(row, path)
+    numbers, texts = [*row[:1], *row[2:3], *row[4:]], [*row[1:2], *row[3:4]]
+    if (
+        len(row) != 7
+        or not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(isinstance(text, str) and set(text) <= _HEX for text in texts)
+        or [len(text) for text in texts] != [32, 16]
+    ):
+        raise CorruptFileError(f"{path}: {row!r:.80} is not a delta")
+    return _delta(uid, state, row, parent)
+
+
+def _delta(uid: str, state: RangeState, row: Sequence[Any], parent: str) -> FileRef:
+    first, last = state.first_key_group, state.last_key_group
+    epoch, file_id, file_bytes, checksum, rows, tombstones, raw_bytes = row
+    return FileRef(
+        path=state_path(uid, first, last, epoch, file_id, "delta"),
+        kind="delta",
+        id=file_id,
+        parent=parent,
+        epoch=epoch,
+        first_key_group=first,
+        last_key_group=last,
+        file_bytes=file_bytes,
+        checksum=int(checksum, 16),
+        rows=rows,
+        tombstones=tombstones,
+        raw_bytes=raw_bytes,
+    )

@@ -1,0 +1,340 @@
+"""What the state of an epoch consists of: files, the ranges they make up, and operators.
+
+Thread safety: all types are immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pystate._core import range_bounds
+from pystate.checkpoint.metadata import Fields
+from pystate.errors import CorruptFileError, InvalidArgumentError
+
+__all__ = [
+    "EMPTY_ID",
+    "TIMERS",
+    "FileRef",
+    "OperatorState",
+    "RangeState",
+    "Schema",
+    "as_schema",
+    "decode_schema",
+    "decode_since",
+    "empty_range",
+    "has_timers",
+    "state_folder",
+    "state_path",
+    "uid_folder",
+]
+
+#: The lineage id of a range that has never been written: the empty table.
+EMPTY_ID = "0" * 32
+#: What state files name timers.
+TIMERS = "#timers"
+_ID_DIGITS = 32
+_CHECKSUM_DIGITS = 16
+
+#: Columns in order: (name, type in DDL).
+Schema = tuple[tuple[str, str], ...]
+
+
+def uid_folder(uid: str) -> str:
+    """Turn an operator's uid into the name of a folder, by percent-encoding it."""
+    name = quote(uid, safe="")
+    if not name or name.strip(".") == "" or len(name) > 200:
+        raise InvalidArgumentError(
+            f"uid {uid!r}: an operator's uid names a folder: "
+            "at least one character that is not a dot, at most 200 once percent-encoded"
+        )
+    return name
+
+
+def state_folder(uid: str, first_key_group: int, last_key_group: int) -> str:
+    """Name the folder of a range's files."""
+    return f"state/{uid_folder(uid)}/{first_key_group:05d}-{last_key_group:05d}"
+
+
+def state_path(
+    uid: str, first_key_group: int, last_key_group: int, epoch: int, file_id: str, kind: str
+) -> str:
+    """Name a delta (`file_id`: its lineage id) or a base file (`file_id`: any fresh id)."""
+    return f"{state_folder(uid, first_key_group, last_key_group)}/{epoch:08d}-{file_id}.{kind}"
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """A state file as a manifest names it."""
+
+    path: str
+    """Relative to the checkpoint's root."""
+    kind: str
+    """``"delta"`` or ``"base"``."""
+    id: str
+    """The lineage id that a table has once this file is applied."""
+    parent: str
+    """The lineage id that a delta was built on."""
+    epoch: int
+    first_key_group: int
+    """First key group for which the file counts here; the file itself may hold more."""
+    last_key_group: int
+    """Last one, inclusive."""
+    file_bytes: int
+    checksum: int
+    """XXH64 of the whole file."""
+    rows: int
+    tombstones: int
+    raw_bytes: int
+
+    @classmethod
+    def from_info(cls, path: str, info: Any) -> FileRef:
+        """Name a file that was just written, from the `FileInfo` that its writer returned."""
+        return cls(
+            path=path,
+            kind=info.kind,
+            id=info.id,
+            parent=info.parent,
+            epoch=info.epoch,
+            first_key_group=info.first_key_group,
+            last_key_group=info.last_key_group,
+            file_bytes=info.file_bytes,
+            checksum=info.checksum,
+            rows=info.rows,
+            tombstones=info.tombstones,
+            raw_bytes=info.raw_bytes,
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """Return the form that manifests up to format 3 have."""
+        return {**asdict(self), "checksum": f"{self.checksum:016x}"}
+
+    @classmethod
+    def decode(cls, content: Any, path: str) -> FileRef:
+        """Parse what `encode` returned, or an earlier version's."""
+        fields = Fields(content, path)
+        kind = fields.text("kind")
+        if kind not in ("delta", "base"):
+            raise CorruptFileError(f"{path}: {kind!r} is not a kind of state file")
+        ref = cls(
+            path=fields.text("path"),
+            kind=kind,
+            id=fields.hexadecimal("id", _ID_DIGITS),
+            parent=fields.hexadecimal("parent", _ID_DIGITS),
+            epoch=fields.integer("epoch"),
+            first_key_group=fields.integer("first_key_group"),
+            last_key_group=fields.integer("last_key_group"),
+            file_bytes=fields.integer("file_bytes"),
+            checksum=int(fields.hexadecimal("checksum", _CHECKSUM_DIGITS), 16),
+            rows=fields.integer("rows"),
+            tombstones=fields.integer("tombstones"),
+            raw_bytes=fields.integer("raw_bytes"),
+        )
+        fields.finish()
+        return ref
+
+
+@dataclass(frozen=True)
+class RangeState:
+    """The state of one key-group range: a base, then deltas, oldest first.
+
+    After a change of parallelism the deltas begin with the files of the old ranges, each narrowed
+    to the key groups for which it counts.
+    """
+
+    index: int
+    first_key_group: int
+    last_key_group: int
+    id: str
+    """The lineage id of the whole: what a table must stand at to be this state."""
+    base: FileRef | None = None
+    deltas: tuple[FileRef, ...] = ()
+    next_event_timer_ms: int | None = None
+    """The earliest event-time timer that the range holds, or an earlier time; None for none."""
+    next_processing_timer_ms: int | None = None
+    """The same of its processing-time timers."""
+    since: tuple[tuple[str, int], ...] = ()
+    """States that count only in files of this epoch and later ones, by name: in older files it is
+    another state's, which was dropped. A state that the operator does not have counts in none."""
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """All files to restore from, oldest first."""
+        return self.deltas if self.base is None else (self.base, *self.deltas)
+
+    def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
+        """Find the deltas that bring a table standing at `table_id` to this state.
+
+        Returns
+        -------
+        tuple of FileRef or None
+            Oldest first, empty where the table is already there; None where the table's id is not
+            in the chain, so that only a restore helps.
+
+        Notes
+        -----
+        Walks the parents back from `id`, so that files inherited from other ranges, which end the
+        walk, are never applied to a table.
+        """
+        wanted = self.id
+        for position in range(len(self.deltas), -1, -1):
+            if wanted == table_id:
+                return self.deltas[position:]
+            delta = self.deltas[position - 1] if position else None
+            if delta is None or delta.id != wanted or delta.kind != "delta":
+                return None
+            wanted = delta.parent
+        return None
+
+    def encode(self) -> dict[str, Any]:
+        """Return the form that manifests up to format 3 have."""
+        return {
+            "index": self.index,
+            "first_key_group": self.first_key_group,
+            "last_key_group": self.last_key_group,
+            "id": self.id,
+            "base": None if self.base is None else self.base.encode(),
+            "deltas": [delta.encode() for delta in self.deltas],
+            "next_event_timer_ms": self.next_event_timer_ms,
+            "next_processing_timer_ms": self.next_processing_timer_ms,
+            "since": dict(self.since),
+        }
+
+    @classmethod
+    def decode(cls, content: Any, path: str, version: int) -> RangeState:
+        """Parse what `encode` returned, or an earlier version's."""
+        fields = Fields(content, path)
+        base = fields.anything("base")
+        state = cls(
+            index=fields.integer("index"),
+            first_key_group=fields.integer("first_key_group"),
+            last_key_group=fields.integer("last_key_group"),
+            id=fields.hexadecimal("id", _ID_DIGITS),
+            base=None if base is None else FileRef.decode(base, path),
+            deltas=tuple(FileRef.decode(item, path) for item in fields.items("deltas")),
+            next_event_timer_ms=_since_2(fields, "next_event_timer_ms", version),
+            next_processing_timer_ms=_since_2(fields, "next_processing_timer_ms", version),
+            since=decode_since(fields.mapping("since"), path) if version >= 3 else (),
+        )
+        fields.finish()
+        return state
+
+
+def has_timers(ranges: tuple[RangeState, ...]) -> bool:
+    """Whether any timer waits in these ranges."""
+    times = ((s.next_event_timer_ms, s.next_processing_timer_ms) for s in ranges)
+    return any(pair != (None, None) for pair in times)
+
+
+def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeState:
+    """Return a range that holds nothing yet."""
+    first, last = range_bounds(index, max_parallelism, parallelism)
+    return RangeState(index, first, last, EMPTY_ID)
+
+
+def check_count(path: str, uid: str, count: int, parallelism: int, groups: int) -> None:
+    """Raise `CorruptFileError` unless an operator has its number of ranges, none of them empty."""
+    if not count == parallelism <= groups:
+        raise _wrong_ranges(path, uid, parallelism, groups)
+
+
+def _wrong_ranges(path: str, uid: str, parallelism: int, groups: int) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path}: operator {uid!r} does not have the {parallelism} ranges of {groups} key groups"
+    )
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """One operator: its ranges cover all key groups."""
+
+    uid: str
+    parallelism: int
+    key_schema: Schema
+    state_schema: Schema
+    ranges: tuple[RangeState, ...]
+    max_event_time_ms: int | None = None
+    """The largest event time that the operator has ever seen."""
+    timers: bool = False
+    """Whether it has timers, beside the states of its schema."""
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The names under which state files keep what the operator has."""
+        names = frozenset(name for name, _ in self.state_schema)
+        return names | {TIMERS} if self.timers else names
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """The files of all ranges."""
+        return tuple(ref for state in self.ranges for ref in state.files)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the form that manifests up to format 3 have."""
+        return {
+            "uid": self.uid,
+            "parallelism": self.parallelism,
+            "key_schema": self.key_schema,
+            "state_schema": self.state_schema,
+            "ranges": [state.encode() for state in self.ranges],
+            "max_event_time_ms": self.max_event_time_ms,
+            "timers": self.timers,
+        }
+
+    @classmethod
+    def decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
+        """Parse what `encode` returned, or an earlier version's."""
+        fields = Fields(content, path)
+        ranges = tuple(RangeState.decode(r, path, version) for r in fields.items("ranges"))
+        operator = cls(
+            uid=fields.text("uid"),
+            parallelism=fields.integer("parallelism", least=1),
+            key_schema=decode_schema(fields.items("key_schema"), path),
+            state_schema=decode_schema(fields.items("state_schema"), path),
+            ranges=ranges,
+            max_event_time_ms=_since_2(fields, "max_event_time_ms", version),
+            timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
+        )
+        fields.finish()
+        operator.check_ranges(path, groups)
+        return operator
+
+    def check_ranges(self, path: str, groups: int) -> None:
+        """Raise `CorruptFileError` unless the ranges are those of all key groups."""
+        check_count(path, self.uid, len(self.ranges), self.parallelism, groups)
+        bounds = [(i, *range_bounds(i, groups, self.parallelism)) for i in range(self.parallelism)]
+        found = [(r.index, r.first_key_group, r.last_key_group) for r in self.ranges]
+        if found != bounds:
+            raise _wrong_ranges(path, self.uid, self.parallelism, groups)
+
+
+def _since_2(fields: Fields, name: str, version: int) -> int | None:
+    return fields.optional_integer(name) if version >= 2 else None
+
+
+def decode_since(content: Any, path: str) -> tuple[tuple[str, int], ...]:
+    """Parse since when states count."""
+    fields = Fields(content, path)
+    return tuple((name, fields.integer(name, least=1)) for name in sorted(content))
+
+
+def decode_schema(items: list[Any], path: str) -> Schema:
+    """Parse columns as `encode_document` wrote them."""
+    columns = []
+    for item in items:
+        if (
+            not isinstance(item, list)
+            or len(item) != 2
+            or not all(isinstance(part, str) for part in item)
+        ):
+            raise CorruptFileError(f"{path}: {item!r:.60} is not a column")
+        columns.append((item[0], item[1]))
+    return tuple(columns)
+
+
+def as_schema(columns: Mapping[str, str] | Schema) -> Schema:
+    """Bring columns into their stored form."""
+    pairs = columns.items() if isinstance(columns, Mapping) else columns
+    return tuple((str(name), str(ddl)) for name, ddl in pairs)

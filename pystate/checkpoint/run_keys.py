@@ -1,0 +1,244 @@
+"""The run keys of epochs that are retired, for ever and in few files.
+
+``runs/<first>-<last>.keys`` holds the keys of all runs among the epochs from one to another. Each
+retired run adds a file for the epochs since the last one; eight files of about one size become one,
+so that their number grows with the logarithm of the number of keys.
+
+Thread safety: a `RunKeys` has one user at a time; those of other drivers may be at work beside it.
+
+Invariants
+----------
+1. What a file says of its epochs is complete and never changes, whoever writes it: keys are added
+   in the order of epochs, and before their manifests go. A file whose epochs and keys another one
+   has as well is therefore not needed, and anybody may remove it.
+2. The files cover the epochs from the first on without a hole; a hole is a lost file.
+3. A merged file is durable before those that it was made of go. A listing beside that may miss
+   both, but not twice in the same way: only two equal listings in turn are believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import AlreadyPublishedError, CheckpointError, CorruptFileError
+
+__all__ = ["RUNS", "RunKeys"]
+
+RUNS = "runs"
+_FORMAT_VERSION = 1
+_NAME = re.compile(RUNS + r"/(\d{8,})-(\d{8,})\.keys")
+#: What earlier versions wrote: a file per key.
+_SINGLE = re.compile(RUNS + r"/([0-9a-f]{64})\.run")
+_DIGITS = 32
+_MERGED = 8
+_LISTINGS = 10
+
+
+class _File(NamedTuple):
+    """Some epochs' keys."""
+
+    first: int
+    last: int
+
+    @property
+    def path(self) -> str:
+        return f"{RUNS}/{self.first:08d}-{self.last:08d}.keys"
+
+    def within(self, other: _File) -> bool:
+        """Whether another file covers these epochs."""
+        return self != other and other.first <= self.first and self.last <= other.last
+
+
+class _Listing(NamedTuple):
+    files: tuple[_File, ...]
+    """Ascending; some may be within others."""
+    singles: tuple[str, ...]
+
+    @property
+    def last(self) -> int:
+        """The newest epoch that is covered."""
+        return max((file.last for file in self.files), default=0)
+
+    @property
+    def covering(self) -> list[_File]:
+        """Those that are not within others, ascending."""
+        return [f for f in self.files if not any(f.within(other) for other in self.files)]
+
+    def plus(self, file: _File) -> _Listing:
+        """Add a file that was just written."""
+        return self._replace(files=tuple(sorted({*self.files, file})))
+
+
+class RunKeys:
+    """Finds and keeps run keys.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._known: dict[_File, Mapping[str, int]] = {}
+
+    def find(self, run_key: str) -> int | None:
+        """Return the epoch of a retired run, or None.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError
+            A file cannot be understood.
+        CheckpointError
+            A file is lost.
+        """
+        digest = hashlib.sha256(run_key.encode()).hexdigest()
+        for _ in range(_LISTINGS):
+            listing = self._list()
+            with suppress(FileNotFoundError):
+                # Newest first: the keys that are asked for again are mostly those.
+                for file in reversed(listing.files):
+                    epoch = self._keys(file).get(digest[:_DIGITS])
+                    if epoch is not None:
+                        return epoch
+                single = f"{RUNS}/{digest}.run"
+                return self._single(single)[1] if single in listing.singles else None
+        raise self._unsteady()
+
+    def add(self, run_key: str, epoch: int) -> None:
+        """Keep a run's key; durable when it returns. Adding it again changes nothing.
+
+        Raises
+        ------
+        CorruptFileError, CheckpointError
+            A file cannot be understood, or is lost; or the storage fails.
+        """
+        digest = hashlib.sha256(run_key.encode()).hexdigest()[:_DIGITS]
+        for _ in range(_LISTINGS):
+            with suppress(FileNotFoundError):
+                listing = self._list()
+                if listing.singles:
+                    self._take_over_singles(listing)
+                    listing = self._list()
+                if not any(self._keys(file).get(digest) == epoch for file in listing.files):
+                    file = _File(min(listing.last + 1, epoch), epoch)
+                    self._write(file, {digest: epoch})
+                    listing = listing.plus(file)
+                self._merge(listing)
+                return
+        raise self._unsteady()
+
+    # ---- within --------------------------------------------------------------------------------
+
+    def _list(self) -> _Listing:
+        before = None
+        for _ in range(_LISTINGS):
+            files, singles = [], []
+            for entry in self._storage.list(RUNS):
+                match = _NAME.fullmatch(entry.path)
+                if match is not None:
+                    files.append(_File(int(match[1]), int(match[2])))
+                elif _SINGLE.fullmatch(entry.path):
+                    singles.append(entry.path)
+            listing = _Listing(tuple(sorted(files)), tuple(singles))
+            if listing == before:
+                self._check_covered(listing)
+                self._known = {f: keys for f, keys in self._known.items() if f in listing.files}
+                return listing
+            before = listing
+        raise self._unsteady()
+
+    def _check_covered(self, listing: _Listing) -> None:
+        expected = 1
+        for file in listing.files:
+            if file.first > expected:
+                raise CheckpointError(
+                    f"checkpoint {self._storage.uri}: a file of {RUNS}/ is lost, that holds the "
+                    f"keys of the runs from epoch {expected} to {file.first - 1}: bring it back "
+                    "from a copy, or no run could be told from one that was applied"
+                )
+            expected = max(expected, file.last + 1)
+
+    def _keys(self, file: _File) -> Mapping[str, int]:
+        if file not in self._known:
+            data = self._storage.read_bytes(file.path)
+            fields = decode_document("run keys", _FORMAT_VERSION, data, file.path)
+            found = _File(fields.integer("first"), fields.integer("last"))
+            content = fields.mapping("runs")
+            fields.finish()
+            inner = Fields(content, file.path)
+            keys = {name: inner.integer(name, least=file.first) for name in content}
+            if found != file or any(epoch > file.last for epoch in keys.values()):
+                raise CorruptFileError(f"{file.path}: belongs to other epochs")
+            self._known[file] = keys
+        return self._known[file]
+
+    def _write(self, file: _File, keys: Mapping[str, int]) -> None:
+        content = {"first": file.first, "last": file.last, "runs": keys}
+        try:
+            data = encode_document("run keys", _FORMAT_VERSION, content)
+            self._storage.publish(file.path, data)
+        except AlreadyPublishedError:
+            if not keys.items() <= self._keys(file).items():
+                raise CorruptFileError(
+                    f"{file.path}: lacks a run of these epochs; bring it back from a copy"
+                ) from None
+        else:
+            self._known[file] = dict(keys)
+
+    def _merge(self, listing: _Listing) -> None:
+        """Merge the newest files where enough are of one size, and remove what is not needed."""
+        covering = listing.covering
+        start = self._first_to_merge(covering)
+        if start < len(covering) - 1:
+            merged = _File(covering[start].first, covering[-1].last)
+            keys: dict[str, int] = {}
+            for file in covering[start:]:
+                keys.update(self._keys(file))
+            self._write(merged, keys)
+            listing = listing.plus(merged)
+        for file in listing.files:
+            for other in listing.covering:
+                if file.within(other) and self._keys(file).items() <= self._keys(other).items():
+                    self._storage.delete(file.path)
+                    self._known.pop(file, None)
+                    break
+
+    def _first_to_merge(self, files: Sequence[_File]) -> int:
+        found, least = len(files), 1
+        while True:
+            start, large = len(files), 0
+            while start and len(self._keys(files[start - 1])) < least * _MERGED:
+                start -= 1
+                large += len(self._keys(files[start])) >= least
+            if large < _MERGED:
+                return found
+            found, least = start, least * _MERGED
+
+    def _take_over_singles(self, listing: _Listing) -> None:
+        """Put the keys of an earlier version's files into one, and remove those."""
+        keys = dict(self._single(path) for path in listing.singles)
+        known = {key for file in listing.files for key in self._keys(file)}
+        new = {digest: epoch for digest, epoch in keys.items() if digest not in known}
+        if new:
+            self._write(_File(min(listing.last + 1, *new.values()), max(new.values())), new)
+        for path in listing.singles:
+            self._storage.delete(path)
+
+    def _single(self, path: str) -> tuple[str, int]:
+        fields = decode_document("run", 1, self._storage.read_bytes(path), path)
+        digest = hashlib.sha256(fields.text("run_key").encode()).hexdigest()
+        if path != f"{RUNS}/{digest}.run":
+            raise CorruptFileError(f"{path}: belongs to another run key")
+        return digest[:_DIGITS], fields.integer("epoch", least=1)
+
+    def _unsteady(self) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {self._storage.uri}: another driver is changing {RUNS}/ all the time"
+        )

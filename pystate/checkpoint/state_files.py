@@ -1,0 +1,483 @@
+"""State files: what a snapshot writes and a restore reads.
+
+A file is named by a path, or is an open binary file object. Thread safety: one file object, one
+thread at a time; the functions keep nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
+from types import MappingProxyType
+from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
+
+from pystate import _core
+from pystate.arguments import shown
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    InvalidArgumentError,
+    SchemaError,
+    UnclaimedStateError,
+)
+from pystate.memory import process_budget
+from pystate.state.columns import ELEMENT, TIMERS, Column
+from pystate.types.keys import KeyColumns, describe
+from pystate.types.state_type import StateType
+
+__all__ = [
+    "EMPTY_LINEAGE",
+    "FileIdentity",
+    "FileInfo",
+    "FileSchema",
+    "Lineage",
+    "OpenFile",
+    "Source",
+    "claim",
+    "file_schema",
+    "merge_files",
+    "open_file",
+    "verify_file",
+]
+
+Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
+
+
+class Lineage(NamedTuple):
+    """The name of a sealed epoch, not only its number.
+
+    Attributes
+    ----------
+    id : bytes
+        16 bytes, unique to the attempt that sealed it; its delta file carries the same.
+    parent : bytes
+        The id of the epoch that it was built on; zeros for none.
+    epoch : int
+        The coordinator's number.
+    query : int
+        A fingerprint of (query id, operator uid, range).
+    """
+
+    id: bytes
+    parent: bytes
+    epoch: int
+    query: int = 0
+
+    def next(self) -> Lineage:
+        """A fresh lineage of the following epoch, built on this one."""
+        return Lineage(os.urandom(16), self.id, self.epoch + 1, self.query)
+
+
+_ALWAYS: Mapping[str, int] = MappingProxyType({})
+
+#: The lineage of a table that was never sealed.
+EMPTY_LINEAGE = Lineage(bytes(16), bytes(16), 0, 0)
+
+
+class FileInfo(NamedTuple):
+    """What a state file says about itself; the fields are the file format's."""
+
+    kind: str
+    """``"delta"`` or ``"base"``."""
+    id: str
+    """The lineage id, hexadecimal."""
+    parent: str
+    epoch: int
+    max_parallelism: int
+    first_key_group: int
+    last_key_group: int
+    rows: int
+    """Records that store something."""
+    tombstones: int
+    """Records that delete a key."""
+    raw_bytes: int
+    """Of the data blocks before compression."""
+    file_bytes: int
+    checksum: int
+    """XXH64 of the whole file; 0 where it was only opened."""
+
+
+class FileIdentity(Protocol):
+    """What a manifest expects of a file: a `FileInfo`, or a manifest's entry."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def id(self) -> str: ...  # noqa: D102
+    @property
+    def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def file_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def checksum(self) -> int: ...  # noqa: D102
+
+
+class FileSchema(NamedTuple):
+    """A file's columns: the key's with its namespace's, and the states', hidden ones too."""
+
+    keys: tuple[Column, ...]
+    states: tuple[Column, ...]
+    hashed: int
+
+    @property
+    def key(self) -> tuple[tuple[str, StateType], ...]:
+        """The key columns by name."""
+        return tuple((c.name, c.value_type) for c in self.keys[: self.hashed])
+
+    @property
+    def namespace(self) -> StateType | None:
+        """The type of namespaces."""
+        rest = [c for c in self.keys[self.hashed :] if c.name != ELEMENT]
+        return rest[0].value_type if rest else None
+
+
+class OpenFile:
+    """An open state file: its `reader`, and what is needed to read it as a whole."""
+
+    def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
+        self._place = (name, size_bytes, descriptor, file)
+        self.reader = _core.FileReader(name, size_bytes, descriptor, file, process_budget())
+
+    def checksum(self) -> int:
+        """XXH64 of the whole file, read for it from end to end."""
+        return _core.file_checksum(*self._place)
+
+    def check(self, expected: FileIdentity) -> None:
+        """Compare the whole file with the checksum that it was written with."""
+        found = self.checksum()
+        if found != expected.checksum:
+            raise CorruptFileError(
+                f"{self._place[0]}: corrupt: the checksum of the whole file is {found:016x}, and "
+                f"{expected.checksum:016x} when it was written"
+            )
+
+
+@contextmanager
+def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[OpenFile]:
+    """Open a state file; header, schema and index are verified.
+
+    Parameters
+    ----------
+    source : path or binary file object
+        A file object is read by ``seek`` and ``readinto``.
+    expected : FileInfo, optional
+        What the file must be.
+
+    Raises
+    ------
+    CorruptFileError
+        The bytes contradict a checksum or a bound, or it is another file than expected.
+    NewerFormatError
+        A later version of pystate wrote it.
+    CheckpointError
+        There is no such file, or it cannot be read.
+    """
+    with ExitStack() as stack:
+        if isinstance(source, (str, os.PathLike)):
+            name = os.fspath(source)
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise CheckpointError(f"{name}: cannot be opened: {error.strerror}") from error
+            stack.callback(os.close, descriptor)
+            size, file = os.fstat(descriptor).st_size, None
+        elif not callable(getattr(source, "readinto", None)):
+            raise InvalidArgumentError(
+                f"a state file is a path or a binary file object, not {shown(source)}"
+            )
+        else:
+            name = str(getattr(source, "name", source))
+            descriptor, file = -1, source
+            size = source.seek(0, os.SEEK_END)
+        if expected is not None and size != expected.file_bytes:
+            raise CorruptFileError(
+                f"{name}: corrupt at byte {min(size, expected.file_bytes)}: it has {size} bytes, "
+                f"and was written with {expected.file_bytes}"
+            )
+        opened = OpenFile(name, size, descriptor, file)
+        stack.callback(opened.reader.close)
+        if expected is not None:
+            _check_identity(name, FileInfo(*opened.reader.info()), expected)
+        yield opened
+
+
+def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
+    for field in ("kind", "id", "epoch"):
+        ours, theirs = getattr(expected, field), getattr(found, field)
+        if ours != theirs:
+            raise CorruptFileError(
+                f"{name}: it is another file than the manifest names: its {field} is {theirs}, "
+                f"not {ours}"
+            )
+
+
+def file_schema(reader: _core.FileReader) -> FileSchema:
+    """The columns of an open file."""
+    keys, states, hashed = reader.schema()
+    return FileSchema(tuple(Column(*c) for c in keys), tuple(Column(*c) for c in states), hashed)
+
+
+def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInfo:
+    """Read a state file from end to end and check every block.
+
+    Parameters
+    ----------
+    source : path or binary file object
+        The file.
+    expected : FileInfo, optional
+        What it must be.
+
+    Returns
+    -------
+    FileInfo
+
+    Raises
+    ------
+    CorruptFileError, NewerFormatError, CheckpointError
+        As `open_file`; the message names the file and, where it is known, the byte.
+    """
+    with open_file(source, expected) as opened:
+        if expected is not None:
+            opened.check(expected)
+        reader = opened.reader
+        info = FileInfo(*reader.info())
+        reader.seek(info.first_key_group, info.last_key_group)
+        puts, deletes = reader.count()
+        if (puts, deletes) != (info.rows, info.tombstones):
+            raise CorruptFileError(
+                f"{reader.name}: corrupt: it holds {puts} rows and {deletes} tombstones, and "
+                f"says {info.rows} and {info.tombstones}"
+            )
+        return info._replace(checksum=opened.checksum())
+
+
+def merge_files(
+    sources: Sequence[Source],
+    out: BinaryIO,
+    *,
+    lineage: Lineage | None = None,
+    first_key_group: int | None = None,
+    last_key_group: int | None = None,
+    kind: str = "base",
+    states: Collection[str] | None = None,
+    since: Mapping[str, int] = _ALWAYS,
+) -> FileInfo:
+    """Merge state files into one, without a table and without the GIL.
+
+    Parameters
+    ----------
+    sources : sequence of path or binary file object
+        Oldest first.
+    out : binary file object
+        Takes the new file; made durable by the caller.
+    lineage : Lineage, optional
+        Of the new file; by default that of the newest source, so that a table restored from it
+        stands at the same lineage as one restored from the sources.
+    first_key_group, last_key_group : int, optional
+        The inclusive range to keep; by default the newest source's.
+    kind : {"base", "delta"}
+        In a base, tombstones and cleared values are gone.
+    states : collection of str, optional
+        Names of the states to keep, from whichever source has them; by default the newest source's.
+    since : mapping of str to int, optional
+        States that count only in sources of this epoch and later ones: an older state of the name
+        was dropped.
+
+    Returns
+    -------
+    FileInfo
+
+    Raises
+    ------
+    CorruptFileError, NewerFormatError, CheckpointError
+        A source cannot be read.
+    SchemaError
+        The sources have different keys, or a state with two types.
+    NoSpaceError
+        `out` is full.
+
+    Notes
+    -----
+    A k-way merge, O(bytes read) in time, one block of each source in memory.
+    """
+    if isinstance(sources, (str, bytes)) or not isinstance(sources, Sequence):
+        raise InvalidArgumentError(
+            f"merge_files: sources is a list of state files, not {shown(sources)}"
+        )
+    if not sources:
+        raise InvalidArgumentError("there is nothing to merge")
+    with ExitStack() as stack:
+        readers = [stack.enter_context(open_file(source)).reader for source in sources]
+        schemas = [file_schema(reader) for reader in readers]
+        infos = [FileInfo(*reader.info()) for reader in readers]
+        newest, target = infos[-1], _merged_schema(schemas, infos, states, since)
+        mappings = []
+        for reader, schema, info in zip(readers, schemas, infos, strict=True):
+            if info.max_parallelism != newest.max_parallelism:
+                raise SchemaError(
+                    f"{reader.name} has {info.max_parallelism} key groups, {readers[-1].name} "
+                    f"{newest.max_parallelism}: files of one checkpoint have equally many"
+                )
+            taken = [
+                (states is None or column.owner in states)
+                and info.epoch >= since.get(column.owner, 0)
+                for column in schema.states
+            ]
+            mappings.append(_mapping(reader.name, schema, taken, readers[-1].name, target))
+        chosen = Lineage(*readers[-1].lineage()) if lineage is None else lineage
+        result = _core.merge(
+            readers,
+            mappings,
+            _core.Schema(target.keys, target.states, target.hashed),
+            kind,
+            *chosen,
+            newest.max_parallelism,
+            newest.first_key_group if first_key_group is None else first_key_group,
+            newest.last_key_group if last_key_group is None else last_key_group,
+            out,
+            str(getattr(out, "name", out)),
+            process_budget(),
+        )
+        return FileInfo(*result)
+
+
+def _merged_schema(
+    schemas: Sequence[FileSchema],
+    infos: Sequence[FileInfo],
+    states: Collection[str] | None,
+    since: Mapping[str, int],
+) -> FileSchema:
+    newest = schemas[-1]
+    # Without the column of elements there is no way to read a source that has it.
+    keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
+    if states is None:
+        return FileSchema(keys, newest.states, newest.hashed)
+    found: dict[str, tuple[Column, ...]] = {}
+    # The files of former ranges follow each other, and only within one do epochs ascend.
+    order = sorted(range(len(schemas)), key=lambda i: (infos[i].epoch, i), reverse=True)
+    for i in order:
+        for owner, columns in groupby(schemas[i].states, key=lambda column: column.owner):
+            if owner in states and infos[i].epoch >= since.get(owner, 0):
+                found.setdefault(owner, tuple(columns))
+    kept = tuple(column for columns in found.values() for column in columns)
+    # Without any column a row would be kept for its key's sake: these take nothing.
+    return FileSchema(keys, kept or schemas[order[0]].states, newest.hashed)
+
+
+def _mapping(
+    name: str,
+    schema: FileSchema,
+    taken: Sequence[bool],
+    other: str,
+    target: FileSchema,
+) -> list[int]:
+    _same_key(name, schema, target.key, target.namespace, f"that of {other}")
+    positions = {column.name: i for i, column in enumerate(target.states)}
+    mapping = []
+    for column, counts in zip(schema.states, taken, strict=True):
+        at = positions.get(column.name, -1) if counts else -1
+        if at >= 0 and not column.same_as(target.states[at]):
+            raise SchemaError(
+                f"state {column.name!r} is {column.describe()} in {name} and "
+                f"{target.states[at].describe()} in {other}"
+            )
+        mapping.append(at)
+    return mapping
+
+
+def _same_key(
+    name: str, schema: FileSchema, key: KeyColumns, namespace: StateType | None, whose: str
+) -> None:
+    ours = [_stored(t) for _, t in key]
+    theirs = [t for _, t in schema.key]
+    names, others = [n for n, _ in schema.key], [n for n, _ in key]
+    reordered = names != others and sorted(names) == sorted(others)
+    if theirs != ours or reordered:
+        raise SchemaError(
+            f"{name}: its key is ({describe(schema.key)}), {whose} ({describe(key)}); a key "
+            "changes only by an offline rewrite"
+        )
+    space = None if namespace is None else _stored(namespace)
+    if schema.namespace != space:
+        raise SchemaError(
+            f"{name}: its namespaces are {_shown(schema.namespace)}, {whose} {_shown(space)}; they "
+            "are a part of the key, which changes only by an offline rewrite"
+        )
+
+
+def _shown(namespace: StateType | None) -> str:
+    return "none" if namespace is None else namespace.ddl
+
+
+def claim(
+    reader: _core.FileReader,
+    key: KeyColumns,
+    namespace: StateType | None,
+    columns: Sequence[Column],
+    max_parallelism: int,
+    allow_unclaimed_state: bool,
+    since: Mapping[str, int] = _ALWAYS,
+) -> list[int]:
+    """Match a file's states by name to a table's columns.
+
+    Parameters
+    ----------
+    reader : FileReader
+        The file.
+    key : tuple of (name, StateType)
+        The table's key.
+    namespace : StateType or None
+        The type of its namespaces.
+    columns : sequence of Column
+        The table's columns.
+    max_parallelism : int
+        The table's.
+    allow_unclaimed_state : bool
+        Whether states that the table does not have are dropped.
+    since : mapping of str to int, optional
+        As of `merge_files`: states that are dropped from a file of an older epoch.
+
+    Returns
+    -------
+    list of int
+        The table's column of each of the file's, -1 for those to drop.
+
+    Raises
+    ------
+    SchemaError
+        The key, the number of key groups or a state's type differs. `UnclaimedStateError` for
+        states that the table does not have.
+    """
+    schema, info = file_schema(reader), FileInfo(*reader.info())
+    _same_key(reader.name, schema, key, namespace, "the declared one")
+    if info.max_parallelism != max_parallelism:
+        raise SchemaError(
+            f"{reader.name}: it has {info.max_parallelism} key groups, the backend "
+            f"{max_parallelism}: pass max_parallelism={info.max_parallelism}"
+        )
+    positions = {column.name: i for i, column in enumerate(columns)}
+    counting = [c for c in schema.states if info.epoch >= since.get(c.owner, 0)]
+    unclaimed = [c.name for c in counting if c.name not in positions and not c.is_hidden]
+    kinds = {column.kind for column in columns}
+    if any(c.kind == TIMERS for c in counting) and TIMERS not in kinds:
+        unclaimed.append("timers")
+    if unclaimed and not allow_unclaimed_state:
+        raise UnclaimedStateError(
+            f"{reader.name}: nothing declares the state {', '.join(map(repr, unclaimed))} that "
+            "it holds; declare it, or pass allow_unclaimed_state=True to drop it"
+        )
+    for column in counting:
+        at = positions.get(column.name)
+        if at is not None and not column.same_as(columns[at]):
+            raise SchemaError(
+                f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "
+                f"as {columns[at].describe()}"
+            )
+    return [positions.get(c.name, -1) if c in counting else -1 for c in schema.states]
+
+
+def _stored(type_: StateType) -> StateType:
+    # Files do not tell the two kinds of timestamps apart.
+    return StateType("timestamp") if type_.name == "timestamp_ntz" else type_

@@ -1,0 +1,1 @@
+"""The driver's half of the checkpoint protocol. Never touches live state."""

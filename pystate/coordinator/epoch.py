@@ -1,0 +1,534 @@
+"""One epoch while it is being made: what it stands on, who must report, who has.
+
+Thread safety: `Epoch.report` may be called from any thread (accumulators arrive on one of their
+own); everything else belongs to the thread that opened the epoch.
+
+Invariants
+----------
+1. A report counts only if it carries the uuid of the current evaluation; the file of any other
+   report is left to orphan collection and never adopted.
+2. An epoch completes with exactly one report per declared (operator, range), each built on exactly
+   the id that the base names.
+3. Nothing is visible before the manifest, and nothing is undone after it.
+4. Processing time and watermark follow from the base and the position alone: an epoch that is
+   computed again has the same ones. No watermark goes back, and no processing time unless the job
+   allows it.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pystate._core import range_bounds
+from pystate.checkpoint.job_file import JobFile, OperatorEntry, check_schemas
+from pystate.checkpoint.manifest import (
+    ClockReading,
+    FileRef,
+    Manifest,
+    OperatorState,
+    RangeState,
+    Schema,
+    as_schema,
+    empty_range,
+    has_timers,
+    uid_folder,
+)
+from pystate.coordinator.evolution import evolved_ranges
+from pystate.coordinator.position import Position
+from pystate.coordinator.rescale import rescaled
+from pystate.errors import (
+    CheckpointError,
+    DeclarationError,
+    EvaluationError,
+    InvalidArgumentError,
+    LineageError,
+    NoEventTimeError,
+    UnclaimedStateError,
+)
+
+__all__ = ["NO_END", "Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
+
+NO_END = (
+    "drain=True takes the watermark to its end, and no operator of the pipeline has event time, so "
+    "that there is none: name the column that has it, key_by(..., event_time='column'), or leave "
+    "drain out"
+)
+#: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
+_LEAST_TIME_MS = -(1 << 63)
+
+
+class RepeatableError(EvaluationError):
+    """An evaluation that does not count, and may go better when it is repeated.
+
+    Parameters
+    ----------
+    message : str
+        What happened.
+    hint : str
+        What to do if it happens again.
+    kind : str, optional
+        The same where the same thing happens again; the message by default.
+    is_progress : bool
+        Whether something was put right that does not happen again: the evaluation is none of those
+        that a job allows.
+    """
+
+    def __init__(
+        self, message: str, hint: str, kind: str = "", *, is_progress: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.kind = kind or message
+        self.is_progress = is_progress
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file that a task wrote for a side output."""
+
+    tag: str
+    name: str
+    file_bytes: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RangeReport:
+    """What a task says about one range once its file is durable, as its last act.
+
+    Can be pickled. A task that changed nothing reports ``file=None`` and its base's id as both
+    `id` and `parent`.
+    """
+
+    uid: str
+    index: int
+    evaluation_id: str
+    id: str
+    """Lineage id that the range was sealed under; hex."""
+    parent: str
+    """Lineage id that the range stood at before; hex."""
+    file: FileRef | None
+    max_event_time_ms: int | None = None
+    """Largest event time that the task has seen."""
+    next_event_timer_ms: int | None = None
+    """The earliest event-time timer that the range holds now; its base's where nobody looked."""
+    next_processing_timer_ms: int | None = None
+    """The same of its processing-time timers."""
+    side_files: tuple[SideFile, ...] = ()
+    """What it wrote for side outputs; durable, staged by the driver."""
+    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Anything worth showing: rows, state sizes, times, how the table was attached."""
+
+
+class Epoch:
+    """An epoch between its opening and its manifest; made by `Coordinator.open_epoch`.
+
+    Attributes
+    ----------
+    number : int
+        Of this epoch; one more than the newest that the checkpoint holds.
+    evaluation_id : str
+        The uuid (hex) of the current evaluation; new after each `restart`.
+    base : Manifest or None
+        What the epoch is built on; None for the first one.
+    position : Position
+        Where its input comes from.
+    processing_time_ms : int
+        The one processing time of the epoch.
+    clock : ClockReading
+        What it follows from.
+    watermark_ms : int or None
+        The watermark of the epoch, which the base left behind.
+    drain : bool
+        Whether event time ends after the epoch's rows; see `pystate.operator.drain`.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        base: Manifest | None,
+        position: Position,
+        processing_time_ms: int,
+        clock: ClockReading,
+        job: JobFile,
+        parallelism: int,
+        allow_unclaimed_state: bool,
+        publish: Callable[[Epoch, Sequence[Any]], Manifest],
+        closed: Callable[[Epoch], None],
+        drain: bool = False,
+    ) -> None:
+        self.number = number
+        self.base = base
+        self.position = position
+        self.processing_time_ms = processing_time_ms
+        self.clock = clock
+        self.watermark_ms = None if base is None else base.watermark_ms
+        self.drain = drain
+        self.discarded_evaluations: list[str] = []
+        self._job = job
+        self._parallelism = parallelism
+        self._allow_unclaimed_state = allow_unclaimed_state
+        self._publish = publish
+        self._closed = closed
+        self._lock = threading.Lock()
+        self._open = True
+        self.evaluation_id = uuid.uuid4().hex
+        self._declared: dict[str, OperatorState] = {}
+        self._delays: dict[str, int] = {}
+        self._reports: list[RangeReport] = []
+        self._dropped: list[RangeReport] = []
+
+    @property
+    def job(self) -> JobFile:
+        """The checkpoint's identity."""
+        return self._job
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups."""
+        return self._job.max_parallelism
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """The reports of the current evaluation so far."""
+        with self._lock:
+            return tuple(self._reports)
+
+    @property
+    def dropped_reports(self) -> tuple[RangeReport, ...]:
+        """Reports of other evaluations; their files are orphans."""
+        with self._lock:
+            return tuple(self._dropped)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the epoch was neither completed nor aborted."""
+        return self._open
+
+    def declare(
+        self,
+        uid: str,
+        *,
+        key_schema: Mapping[str, str] | Schema,
+        state_schema: Mapping[str, str] | Schema,
+        parallelism: int | None = None,
+        allowed_delay_ms: int | None = None,
+        timers: bool | None = None,
+    ) -> tuple[RangeState, ...]:
+        """Announce an operator of the current evaluation.
+
+        Parameters
+        ----------
+        uid : str
+            Names the operator in checkpoints.
+        key_schema, state_schema : mapping or sequence of (name, DDL type)
+            The key's columns and the states, in order.
+        parallelism : int, optional
+            Number of ranges; the coordinator's by default.
+        allowed_delay_ms : int, optional
+            Makes the operator one with event time, whose rows may come so much later than others:
+            it takes part in the watermark.
+        timers : bool, optional
+            Whether it has timers; by default if it had any, or reports one.
+
+        Returns
+        -------
+        tuple of RangeState
+            What each range must attach to, by index.
+
+        Raises
+        ------
+        DeclarationError
+            The uid is declared twice.
+        SchemaError, UnclaimedStateError
+            The checkpoint holds this operator's state in another shape.
+        """
+        self._check_open()
+        if uid in self._declared:
+            raise DeclarationError(
+                f"operator uid {uid!r} is used twice in one pipeline: each operator needs its own"
+            )
+        width = self._parallelism if parallelism is None else parallelism
+        if not 1 <= width <= self.max_parallelism:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: parallelism {width} is not between 1 and "
+                f"max_parallelism={self.max_parallelism}"
+            )
+        if allowed_delay_ms is not None and allowed_delay_ms < 0:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: an allowed delay of {allowed_delay_ms} ms is negative"
+            )
+        uid_folder(uid)
+        keys, states = as_schema(key_schema), as_schema(state_schema)
+        stored = None if self.base is None else self.base.operator(uid)
+        if stored is None:
+            ranges = tuple(empty_range(i, self.max_parallelism, width) for i in range(width))
+        else:
+            check_schemas(
+                uid,
+                (stored.key_schema, stored.state_schema),
+                (keys, states),
+                allow_unclaimed_state=self._allow_unclaimed_state,
+            )
+            timers = stored.timers if timers is None else timers
+            ranges = evolved_ranges(
+                stored,
+                rescaled(stored, width, self.max_parallelism),
+                states,
+                timers,
+                self.number,
+                allow_unclaimed_state=self._allow_unclaimed_state,
+            )
+        seen = None if stored is None else stored.max_event_time_ms
+        self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen, timers or False)
+        if allowed_delay_ms is not None:
+            self._delays[uid] = allowed_delay_ms
+        return ranges
+
+    def check_declared(self) -> None:
+        """Make sure that every operator of the base is declared; call it once the plan is built.
+
+        Raises
+        ------
+        UnclaimedStateError
+            One is not, and unclaimed state is not allowed.
+        NoEventTimeError
+            The epoch drains, and no operator has event time.
+        """
+        if self.drain and not self._delays and self.watermark_ms is None:
+            raise NoEventTimeError(NO_END)
+        stored = () if self.base is None else self.base.operators
+        missing = [operator.uid for operator in stored if operator.uid not in self._declared]
+        if missing and not self._allow_unclaimed_state:
+            raise UnclaimedStateError(
+                f"the checkpoint holds state of operators that the pipeline does not declare: "
+                f"{', '.join(map(repr, missing))}; declare them under the same uid, or pass "
+                "allow_unclaimed_state=True to carry their state along untouched"
+            )
+
+    def report(self, report: RangeReport) -> bool:
+        """Take a task's report; returns False where it belongs to another evaluation."""
+        with self._lock:
+            if self._open and report.evaluation_id == self.evaluation_id:
+                self._reports.append(report)
+                return True
+            self._dropped.append(report)
+            return False
+
+    def restart(self) -> None:
+        """Discard the evaluation and begin another one under a fresh uuid."""
+        self._check_open()
+        with self._lock:
+            self.discarded_evaluations.append(self.evaluation_id)
+            self.evaluation_id = uuid.uuid4().hex
+            self._dropped.extend(self._reports)
+            self._reports = []
+        self._declared = {}
+        self._delays = {}
+
+    def complete(self, sink_transactions: Sequence[Any] = ()) -> Manifest:
+        """Publish the epoch, then commit its sink transactions.
+
+        Parameters
+        ----------
+        sink_transactions : sequence of JSON values
+            What the coordinator's `commit_sinks` will be given with the manifest.
+
+        Raises
+        ------
+        EvaluationError
+            Reports are missing or repeated; nothing was published, `restart` is possible.
+        LineageError
+            A report was built on something else than the base.
+        UnclaimedStateError
+            See `check_declared`.
+        FencedError
+            Another driver owns the checkpoint, or published this epoch.
+        Exception
+            Whatever `commit_sinks` raises: the epoch is published, and the next call of
+            `open_epoch` commits again.
+        """
+        self._check_open()
+        return self._publish(self, sink_transactions)
+
+    def abort(self) -> None:
+        """Give the epoch up: nothing happened. Harmless on an epoch that has ended."""
+        if self._open:
+            self._end()
+
+    def __enter__(self) -> Epoch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._open = False
+            self._dropped.extend(self._reports)
+        self._closed(self)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise CheckpointError(f"epoch {self.number} has ended; open another one")
+
+    def entries(self) -> tuple[OperatorEntry, ...]:
+        """Return what ``job.json`` says about the declared operators."""
+        return tuple(
+            OperatorEntry(op.uid, op.key_schema, op.state_schema) for op in self._declared.values()
+        )
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the (uid, range) pairs that have not reported, in the order of declaration."""
+        found = {(report.uid, report.index) for report in self.reports}
+        return [
+            (operator.uid, state.index)
+            for operator in self._declared.values()
+            for state in operator.ranges
+            if (operator.uid, state.index) not in found
+        ]
+
+    def collect(self) -> tuple[OperatorState, ...]:
+        """Check the reports and return every operator as the epoch leaves it.
+
+        Raises
+        ------
+        EvaluationError, LineageError, UnclaimedStateError
+            See `complete`; a `RepeatableError` where reports are repeated.
+        """
+        self.check_declared()
+        reports = tuple(dict.fromkeys(_Identity(report) for report in self.reports))
+        found = {identity.key: identity.report for identity in reports}
+        self._check_known(found)
+        counts = Counter(identity.key for identity in reports)
+        repeated = sorted(key for key, count in counts.items() if count > 1)
+        if repeated:
+            raise RepeatableError(
+                f"epoch {self.number}: {describe_ranges(repeated)} reported more than once: the "
+                "operator was evaluated twice, or a stage ran again after an executor was lost",
+                "localCheckpoint() what an operator returns before it is used more than once, so "
+                "that Spark computes it once",
+            )
+        missing = self.missing()
+        if missing:
+            raise EvaluationError(
+                f"epoch {self.number}: no report from {describe_ranges(missing)}: nothing was "
+                "published. Likely causes: a limit() or take() that stops reading early, a join "
+                "with an empty side, or a branch of the pipeline that nothing uses; every "
+                "stateful operator must be read to its end"
+            )
+        carried = () if self.base is None else self.base.operators
+        return (
+            *(self._advanced(operator, found) for operator in self._declared.values()),
+            *(operator for operator in carried if operator.uid not in self._declared),
+        )
+
+    def next_watermark(self, operators: Sequence[OperatorState]) -> int | None:
+        """Return the watermark that the epoch leaves behind.
+
+        The smallest, over the declared operators with event time, of the largest event time that
+        each has ever seen minus its allowed delay; but never less than the epoch's own watermark.
+        An operator that has seen no event time yet holds it back.
+
+        Parameters
+        ----------
+        operators : sequence of OperatorState
+            As `collect` returned them.
+        """
+        marks = []
+        for operator in operators:
+            delay = self._delays.get(operator.uid)
+            if delay is None:
+                continue
+            if operator.max_event_time_ms is None:
+                return self.watermark_ms
+            marks.append(max(operator.max_event_time_ms - delay, _LEAST_TIME_MS))
+        if not marks:
+            return self.watermark_ms
+        return min(marks) if self.watermark_ms is None else max(min(marks), self.watermark_ms)
+
+    def _check_known(self, found: Mapping[tuple[str, int], RangeReport]) -> None:
+        for (uid, index), report in found.items():
+            operator = self._declared.get(uid)
+            if operator is None or not 0 <= index < operator.parallelism:
+                raise EvaluationError(
+                    f"epoch {self.number}: a report from operator {uid!r}, range {index}, "
+                    "which this evaluation never declared"
+                )
+            state = operator.ranges[index]
+            where = f"epoch {self.number}, operator {uid!r}, range {index}"
+            if report.parent != state.id:
+                raise LineageError(
+                    f"{where}: built on {report.parent}, but the base stands at {state.id}"
+                )
+            if report.file is None:
+                if report.id != state.id:
+                    raise LineageError(f"{where}: sealed as {report.id} but names no file")
+                continue
+            said = (report.id, report.parent, self.number, "delta")
+            written = (report.file.id, report.file.parent, report.file.epoch, report.file.kind)
+            if said != written:
+                raise LineageError(f"{where}: {report.file.path} is {written}, expected {said}")
+            bounds = range_bounds(index, self.max_parallelism, operator.parallelism)
+            if (report.file.first_key_group, report.file.last_key_group) != bounds:
+                raise LineageError(f"{where}: {report.file.path} covers other key groups")
+
+    def _advanced(
+        self, operator: OperatorState, found: Mapping[tuple[str, int], RangeReport]
+    ) -> OperatorState:
+        ranges = []
+        seen = [operator.max_event_time_ms]
+        for state in operator.ranges:
+            report = found[operator.uid, state.index]
+            seen.append(report.max_event_time_ms)
+            # After a change of parallelism a range learns its own timers from the next task, which
+            # may have done nothing else.
+            state = replace(
+                state,
+                next_event_timer_ms=report.next_event_timer_ms,
+                next_processing_timer_ms=report.next_processing_timer_ms,
+            )
+            if report.file is not None:
+                state = replace(state, id=report.id, deltas=(*state.deltas, report.file))
+            ranges.append(state)
+        latest = max((time for time in seen if time is not None), default=None)
+        return replace(
+            operator,
+            ranges=tuple(ranges),
+            max_event_time_ms=latest,
+            timers=operator.timers or has_timers(tuple(ranges)),
+        )
+
+
+class _Identity:
+    """A report as a key: one that arrives twice unchanged, from one attempt, counts once."""
+
+    __slots__ = ("key", "report")
+
+    def __init__(self, report: RangeReport) -> None:
+        self.report = report
+        self.key = (report.uid, report.index)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.report.id))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.report == self.report
+
+
+def describe_ranges(keys: Sequence[tuple[str, int]]) -> str:
+    """Describe (uid, index) pairs, a few at most per operator."""
+    indices: dict[str, list[int]] = {}
+    for uid, index in keys:
+        indices.setdefault(uid, []).append(index)
+    texts = []
+    for uid, numbers in indices.items():
+        shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+        texts.append(f"operator {uid!r}, range{'s' if len(numbers) > 1 else ''} {shown}")
+    return "; ".join(texts)

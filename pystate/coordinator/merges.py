@@ -1,0 +1,420 @@
+"""Work beside the epochs: merging deltas into bases, collecting orphans.
+
+Thread safety: all methods of `Maintenance` and `BaseMerges` may be called from any thread.
+
+Invariants
+----------
+1. A merge that is ready is adopted by the next manifest. An epoch waits for one only where its
+   coordinator's first epoch may be its last, or where a chain of deltas grows past its bound.
+2. A merge reads files only, never a table, and its result is adopted only in the place of exactly
+   the files that it was made from.
+3. The thread exists only while there is work, and `Maintenance.close` joins it.
+4. A merge that no manifest can adopt any more leaves no file behind.
+5. The name of a merged base says the term of the driver that made it, the only one whose manifests
+   can name it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+from typing import BinaryIO, cast
+
+from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.rescale import rescaled
+from pystate.coordinator.retention import delete_files, merged_name
+from pystate.errors import CheckpointError
+
+__all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
+
+_LOG = logging.getLogger("pystate.coordinator.merges")
+_Key = tuple[str, int, int]  # uid, first and last key group
+# Epochs to wait before a merge that failed is tried again.
+_RETRY_AFTER = 16
+
+
+@dataclass(frozen=True)
+class MergePolicy:
+    """When the deltas of a range become part of its base."""
+
+    min_deltas: int = 4
+    """Fewer deltas are never merged."""
+    max_deltas: int = 64
+    """So many are merged whatever their size: they bound a restore and the manifest."""
+    keep_deltas: int = 2
+    """The newest deltas stay out, so that a table a little behind can still catch up."""
+    most_deltas: int = 256
+    """Rather than leave more, an epoch waits for the merge that is under way."""
+
+    def files_to_merge(self, state: RangeState) -> tuple[FileRef, ...]:
+        """Choose the files that a new base of the range should be made from; none for not yet."""
+        merged = len(state.deltas) - self.keep_deltas
+        if len(state.deltas) < max(self.min_deltas, self.keep_deltas + 1):
+            return ()
+        base_bytes = 0 if state.base is None else state.base.file_bytes
+        delta_bytes = sum(delta.file_bytes for delta in state.deltas[:merged])
+        if delta_bytes < base_bytes and len(state.deltas) < self.max_deltas:
+            return ()
+        base = () if state.base is None else (state.base,)
+        return (*base, *state.deltas[:merged])
+
+
+class Maintenance:
+    """A thread that works through tasks and ends when there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run `task` after those submitted before; its errors are logged. Ignored once closed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="pystate-maintenance", daemon=True
+                )
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is left to do."""
+        while True:
+            with self._lock:
+                thread = self._thread
+            if thread is None:
+                return
+            thread.join()
+
+    def close(self) -> None:
+        """Take no more tasks, and wait until those submitted have ended."""
+        with self._lock:
+            self._closed = True
+        self.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._tasks:
+                    self._thread = None
+                    return
+                task = self._tasks.popleft()
+            try:
+                task()
+            except (CheckpointError, OSError) as error:
+                _LOG.warning("maintenance: %s", error)
+            except Exception:
+                _LOG.exception("maintenance failed")
+
+
+class BaseMerges:
+    """The base merges that are planned, running, or ready for the next manifest."""
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        maintenance: Maintenance,
+        policy: MergePolicy,
+        term: Callable[[], int],
+    ) -> None:
+        self._storage = storage
+        self._maintenance = maintenance
+        self._policy = policy
+        self._term = term
+        self._lock = threading.Lock()
+        self._merges: dict[_Key, _Merge] = {}
+        self._ready: dict[_Key, FileRef] = {}
+        self._failed: dict[_Key, int] = {}
+        self._offered: set[str] = set()
+        self._closed = threading.Event()
+
+    def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
+        """Begin the merges that the policy asks for.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The newest epoch.
+        parallelism : int, optional
+            What the next epoch will have, where that may be another one.
+        """
+        for operator in manifest.operators:
+            ranges = operator.ranges
+            if parallelism is not None:
+                ranges = rescaled(operator, parallelism, manifest.max_parallelism)
+            for state in ranges:
+                sources = self._policy.files_to_merge(state)
+                key = _key(operator.uid, state)
+                if not sources:
+                    continue
+                with self._lock:
+                    waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
+                    if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
+                        continue
+                    name = merged_name(self._term(), uuid.uuid4().hex)
+                    output = state_path(*key, sources[-1].epoch, name, "base")
+                    rest = state.files[len(sources) :]
+                    merged_id = rest[0].parent if rest else state.id
+                    self._merges[key] = _Merge(
+                        sources, merged_id, output, manifest.epoch, operator.states, state.since
+                    )
+                self._maintenance.submit(partial(self._merge, key))
+
+    def wait(
+        self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
+    ) -> None:
+        """Wait for merges that the next manifest could adopt.
+
+        Parameters
+        ----------
+        operators : tuple of OperatorState
+            As the next manifest has them.
+        patience_s : float
+            How long to wait at most; longer only for a chain that has grown past its bound.
+        first : bool
+            Whether this is the coordinator's first manifest, and so maybe its last: the bound is
+            then where the policy merges whatever the size, because every coordinator before may
+            have left its merge undone.
+        """
+        until = time.monotonic() + patience_s
+        bound = self._policy.max_deltas if first else self._policy.most_deltas
+        for uid, state in _ranges(operators):
+            with self._lock:
+                merge = self._merges.get(_key(uid, state))
+            if merge is None or state.files[: len(merge.sources)] != merge.sources:
+                continue
+            if len(state.deltas) >= bound:
+                merge.ended.wait()
+            else:
+                merge.ended.wait(max(0.0, until - time.monotonic()))
+
+    def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+        """Put the bases that are ready in the place of the files they were made from."""
+        with self._lock:
+            uids = {key[0] for key in self._ready}
+            return tuple(
+                replace(op, ranges=tuple(self._rebased(op.uid, state) for state in op.ranges))
+                if op.uid in uids
+                else op
+                for op in operators
+            )
+
+    def published(self, manifest: Manifest) -> None:
+        """Forget the merges that are ready: adopted by this manifest, or of no use any more."""
+        late = []
+        with self._lock:
+            for key in list(self._ready):
+                merge = self._merges[key]
+                if merge.output not in manifest.paths:
+                    if _begins_with(manifest, key, merge.sources):
+                        continue
+                    _LOG.info("the merged base %s came too late", merge.output)
+                    late.append(merge.output)
+                else:
+                    self._offered.discard(merge.output)
+                del self._ready[key], self._merges[key]
+        if late:
+            self._maintenance.submit(partial(self._discard, late))
+
+    def give_up(self) -> None:
+        """No manifest will follow: end what is under way, and plan nothing any more."""
+        with self._lock:
+            self._closed.set()
+            for merge in self._merges.values():
+                merge.ended.set()
+
+    def discard_unused(self) -> None:
+        """Remove what was merged for nothing; call it when the maintenance thread has ended."""
+        with self._lock:
+            unused = [base.path for base in self._ready.values()]
+            self._ready.clear()
+        self._discard(unused)
+
+    def _discard(self, outputs: list[str]) -> None:
+        # One that was offered may stand in a manifest whose publishing went wrong half way.
+        delete_files(self._storage, [path for path in outputs if path not in self._offered])
+        self._offered.difference_update(outputs)
+
+    def live(self) -> frozenset[str]:
+        """Return the files that a later manifest may still name."""
+        with self._lock:
+            return frozenset(merge.output for merge in self._merges.values())
+
+    def _rebased(self, uid: str, state: RangeState) -> RangeState:
+        key = _key(uid, state)
+        base = self._ready.get(key)
+        if base is None:
+            return state
+        sources = self._merges[key].sources
+        if state.files[: len(sources)] != sources:
+            return state
+        self._offered.add(base.path)
+        return replace(state, base=base, deltas=state.files[len(sources) :])
+
+    def _merge(self, key: _Key) -> None:
+        merge = self._merges[key]
+        try:
+            if self._closed.is_set():
+                return
+            base = merge_range(
+                self._storage,
+                merge.sources,
+                merge.merged_id,
+                merge.output,
+                key[1],
+                key[2],
+                states=merge.states,
+                since=dict(merge.since),
+                given_up=self._closed,
+            )
+            with self._lock:
+                self._ready[key] = base
+        except BaseException:
+            with self._lock:
+                del self._merges[key]
+                self._failed[key] = merge.epoch
+            if not self._closed.is_set():
+                raise
+        finally:
+            merge.ended.set()
+
+
+@dataclass(frozen=True)
+class _Merge:
+    sources: tuple[FileRef, ...]
+    merged_id: str
+    output: str
+    epoch: int
+    states: frozenset[str]
+    since: tuple[tuple[str, int], ...]
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class _Out:
+    """A file that takes no more bytes once the merge into it was given up."""
+
+    def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
+        self._file = file
+        self._given_up = given_up
+        self.name = getattr(file, "name", str(file))
+
+    def write(self, data: bytes) -> int:
+        if self._given_up.is_set():
+            raise CheckpointError(f"{self.name}: the merge was given up")
+        return self._file.write(data)
+
+
+def _key(uid: str, state: RangeState) -> _Key:
+    return uid, state.first_key_group, state.last_key_group
+
+
+def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeState]]:
+    return ((operator.uid, state) for operator in operators for state in operator.ranges)
+
+
+def _begins_with(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+    """Whether a range of the manifest still begins with these files."""
+    operator = manifest.operator(key[0])
+    return operator is not None and any(
+        (state.first_key_group, state.last_key_group) == key[1:]
+        and state.files[: len(sources)] == sources
+        for state in operator.ranges
+    )
+
+
+def merge_range(
+    storage: CheckpointStorage,
+    sources: tuple[FileRef, ...],
+    merged_id: str,
+    output: str,
+    first_key_group: int,
+    last_key_group: int,
+    *,
+    states: Collection[str] | None = None,
+    since: Mapping[str, int] = MappingProxyType({}),
+    given_up: threading.Event | None = None,
+) -> FileRef:
+    """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
+
+    Parameters
+    ----------
+    states, since : optional
+        As of `merge_files`.
+    given_up : Event, optional
+        Once it is set the merge ends with an error.
+
+    Raises
+    ------
+    CorruptFileError, CheckpointError
+        A source is damaged, missing, or not the file that the manifest names; or the merge was
+        given up. Nothing was created.
+    """
+    given_up = given_up or threading.Event()
+    parent = bytes.fromhex(sources[-1].parent)
+    lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
+    whole = (first_key_group, last_key_group)
+    with ExitStack() as stack:
+        opened: list[Source] = []
+        for bounds, group in groupby(sources, key=_bounds):
+            refs = list(group)
+            files = [_open_source(stack, storage, ref) for ref in refs]
+            if bounds != whole:
+                # Files of a former range, which count for a part of this one only: reduced to
+                # that part, nothing in them can hide what another former range knows. They may go
+                # on from older files, or a base: what they delete and append must stay that.
+                part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
+                merge_files(
+                    files,
+                    cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
+                    lineage=lineage._replace(epoch=_newest_epoch(refs)),
+                    first_key_group=bounds[0],
+                    last_key_group=bounds[1],
+                    kind="delta",
+                    states=states,
+                    since=since,
+                )
+                part.flush()
+                files = [part.name]
+            opened += files
+        out = stack.enter_context(storage.create(output))
+        info = merge_files(
+            opened,
+            cast(BinaryIO, _Out(out, given_up)),
+            lineage=lineage,
+            first_key_group=first_key_group,
+            last_key_group=last_key_group,
+            states=states,
+            since=since,
+        )
+    return FileRef.from_info(output, info)
+
+
+def _newest_epoch(sources: Sequence[FileRef]) -> int:
+    # By it readers tell which states count; the last of several former ranges need not be newest.
+    return max(ref.epoch for ref in sources)
+
+
+def _bounds(ref: FileRef) -> tuple[int, int]:
+    return ref.first_key_group, ref.last_key_group
+
+
+def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:
+    """Check that a file is the one that the manifest names; by path it is read without the GIL."""
+    source = storage.local_path(ref.path) or stack.enter_context(storage.open_read(ref.path))
+    with open_file(source, expected=ref):
+        return source

@@ -1,0 +1,171 @@
+"""Removes what no epoch needs any more.
+
+Thread safety: `collect_orphans` may run beside everything else.
+
+Which files a manifest may still come to name
+---------------------------------------------
+A driver that is held up before it publishes its manifest may go on at any time, so that no age
+makes a file safe to remove. The order of epochs and terms says which files it may name.
+
+1. A driver builds on manifests of its own term and of earlier ones only (`Coordinator`), so that
+   terms never fall along the chain of manifests. Once a manifest of term t exists, as epoch e, a
+   driver of an earlier term has a base before e, and what it may still publish is of an epoch up to
+   e. Each of those names is taken; or it was taken and retired, and does not count (`History`).
+2. So a manifest that will count is of an epoch after the newest manifest, and of a term not before
+   that one's.
+3. A delta, or a part, can first be named by the manifest of its own epoch. One of an epoch up to
+   the newest manifest's is named by now, or never will be.
+4. A merged base can first be named by a manifest of the term in its own name. One of an earlier
+   term than the newest manifest's is named by now, or never will be; one of this driver's term is
+   named, or passed in as `live`, or never will be. Those of later terms are its successors'.
+   A driver therefore leaves what its predecessor merged alone until it has published itself.
+5. A base without a term in its name was made by a version that wrote none, hence by another driver:
+   it goes once this driver has published.
+6. Files are listed before `live` is asked, and that before the manifests are read: what is made
+   later is not listed, and what moves from one to the other is seen in at least one of them.
+
+The grace period is a courtesy to attempts that outlive their evaluation, whose writes would fail.
+Nothing rests on it, nor on any clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from pystate.checkpoint.begin_marks import EVALUATIONS
+from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
+from pystate.checkpoint.manifest_log import retained_epochs
+from pystate.checkpoint.parts import Parts, part_epoch
+from pystate.checkpoint.storage import CheckpointStorage, final_name
+from pystate.errors import CheckpointError
+
+__all__ = ["collect_orphans", "delete_files", "merged_name"]
+
+_LOG = logging.getLogger("pystate.coordinator.retention")
+_STATE = "state"
+_STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
+_EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
+_FOLDERS = ("manifests", "owners", "runs")
+# For leftovers of small files, whose writers cannot be told dead from alive.
+_LEAST_GRACE_MS = 60_000
+
+
+def merged_name(term: int, unique: str) -> str:
+    """Name a merged base, for `state_path`, so that it says whose it is.
+
+    Parameters
+    ----------
+    term : int
+        The driver's.
+    unique : str
+        Hexadecimal digits that no other file has.
+    """
+    return f"t{term}-{unique}"
+
+
+def collect_orphans(
+    storage: CheckpointStorage,
+    *,
+    term: int,
+    grace_ms: int,
+    live: Callable[[], Collection[str]],
+    check_owner: Callable[[], None],
+    now_ms: int | None = None,
+) -> int:
+    """Delete files that no manifest can name any more, and what was left of unfinished work.
+
+    That is of writes, and of evaluations whose driver ended before it could.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    term : int
+        This driver's.
+    grace_ms : int
+        Younger files stay.
+    live : callable
+        Returns the paths that a base merge of this process may still hand to a manifest.
+    check_owner : callable
+        Raises `FencedError` where this driver is not the owner any more.
+    now_ms : int, optional
+        The time by the storage's clock; now by default.
+
+    Returns
+    -------
+    int
+        Number of files deleted.
+
+    Raises
+    ------
+    CheckpointError
+        A retained manifest cannot be read; nothing was deleted. `FencedError` likewise.
+    """
+    files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
+    files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
+    others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
+    protected = set(live())
+    newest, parts = None, Parts(storage)
+    for epoch in retained_epochs(storage):
+        path = manifest_path(epoch)
+        try:
+            newest = read_manifest(storage, path, parts)
+        except FileNotFoundError:
+            return 0  # retired a moment ago: the next collection sees the new list
+        protected |= newest.paths
+    check_owner()
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    small_ms = max(grace_ms, _LEAST_GRACE_MS)
+    doomed = [entry.path for entry in others if entry.modified_ms <= now_ms - small_ms]
+    for entry in files:
+        final = final_name(entry.path)
+        if (
+            newest is not None
+            and final not in protected
+            and not _may_be_named(final, newest, term)
+            and entry.modified_ms <= now_ms - grace_ms
+        ):
+            doomed.append(entry.path)
+    _remove_evaluations(storage, 0 if newest is None else newest.epoch, now_ms - small_ms)
+    return delete_files(storage, doomed)
+
+
+def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
+    """Whether a manifest may still come to name a file that is named nowhere."""
+    part = part_epoch(path)
+    if part is not None:
+        return part > newest.epoch
+    match = _STATE_FILE.fullmatch(path)
+    if match is None or int(match[1]) > newest.epoch:
+        return True
+    if match[3] == "delta":
+        return False
+    if match[2] is None:
+        return newest.term != term
+    return int(match[2]) >= newest.term and int(match[2]) != term
+
+
+def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> None:
+    """Remove the begin marks of evaluations whose driver ended before it could."""
+    seen: dict[str, int] = {}
+    for entry in storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True):
+        match = _EVALUATION.fullmatch(entry.path)
+        if match is not None and int(match[2]) <= newest:
+            seen[match[1]] = max(seen.get(match[1], 0), entry.modified_ms)
+    for folder, modified_ms in seen.items():
+        if modified_ms <= before_ms:
+            storage.remove_folder(folder)
+
+
+def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
+    """Delete files, going on past those that cannot be; return how many were there."""
+    count = 0
+    for path in paths:
+        try:
+            count += storage.delete(path)
+        except CheckpointError as error:
+            _LOG.warning("%s; the next collection tries again", error)
+    return count

@@ -1,0 +1,85 @@
+"""What other drivers of the same checkpoint have done to an epoch that this one has open.
+
+Thread safety: a `Rivals` belongs to its coordinator's lock.
+"""
+
+from __future__ import annotations
+
+from pystate.checkpoint.manifest import Manifest, manifest_path
+from pystate.checkpoint.manifest_log import History
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.ownership import Ownership
+from pystate.errors import AlreadyPublishedError, FencedError, PystateError
+
+__all__ = ["OvertakenError", "Rivals"]
+
+
+class OvertakenError(FencedError):
+    """An older driver published the epoch before it noticed that it is not the owner any more.
+
+    `Coordinator.run` opens the next epoch by itself.
+    """
+
+
+class Rivals:
+    """Tells whether an epoch is still this driver's.
+
+    Parameters
+    ----------
+    ownership : Ownership
+        This driver's.
+    history : History
+        What is published.
+    """
+
+    def __init__(self, ownership: Ownership, history: History) -> None:
+        self._ownership = ownership
+        self._history = history
+
+    def check_current(self, epoch: Epoch) -> None:
+        """Make sure that this driver owns the checkpoint, and nobody has published the epoch.
+
+        Raises
+        ------
+        FencedError
+            Another driver does, or has; `OvertakenError` where that was an older one.
+        """
+        self._ownership.check()
+        winner = self._history.find_published(epoch.number)
+        if winner is not None and winner.evaluation_id != epoch.evaluation_id:
+            raise self._lost(epoch.number, winner)
+
+    def check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
+        """Tell an earlier try of our own from another driver's manifest.
+
+        Raises
+        ------
+        FencedError
+            It is another driver's; as of `check_current`.
+        """
+        winner = self._history.find_published(manifest.epoch)
+        if winner is None:
+            raise error  # the name was taken, and nobody has taken it
+        if winner.evaluation_id != manifest.evaluation_id:
+            raise self._lost(manifest.epoch, winner) from error
+
+    def overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
+        """What ended an epoch, if that was another driver, whatever this one stumbled over."""
+        if isinstance(error, FencedError):
+            return error
+        if not epoch.is_open:
+            return None
+        try:
+            self.check_current(epoch)
+        except FencedError as fenced:
+            return fenced
+        except (PystateError, OSError):
+            pass
+        return None
+
+    def _lost(self, epoch: int, winner: Manifest) -> FencedError:
+        kind = OvertakenError if winner.term < self._ownership.term else FencedError
+        return kind(
+            f"{manifest_path(epoch)} was published by another driver (run {winner.run_id} on "
+            f"{winner.host}); this one (run {self._ownership.run_id}) has changed nothing"
+        )

@@ -1,0 +1,1 @@
+"""Stateful functions: what users subclass, and what they are told while they run."""

@@ -1,0 +1,529 @@
+"""Stateful functions: the classes that users write.
+
+A class declares its states as attributes; an instance gets handles of its own when it is bound to
+a backend, and loses them when it is unbound, copied or pickled.
+
+Thread safety: an instance runs in one task, on one thread, at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, signature
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.arguments import nearest
+from pystate.errors import DeclarationError
+from pystate.functions.context import RuntimeContext
+from pystate.state.declarations import State
+from pystate.state.handles import KeyBatch
+from pystate.types.state_type import StateType, TypeLike, parse_type
+
+__all__ = [
+    "RESERVED",
+    "KeyedProcessFunction",
+    "RuntimeContext",
+    "StatefulFunction",
+    "VectorizedFunction",
+    "bind",
+    "copied",
+    "declarations",
+    "has_timers",
+    "namespace_type",
+    "require_state",
+    "sent",
+    "shape",
+    "unbind",
+]
+
+#: Names that mean something else on a stateful function.
+RESERVED = frozenset(
+    [
+        "process",
+        "process_rows",
+        "on_timer",
+        "on_timers",
+        "open",
+        "close",
+        "ctx",
+        "key",
+        "namespace",
+        "mro",
+    ]
+)
+
+
+_CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
+_ON_TIMER = "on_timer(self, key, timestamp, ctx)"
+_PROCESS = "process(self, key, row, ctx)"
+#: Methods that Spark or Flink call, and pystate does not.
+_NEVER_CALLED = {
+    "onTimer": _ON_TIMER,
+    "handleExpiredTimer": _ON_TIMER,
+    "on_expired_timer": _ON_TIMER,
+    "processElement": _PROCESS,
+    "process_element": _PROCESS,
+    "handleInputRows": f"{_PROCESS}, or process_rows(self, key, batch, ctx) for all rows of a key",
+    "processRows": "process_rows(self, key, batch, ctx)",
+}
+
+
+class _Namespace(dict[str, Any]):
+    """A class body that notices when a state's name is used twice."""
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__()
+        self.class_name = class_name
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and (_is_state(self[name]) or _is_state(value)):
+            raise DeclarationError(
+                f"{self.class_name}.{name} is defined twice: {_kind(self[name])} and "
+                f"{_kind(value)}; a state's name belongs to it alone"
+            )
+        super().__setitem__(name, value)
+
+
+class _FunctionType(ABCMeta):
+    """Checks the declarations when a class is made."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> _Namespace:
+        return _Namespace(name)
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any
+    ) -> _FunctionType:
+        for attribute, value in namespace.items():
+            if _is_state(value):
+                _check_name(name, attribute)
+            if attribute in _NEVER_CALLED and callable(value):
+                raise DeclarationError(
+                    f"{name}.{attribute} would never be called: write {_NEVER_CALLED[attribute]}"
+                )
+            if attribute in _CALLED and (iscoroutinefunction(value) or isasyncgenfunction(value)):
+                raise DeclarationError(
+                    f"{name}.{attribute} is async: a function is called row by row and awaits "
+                    "nothing; write def"
+                )
+            for base in bases:
+                inherited = _lookup(base, attribute)
+                if inherited is not None and attribute in _CALLED:
+                    _check_call(f"{name}.{attribute}", value, inherited[1])
+                if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
+                    raise DeclarationError(
+                        f"{name}.{attribute} is {_kind(value)}, and {inherited[0]}.{attribute}, "
+                        f"which it inherits, is {_kind(inherited[1])}: the name would be used "
+                        "twice; give one of them another name"
+                    )
+        for attribute, owners in _inherited_states(bases).items():
+            if len(owners) > 1 and attribute not in namespace:
+                raise DeclarationError(
+                    f"{name} inherits the state {attribute!r} from {' and from '.join(owners)}: "
+                    "the name would be used twice"
+                )
+        return super().__new__(cls, name, bases, dict(namespace), **options)
+
+
+def _check_call(what: str, function: Any, declared: Any) -> None:
+    """Refuse a method that cannot be called with the arguments of the inherited one."""
+    if not (isfunction(function) and isfunction(declared)):
+        return
+    names = list(signature(declared).parameters)
+    try:
+        signature(function).bind(*names)
+    except TypeError:
+        raise DeclarationError(
+            f"{what}{signature(function)} is called with ({', '.join(names)}): write "
+            f"def {function.__name__}({', '.join(names)})"
+        ) from None
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, State)
+
+
+def _kind(value: object) -> str:
+    if _is_state(value):
+        return f"the state {value!r}"
+    return "a method" if callable(value) else f"{type(value).__name__} {value!r:.40}"
+
+
+def _check_name(class_name: str, name: str) -> None:
+    if name in RESERVED:
+        raise DeclarationError(
+            f"{class_name}.{name}: {name!r} is reserved for a method of the function; "
+            "give the state another name"
+        )
+    if name.startswith("__"):
+        raise DeclarationError(
+            f"{class_name}.{name}: a state's name does not begin with two underscores"
+        )
+
+
+def _lookup(base: type, name: str) -> tuple[str, Any] | None:
+    for cls in base.__mro__:
+        if name in cls.__dict__ and not name.startswith("__"):
+            return cls.__name__, cls.__dict__[name]
+    return None
+
+
+def _inherited_states(bases: tuple[type, ...]) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
+    classes = dict.fromkeys(cls for base in bases for cls in base.__mro__)
+    for cls in classes:
+        for name, value in cls.__dict__.items():
+            if _is_state(value):
+                owners.setdefault(name, []).append(cls.__name__)
+    return owners
+
+
+class StatefulFunction(metaclass=_FunctionType):
+    """What `KeyedProcessFunction` and `VectorizedFunction` share: states, `open` and `close`.
+
+    Attributes
+    ----------
+    namespace : type, optional
+        Of a class whose states and timers are kept by (key, namespace): the namespaces' type, as
+        DDL (``"long"``) or an Arrow type.
+    """
+
+    namespace: ClassVar[TypeLike | None] = None
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Prepare for a task, before its first row. No key is current."""
+
+    def close(self) -> None:
+        """Clean up after a task, also after one that failed. States are gone by then."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if _is_state(getattr(type(self), name, None)):
+            _refuse_assignment(self, name)
+        if _is_state(value):
+            raise DeclarationError(
+                f"{type(self).__name__}.{name} = {value!r}: a state is declared in the class's "
+                "body; one that is assigned to an instance would never be kept"
+            )
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if _is_state(getattr(type(self), name, None)):
+            _refuse_assignment(self, name)
+        object.__delattr__(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not _is_state(getattr(type(self), name, None))
+        }
+
+
+def _refuse_assignment(function: StatefulFunction, name: str) -> NoReturn:
+    raise DeclarationError(
+        f"{type(function).__name__}.{name} is a state: it cannot be assigned or deleted; "
+        f"use self.{name}.update(value) or self.{name}.clear()"
+    )
+
+
+class KeyedProcessFunction(StatefulFunction):
+    """A function that sees one row, or one key's rows, at a time.
+
+    Write `process`, or in its place the faster ``process_rows(self, key, batch, ctx)``, where
+    ``batch`` is a `pyarrow.RecordBatch` of all of the key's rows in the epoch's batch.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Counter(ps.KeyedProcessFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, key, row, ctx):
+    ...         self.n.update(self.n.value() + 1)
+    ...         yield key, self.n.value()
+    """
+
+    def process(self, key: Any, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row.
+
+        Parameters
+        ----------
+        key : object
+            The row's key, a tuple where it has several columns.
+        row : Row
+            ``row["x"]``, or ``row.x`` where it cannot be mistaken; ``"x" in row`` and
+            ``row.asDict()`` as Spark's `Row` has them.
+        ctx : RuntimeContext
+            About the task and the row.
+
+        Returns
+        -------
+        iterable of tuple, Row or dict, or None
+            The rows that the operator emits: yield each, or return a list. What has names (a `Row`
+            of Spark or of pystate, a dict, a named tuple) goes by them, and has exactly those of
+            the schema; tuples and lists go by position. A tuple is one row, and refused where it
+            is returned in place of rows.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process(self, key, row, ctx)")
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle all of a key's rows of the epoch's batch; overrides `process`."""
+        raise DeclarationError(f"{type(self).__name__} has no process_rows(self, key, batch, ctx)")
+
+    def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
+        """Handle a timer that fires, once it was registered with `ctx`.
+
+        Parameters
+        ----------
+        key : object
+            The timer's key. It is current, and so is the timer's namespace.
+        timestamp : int
+            What the timer was registered for, in milliseconds since 1970.
+        ctx : RuntimeContext
+            `time_domain` says which clock it waited for. A timer registered here that is due too
+            fires in the same epoch.
+
+        Returns
+        -------
+        iterable of tuple or None
+            Rows as `process` yields them. The timers of one key fire in the order of their
+            timestamps.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no on_timer(self, key, timestamp, ctx)")
+
+
+class VectorizedFunction(StatefulFunction):
+    """A function that sees a whole batch with the keys of its rows.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Counter(ps.VectorizedFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, keys, batch, ctx):
+    ...         self.n.add(keys, 1)
+    """
+
+    def process(self, keys: KeyBatch, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle a batch.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The key of each row.
+        batch : pyarrow.RecordBatch
+            The rows.
+        ctx : RuntimeContext
+            About the task; `timestamp` is None.
+
+        Returns
+        -------
+        RecordBatch, iterable of RecordBatch or None
+            What the operator emits.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process")
+
+    def on_timers(
+        self, keys: KeyBatch, timestamps: np.ndarray[Any, Any], ctx: RuntimeContext
+    ) -> Any:
+        """Handle timers that fire, some thousands at a time.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The key of each timer; a key may repeat.
+        timestamps : numpy.ndarray of int64
+            What the timers were registered for, in milliseconds since 1970; those of one key are
+            in order.
+        ctx : RuntimeContext
+            `time_domain` says which clock they waited for. Timers registered here that are due too
+            fire in the same epoch, in a later call; the timers of this call are gone when it is
+            made, so that one that is registered again fires again.
+
+        Returns
+        -------
+        RecordBatch, iterable of RecordBatch or None
+            What the operator emits.
+        """
+        raise DeclarationError(
+            f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
+        )
+
+
+class Registry(Protocol):
+    """What states are registered with: a backend."""
+
+    def register(self, name: str, declaration: State) -> Any:
+        """Return the state's handle."""
+
+
+def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State]:
+    """The states of a function or its class by name, those of base classes first.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Legs(ps.VectorizedFunction):
+    ...     legs = ps.ValueState("long")
+    >>> declarations(Legs)
+    {'legs': ValueState('long')}
+    """
+    cls = function if isinstance(function, type) else type(function)
+    return {
+        name: value
+        for base in reversed(cls.__mro__)
+        for name, value in base.__dict__.items()
+        if isinstance(value, State)
+    }
+
+
+def bind(function: StatefulFunction, registry: Registry) -> None:
+    """Give an instance its handles, so that ``self.legs`` works until `unbind`."""
+    for name, declaration in declarations(function).items():
+        function.__dict__[name] = registry.register(name, declaration)
+
+
+def unbind(function: StatefulFunction) -> None:
+    """Take an instance's handles away."""
+    for name in declarations(function):
+        function.__dict__.pop(name, None)
+
+
+def copied(function: StatefulFunction) -> StatefulFunction:
+    """A copy as a task gets one.
+
+    Raises
+    ------
+    DeclarationError
+        An attribute cannot be copied; it is named.
+    """
+    made: StatefulFunction = sent(function, copy.deepcopy)
+    return made
+
+
+Sent = TypeVar("Sent")
+
+
+def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
+    """What `send` makes of a function for the tasks.
+
+    Parameters
+    ----------
+    send : callable
+        Copies or pickles an object.
+
+    Raises
+    ------
+    DeclarationError
+        It cannot; the attribute that is the reason is named.
+    """
+    try:
+        return send(function)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        name = type(function).__name__
+        for attribute, value in StatefulFunction.__getstate__(function).items():
+            try:
+                send(value)
+            except Exception:
+                raise DeclarationError(
+                    f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
+                    f"copies of the function: make it in open(self, ctx) ({reason})"
+                ) from error
+        raise DeclarationError(
+            f"{name} cannot go to the tasks, which work on copies of the function: something that "
+            f"its code refers to cannot be pickled; make it in open(self, ctx) ({reason})"
+        ) from error
+
+
+def has_timers(function: StatefulFunction) -> bool:
+    """Whether a function says what happens when a timer fires."""
+    base, name = (
+        (VectorizedFunction, "on_timers")
+        if isinstance(function, VectorizedFunction)
+        else (KeyedProcessFunction, "on_timer")
+    )
+    return getattr(type(function), name, None) is not getattr(base, name)
+
+
+def require_state(function: StatefulFunction, owner: str) -> None:
+    """Refuse a function that keeps nothing: timers are state, too.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        The function.
+    owner : str
+        What the error names, e.g. ``"operator 'aircraft'"``.
+
+    Raises
+    ------
+    DeclarationError
+        It has neither a state nor timers.
+    """
+    if not declarations(function) and not has_timers(function):
+        raise DeclarationError(
+            f"{owner}: {type(function).__name__} declares no state and has no on_timer: a "
+            "function that keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
+        )
+
+
+def namespace_type(function: StatefulFunction) -> StateType | None:
+    """The type of a function's namespaces; None where its states are kept by key alone.
+
+    Raises
+    ------
+    DeclarationError
+        It is no type, or one that cannot be part of a key.
+    """
+    declared = type(function).namespace
+    if declared is None:
+        return None
+    what = f"{type(function).__name__}.namespace"
+    found = parse_type(declared, what)
+    if found.is_object:
+        raise DeclarationError(f"{what}: objects are no namespaces")
+    return found
+
+
+def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
+    """How a function wants to be called.
+
+    Raises
+    ------
+    DeclarationError
+        It is no stateful function, or has none or too many of the methods.
+    """
+    if isinstance(function, VectorizedFunction):
+        own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
+        if own:
+            return "vectorized"
+        raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
+    if not isinstance(function, KeyedProcessFunction):
+        hint = "; pass an instance" if isinstance(function, type) else ""
+        raise DeclarationError(
+            f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction{hint}"
+        )
+    own = list(_overridden(function, KeyedProcessFunction))
+    if len(own) != 1:
+        name = type(function).__name__
+        if own:
+            raise DeclarationError(f"{name} has both process and process_rows: write one of them")
+        found = next((n for n in dir(function) if nearest(n, _CALLED) and n not in _CALLED), None)
+        raise DeclarationError(
+            f"{name} has neither process(self, key, row, ctx) nor process_rows(self, key, batch, "
+            "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
+        )
+    return "process" if own == ["process"] else "process_rows"
+
+
+def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:
+    for name in ("process", "process_rows"):
+        if getattr(type(function), name, None) is not getattr(base, name, None):
+            yield name

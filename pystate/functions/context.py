@@ -1,0 +1,235 @@
+"""What a stateful function is told about its task, and what it asks of it.
+
+Thread safety: a context belongs to its task's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+
+from pystate.errors import InvalidArgumentError
+from pystate.state.habits import Elsewhere
+from pystate.state.handles import KeyBatch
+
+__all__ = ["RuntimeContext", "Task", "TimeDomain", "Timers"]
+
+#: Which clock a timer waits for.
+TimeDomain: TypeAlias = Literal["event", "processing"]
+
+
+class Timers(Protocol):
+    """Where timers are registered: a backend."""
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None: ...  # noqa: D102
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None: ...  # noqa: D102
+    def register_timers(  # noqa: D102
+        self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
+    ) -> None: ...
+    def delete_timers(  # noqa: D102
+        self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
+    ) -> None: ...
+
+
+class Task(Protocol):
+    """What else of a running task a context reaches."""
+
+    def output(self, tag: str, row: Any) -> None: ...  # noqa: D102
+    def set_namespace(self, value: Any) -> None: ...  # noqa: D102
+
+
+class _NoTask:
+    """Stands for both where no task runs."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InvalidArgumentError(f"{name}: the context belongs to no running task")
+
+    def __repr__(self) -> str:
+        return "<no task>"
+
+
+@dataclass(slots=True)
+class RuntimeContext:
+    """What a function is told about the task and the row it works on.
+
+    Attributes
+    ----------
+    uid : str
+        The operator's name in checkpoints.
+    epoch : int
+        The epoch being computed.
+    key_group_range : tuple of int
+        First and last key group of the task, both inclusive.
+    parallelism, max_parallelism : int
+        Number of ranges, and of key groups.
+    processing_time : int
+        Milliseconds since 1970; the same for all rows of an epoch and for its replays.
+    watermark : int or None
+        Event time in milliseconds up to which all rows are thought to have been seen, None before
+        the first. `MAX_WATERMARK` where a drain fires timers: event time has ended.
+    timestamp : int or None
+        Event time in milliseconds since 1970 of the current row, or of the timer that fires if it
+        is an event-time one. None where the stream has no event time, where the row's is null, and
+        where a call sees several rows.
+    time_domain : {"event", "processing"} or None
+        Of the timer that fires; None while rows are handled.
+
+    Notes
+    -----
+    A timer belongs to the current key and namespace, and is one however often it is registered. It
+    fires once, at the end of an epoch: an event-time timer as soon as the watermark has reached its
+    timestamp, a processing-time timer as soon as the epoch's processing time has.
+    """
+
+    uid: str
+    epoch: int
+    key_group_range: tuple[int, int]
+    parallelism: int
+    max_parallelism: int
+    processing_time: int
+    watermark: int | None = None
+    timestamp: int | None = None
+    time_domain: TimeDomain | None = None
+    _timers: Timers = field(default=_NoTask(), repr=False, compare=False)
+    _task: Task = field(default=_NoTask(), repr=False, compare=False)
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Have `on_timer` called once the watermark has reached `timestamp`.
+
+        Parameters
+        ----------
+        timestamp : int
+            Milliseconds since 1970. One that is reached already fires at the end of this epoch.
+
+        Raises
+        ------
+        NoCurrentKeyError
+            No key is current.
+        DeclarationError
+            The function has no ``on_timer``.
+        NoEventTimeError
+            Neither the operator nor another one of the job has event time: there is no watermark,
+            and the timer would never fire.
+        """
+        self._timers.register_timer("event", timestamp)
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Have `on_timer` called once the processing time has reached `timestamp`."""
+        self._timers.register_timer("processing", timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace; nothing happens if there is none."""
+        self._timers.delete_timer("event", timestamp)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace; nothing happens if there is none."""
+        self._timers.delete_timer("processing", timestamp)
+
+    def register_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
+        """Register a timer per key.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        timestamps : array-like or int
+            Milliseconds since 1970, as many as there are keys, or one for all; a null registers
+            none.
+        """
+        self._timers.register_timers(keys, "event", timestamps)
+
+    def register_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
+        """Register a timer per key; see `register_event_time_timers`."""
+        self._timers.register_timers(keys, "processing", timestamps)
+
+    def delete_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._timers.delete_timers(keys, "event", timestamps)
+
+    def delete_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
+        """Delete a timer per key; those that are not there are ignored."""
+        self._timers.delete_timers(keys, "processing", timestamps)
+
+    def output(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output.
+
+        Parameters
+        ----------
+        tag : str
+            One of the operator's declared side outputs.
+        row : tuple, Row, dict, RecordBatch or Table
+            A row, as `KeyedProcessFunction.process` yields them; or a batch, by the columns' names.
+            In a `VectorizedFunction` a dict is a batch, of an array for each column.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No such side output is declared; the message lists those that are.
+        WrongTypeError
+            The row is not of the side output's schema; raised when it leaves, by the end of the
+            epoch at the latest.
+        """
+        self._task.output(tag, row)
+
+    def set_namespace(self, value: Any) -> None:
+        """Make a namespace of the current key current, for states and timers.
+
+        It lasts until the call returns; None is the default namespace.
+
+        Parameters
+        ----------
+        value : object
+            Of the type that the function's class declares: ``namespace = "long"``.
+
+        Raises
+        ------
+        DeclarationError
+            The class declares no namespace.
+        InvalidArgumentError
+            In a `VectorizedFunction`: there the namespaces of the `KeyBatch` count.
+        """
+        self._task.set_namespace(value)
+
+
+_REGISTER = (
+    "register_event_time_timer(timestamp) or register_processing_time_timer(timestamp), in "
+    "milliseconds since 1970"
+)
+_DELETE = "delete_event_time_timer(timestamp) or delete_processing_time_timer(timestamp)"
+_LIST = (
+    "the timestamps that you register into a ListState or ValueState of your own: timers are not "
+    "listed"
+)
+#: What others call it, and what to write here.
+_OTHERS = {
+    "registerTimer": _REGISTER,
+    "register_timer": _REGISTER,
+    "registerEventTimeTimer": "register_event_time_timer(timestamp)",
+    "registerProcessingTimeTimer": "register_processing_time_timer(timestamp)",
+    "deleteTimer": _DELETE,
+    "delete_timer": _DELETE,
+    "deleteEventTimeTimer": "delete_event_time_timer(timestamp)",
+    "deleteProcessingTimeTimer": "delete_processing_time_timer(timestamp)",
+    "listTimers": _LIST,
+    "list_timers": _LIST,
+    "timerService": "ctx.register_event_time_timer(timestamp) and the like",
+    "timer_service": "ctx.register_event_time_timer(timestamp) and the like",
+    "current_watermark": "watermark",
+    "currentWatermark": "watermark",
+    "getCurrentWatermarkInMs": "watermark",
+    "current_processing_time": "processing_time",
+    "currentProcessingTime": "processing_time",
+    "getCurrentProcessingTimeInMs": "processing_time",
+    "event_time": "timestamp",
+    "key": "key, the argument of the method: the current key is handed to it",
+    "current_key": "key, the argument of the method: the current key is handed to it",
+    "get_current_key": "key, the argument of the method: the current key is handed to it",
+    "getCurrentKey": "key, the argument of the method: the current key is handed to it",
+    "collect": "yield row",
+    "emit": "yield row",
+    "side_output": "output(tag, row)",
+}
+for _name, _instead in _OTHERS.items():
+    setattr(RuntimeContext, _name, Elsewhere(_name, _instead))

@@ -1,0 +1,96 @@
+"""What this process may take of memory, and takes: one budget for its tables and buffers.
+
+Thread safety: all of it is safe from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import NamedTuple
+
+from pystate import _core
+from pystate.errors import InvalidArgumentError
+
+__all__ = ["MemoryUse", "memory_limit_bytes", "memory_use", "process_budget"]
+
+_LIMIT_VARIABLE = "PYSTATE_MEMORY_LIMIT_BYTES"
+
+
+class MemoryUse(NamedTuple):
+    """What counts for the memory limit of this process."""
+
+    limit_bytes: int
+    private_bytes: int
+    """Heap tables, and buffers of key batches, snapshots, files and merges."""
+    shared_bytes: int
+    """Shared tables of all processes of the host, in the folders that this one uses."""
+
+
+def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """Return the memory that this process may use: the machine's, or its control group's if less.
+
+    Both versions of control groups are read, with all ancestors of the group. Three quarters of it
+    are what all tables without a limit of their own may take together.
+
+    Parameters
+    ----------
+    proc, cgroups : str
+        Where the kernel's files are.
+    """
+    return _core.memory_bytes(os.fsencode(proc), os.fsencode(cgroups))
+
+
+class _Process:
+    """The budget of this process, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self._budget: _core.Budget | None = None
+
+    def budget(self) -> _core.Budget:
+        with self._lock:
+            if self._budget is None:
+                self._budget = _core.Budget(_chosen_limit())
+            return self._budget
+
+
+def _chosen_limit() -> int:
+    """The environment's limit; 0 where there is none."""
+    text = os.environ.get(_LIMIT_VARIABLE, "0")
+    if not text.strip().isdecimal():
+        raise InvalidArgumentError(f"{_LIMIT_VARIABLE} is a number of bytes, got {text!r}")
+    return int(text)
+
+
+_process = _Process()
+# A child's tables are its own; so is the lock that another thread may have held.
+os.register_at_fork(after_in_child=_process.reset)
+
+
+def process_budget() -> _core.Budget:
+    """Return what tables, snapshots, files and merges of this process are charged to.
+
+    Its limit is that of the environment variable ``PYSTATE_MEMORY_LIMIT_BYTES``, or three quarters
+    of `memory_limit_bytes`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The variable is no number.
+    """
+    return _process.budget()
+
+
+def memory_use() -> MemoryUse:
+    """Return what counts for the memory limit of this process, and the limit.
+
+    Notes
+    -----
+    All tables without a limit of their own share it: heap tables of the process, shared tables of
+    all processes of the host, and what is needed for a time to gather, sort, write, read and merge.
+    """
+    return MemoryUse(*process_budget().stats())

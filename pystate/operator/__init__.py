@@ -1,0 +1,1 @@
+"""A stateful operator's calls over one task's rows, without Spark."""

@@ -1,0 +1,458 @@
+"""The three shapes of a stateful function, and how each is called for rows and for timers.
+
+Thread safety: an object belongs to its task.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.backend.timers import DueTimers
+from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
+from pystate.functions.context import TimeDomain
+from pystate.operator.rows import RowFactory, key_maker, python_values
+from pystate.types.keys import leaf
+
+if TYPE_CHECKING:
+    from pystate.operator.runtime import FunctionRuntime
+
+__all__ = [
+    "OUTPUT_ROWS",
+    "SHAPES",
+    "Calls",
+    "RowCalls",
+    "are_batches",
+    "are_rows",
+    "is_arrow_batch",
+    "is_batch",
+]
+
+#: Rows that a function may emit one by one before they leave as a batch.
+OUTPUT_ROWS = 16_384
+#: Timers that are taken from the table at once.
+_TIMERS = 8_192
+#: The same where callbacks keep registering timers that are due too.
+_FEW_TIMERS = 16
+
+_ROWS_KEYS = (
+    "in a VectorizedFunction each row has its own: take a state's values(keys) or "
+    "update_all(keys, values), or make row i's key current first with keys.select(i)"
+)
+
+#: Yields what the function emits, returns how many timers have fired.
+Firing: TypeAlias = "Generator[Any, None, int]"
+
+
+class Calls:
+    """How a function of one shape is called; the shapes below fill it in."""
+
+    #: Whether a call is about one key, which is current.
+    one_key = True
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        self.run = run
+        self.function: Any = run.spec.function
+        self.context = run.context
+        self.backend = run.backend
+        self.output = run.spec.output
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Handle rows; `times` are their event times."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of the rows."""
+        return iter(())
+
+    def fire(self, domain: TimeDomain, until: int) -> Firing:
+        """Call the function for every timer that is due, and those that it makes due meanwhile."""
+        self.context.time_domain = domain
+        most, fired = _TIMERS, 0
+        while True:
+            due = self.backend.due_timers(domain, until, most)
+            if due is None:
+                break
+            handled = yield from self.on_due(due, domain)
+            fired += handled
+            if self.run.ending is not None and domain == "event":
+                self.run.ending.check(handled)
+            # After a timer that was registered meanwhile the rest of the batch is asked for anew.
+            most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
+            most = min(most, _TIMERS)
+        self.context.time_domain = None
+        return fired
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
+        raise NotImplementedError
+
+    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """The key columns of some rows."""
+        return [leaf(rows, name) for name in self.run.spec.key]
+
+    def returns(self, method: str) -> bool:
+        """Whether what a method returns is to be looked at: a generator is all right."""
+        return not inspect.isgeneratorfunction(getattr(self.function, method))
+
+    def refuse(self, method: str, returned: object, wanted: str) -> NoReturn:
+        """Raise the error of what a method returned in place of rows."""
+        name, shown = type(self.run.spec.function).__name__, " ".join(repr(returned).split())
+        raise WrongTypeError(
+            f"operator {self.context.uid!r}: {name}.{method} returned {shown:.80} of type "
+            f"{type(returned).__qualname__}: {wanted}"
+        )
+
+    def note(self, error: Exception, method: str, what: str) -> None:
+        """Say below an error of the user's code where it happened; before Python 3.11 nothing."""
+        if sys.version_info >= (3, 11):
+            name = type(self.run.spec.function).__name__
+            error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+
+    def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
+        """Have an error say what a function can do where no key is current."""
+        found, missing, _ = str(error).partition("no key is current")
+        if missing:
+            error.args = (f"{found}{missing}: {advice}",)
+
+    def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
+        """The keys as a function sees them: values, or tuples where there are several columns."""
+        values = map(python_values, columns, self.run.spec.key)
+        if self.run.spec.key_types:
+            return map(key_maker(self.run.spec.key_types), zip(*values, strict=True))
+        return next(values) if len(columns) == 1 else zip(*values, strict=True)
+
+
+class _KeyedCalls(Calls):
+    """What the shapes of `KeyedProcessFunction` share: `on_timer`, and rows that are held back."""
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self.emitted: list[Any] = []
+        self._timers_return = self.returns("on_timer")
+        #: Whatever has one of these types can be gone through.
+        self.iterables: set[type] = {list, GeneratorType}
+
+    def check(self, method: str, returned: object) -> None:
+        """Refuse what cannot be rows: one row in place of several, a batch, a number."""
+        if not are_rows(returned):
+            self.refuse(
+                method,
+                returned,
+                "yield rows, each of them a tuple, Row or dict, or return a list of them"
+                + ("; a VectorizedFunction emits batches" if is_arrow_batch(returned) else ""),
+            )
+        if not isinstance(returned, tuple):
+            self.iterables.add(type(returned))
+
+    def drain(self) -> Iterator[Any]:
+        """Let the rows go that were emitted."""
+        if self.emitted:
+            emitted, self.emitted = self.emitted, []
+            yield self.output.from_rows(emitted)
+
+    def fire(self, domain: TimeDomain, until: int) -> Firing:
+        fired = yield from super().fire(domain, until)
+        yield from self.drain()
+        self.context.timestamp = None
+        return fired
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        run, context, on_timer = self.run, self.context, self.function.on_timer
+        clock = run.row_clock
+        fired = 0
+        pairs = zip(self.key_values(due.keys.key_arrays()), due.timestamps.tolist(), strict=True)
+        for i, (key, timestamp) in enumerate(pairs):
+            if not due.fire(i):
+                continue
+            fired += 1
+            context.timestamp = timestamp if domain == "event" else None
+            if clock is not None:
+                clock(context.timestamp)
+            try:
+                result = on_timer(key, timestamp, context)
+                if result is not None:
+                    if self._timers_return and type(result) not in self.iterables:
+                        self.check("on_timer", result)
+                    self.emitted.extend(result)
+            except Exception as error:
+                self.note(error, "on_timer", f"key {key!r:.80}, timer {timestamp}")
+                raise
+            if len(self.emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
+            if run.named:
+                run.leave_namespace()
+            if due.stale:
+                break
+        return fired
+
+
+class RowCalls(_KeyedCalls):
+    """`KeyedProcessFunction.process`: one call per row, keys looked up a batch at a time."""
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self._factory = RowFactory(run.spec.columns)
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Call the function for each row of a batch."""
+        columns = self.key_columns(rows)
+        moments = None if times is None else times.to_pylist()
+        return self.process_elements(
+            columns, self.key_values(columns), self._factory.rows(rows), moments
+        )
+
+    def process_elements(
+        self,
+        columns: Sequence[pa.Array[Any]],
+        keys: Iterable[Any],
+        rows: Iterable[Any],
+        times: Sequence[int | None] | None = None,
+    ) -> Iterator[Any]:
+        """Call the function for each row with its key."""
+        batch = self.backend.keys(columns)
+        run, select, context, process = self.run, batch.select, self.context, self.function.process
+        clock, named, timed = run.row_clock, run.named, times is not None
+        moments = [None] * len(batch) if times is None else times
+        emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
+        for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
+            select(i)
+            if timed:
+                context.timestamp = moment
+            if clock is not None:
+                clock(moment)
+            try:
+                result = process(key, row, context)
+                if result is not None:
+                    if returns and type(result) not in iterables:
+                        self.check("process", result)
+                    emitted.extend(result)
+            except Exception as error:
+                self.note(error, "process", f"key {key!r:.80}")
+                raise
+            if result is not None and len(emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
+                emitted = self.emitted
+            if named:
+                run.leave_namespace()
+        context.timestamp = None
+        yield from self.drain()
+
+
+class _KeyRowsCalls(_KeyedCalls):
+    """`KeyedProcessFunction.process_rows`: one call per key with all of its rows.
+
+    The task's rows of the epoch are held until the input ends.
+    """
+
+    def __init__(self, run: FunctionRuntime) -> None:
+        super().__init__(run)
+        self._batches: list[pa.RecordBatch] = []
+        self._times: list[pa.Array[Any]] = []
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        self._batches.append(rows)
+        if times is not None:
+            self._times.append(times)
+        return iter(())
+
+    def finish(self) -> Iterator[Any]:
+        """Call the function for each key, in order of its first row."""
+        if not self._batches:
+            return
+        schema = self._batches[0].schema
+        rows = _one_batch(self._batches)
+        self._batches = []
+        columns = self.key_columns(rows)
+        order, starts = _group(columns)
+        narrow = rows.schema.equals(schema)
+        if narrow:
+            rows = rows.take(pa.array(order))
+        firsts = [column.take(pa.array(order[starts])) for column in columns]
+        keys = self.backend.keys(firsts)
+        ends = [*starts[1:].tolist(), len(order)]
+        clock, named = self.run.row_clock, self.run.named
+        latest = None if clock is None else self._latest(order, starts)
+        for i, key in enumerate(self.key_values(firsts)):
+            keys.select(i)
+            if clock is not None:
+                clock(latest[i] if latest is not None else None)
+            first = int(starts[i])
+            if narrow:
+                batch = rows.slice(first, ends[i] - first)
+            else:
+                batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
+            try:
+                result = self.function.process_rows(key, batch, self.context)
+                if result is not None:
+                    self.check("process_rows", result)
+                    self.emitted.extend(result)
+            except Exception as error:
+                self.note(error, "process_rows", f"key {key!r:.80}")
+                raise
+            if len(self.emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
+            if named:
+                self.run.leave_namespace()
+        yield from self.drain()
+
+    def _latest(
+        self, order: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]
+    ) -> list[int | None] | None:
+        """The largest event time of each key's rows."""
+        if not self._times:
+            return None
+        times = pa.chunked_array(self._times).combine_chunks()
+        self._times = []
+        unknown = np.iinfo(np.int64).min
+        values = times.fill_null(int(unknown)).to_numpy(zero_copy_only=False)[order]
+        latest = np.maximum.reduceat(values, starts)
+        return [None if value == unknown else value for value in latest.tolist()]
+
+
+class _VectorCalls(Calls):
+    """`VectorizedFunction.process`: one call per batch."""
+
+    one_key = False
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        keys = self.backend.keys(self.key_columns(rows))
+        if self.run.row_clock is not None:
+            self.run.row_clock(None if times is None else pc.max(times).as_py())
+        yield from self._emit("process", keys, rows)
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        timestamps = due.timestamps
+        if self.run.row_clock is not None:
+            self.run.row_clock(int(timestamps.max()) if domain == "event" else None)
+        due.fire_all()
+        yield from self._emit("on_timers", due.keys, timestamps)
+        self.run.leave_namespace()
+        return len(timestamps)
+
+    def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
+        self.backend.clear_current_key()
+        try:
+            result = getattr(self.function, method)(keys, rows, self.context)
+            if result is None:
+                return
+            if not are_batches(result):
+                self.refuse(
+                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
+                )
+            for value in [result] if is_batch(result) else result:
+                yield from self.output.from_value(value)
+        except NoCurrentKeyError as error:
+            self.keyless(error, _ROWS_KEYS)
+            raise
+
+
+SHAPES: dict[str, type[Calls]] = {
+    "process": RowCalls,
+    "process_rows": _KeyRowsCalls,
+    "vectorized": _VectorCalls,
+}
+
+
+def is_batch(value: object) -> bool:
+    """Whether a value of a vectorised function is rows by column."""
+    return is_arrow_batch(value) or isinstance(value, dict)
+
+
+def is_arrow_batch(value: object) -> bool:
+    """Whether a value is rows by column in any function; a dict is one row to the others."""
+    return isinstance(value, (pa.RecordBatch, pa.Table))
+
+
+def are_rows(returned: object) -> bool:
+    """Whether what a function returned can be gone through row by row.
+
+    A tuple cannot: it is one row, of which each value would be taken for a row.
+    """
+    if isinstance(returned, tuple):
+        return not returned
+    return (
+        isinstance(returned, Iterable)
+        and not isinstance(returned, (str, bytes, bytearray, Mapping, pa.RecordBatch, pa.Table))
+        and not _is_frame(returned)
+    )
+
+
+def are_batches(returned: object) -> bool:
+    """Whether what a vectorised function returned is a batch, or can be gone through by batch."""
+    if is_batch(returned):
+        return True
+    return (
+        isinstance(returned, Iterable)
+        and not isinstance(returned, (str, bytes, bytearray))
+        and not _is_frame(returned)
+    )
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch, in columns of 64-bit offsets where those of 32 do not reach."""
+    table = pa.Table.from_batches(batches)
+    combined = table.combine_chunks().to_batches()
+    if len(combined) > 1:
+        wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+        fields = [pa.field(f.name, wide.get(f.type, f.type)) for f in table.schema]
+        combined = table.cast(pa.schema(fields)).combine_chunks().to_batches()
+    if len(combined) > 1:
+        raise InvalidArgumentError(
+            "process_rows: one nested column of a task's rows in one epoch takes more than 2 GiB: "
+            "take more partitions or smaller epochs, or write process, which takes them one by one"
+        )
+    return combined[0]
+
+
+def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Some of those rows, with the columns that the input has."""
+    try:
+        columns = [c.cast(field.type) for c, field in zip(rows.columns, schema, strict=True)]
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(
+            f"process_rows: the {rows.num_rows} rows of one key in one epoch take more than 2 GiB "
+            f"in one column: write process, which takes them one by one ({error})"
+        ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Order rows by key, stably: the order, and where in it each key starts.
+
+    Equal keys get equal codes; -0.0 and 0.0, and all NaNs, are one key as they are in SQL.
+    """
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if pa.types.is_floating(column.type):
+            column = _canonical(column)
+        encoded = column.dictionary_encode(null_encoding="encode")
+        _, codes = np.unique(
+            codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
+        )
+    _, first_rows = np.unique(codes, return_index=True)
+    rank = np.empty(len(first_rows), np.int64)
+    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
+    ranked = rank[codes]
+    order = np.argsort(ranked, kind="stable")
+    starts = np.flatnonzero(np.diff(ranked[order], prepend=-1))
+    return order, starts
+
+
+def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
+    values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
+    values[np.isnan(values)] = np.nan
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
+    return canonical

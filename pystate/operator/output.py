@@ -1,0 +1,461 @@
+"""What an operator yields: the declared columns, and how rows and batches get their types.
+
+Spark says neither which column nor which type was wrong where an Arrow batch differs from the
+declared schema; here every column is cast, or refused with its name and both types.
+
+Thread safety: all objects are immutable.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.arguments import NO_INSTANT, text
+from pystate.arguments import shown as described
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.operator.output_nested import NestedColumn
+from pystate.operator.yielded import BY_PLACE, in_order, shown
+from pystate.types.arrays import as_floats
+from pystate.types.state_type import TypeLike, is_spark_type, parse_type
+
+__all__ = [
+    "Output",
+    "OutputColumns",
+    "RowsAsYielded",
+    "SchemaLike",
+    "castable",
+    "parse_columns",
+    "parse_sides",
+]
+
+#: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
+
+
+class Output(Protocol):
+    """What becomes of yielded rows; `OutputColumns` and `RowsAsYielded` are two."""
+
+    def from_rows(self, rows: list[Any]) -> Any:
+        """One piece of output from rows."""
+
+    def from_value(self, value: object) -> list[Any]:
+        """Pieces of output from what a vectorised function yielded."""
+
+
+class OutputColumns:
+    """The declared result of an operator, and how values get its types.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The declared columns; of one that is not nullable a null is refused.
+    owner : str
+        What the errors name, e.g. ``"operator 'aircraft'"``.
+    ddl : sequence of str, optional
+        What the errors call the columns' types; Arrow's names by default.
+    """
+
+    def __init__(self, schema: pa.Schema, owner: str, ddl: Sequence[str] | None = None) -> None:
+        self.owner = owner
+        self.required = tuple(not field.nullable for field in schema)
+        self.names = tuple(schema.names)
+        self.ddl = tuple(map(str, schema.types)) if ddl is None else tuple(ddl)
+        self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        self._nested = tuple(NestedColumn.of(field.name, field.type) for field in schema)
+
+    def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Turn what a function yielded, row by row, into a batch.
+
+        Parameters
+        ----------
+        rows : sequence
+            A `Row`, a mapping and a named tuple go by their names; tuples and lists by position.
+
+        Raises
+        ------
+        WrongTypeError
+            A row that is none of these, has other names or another number of values, or holds a
+            value that its column cannot; the message names the column, the value and both types.
+        """
+        kinds = set(map(type, rows))
+        if kinds - BY_PLACE:
+            rows = list(in_order(rows, self.names, self.owner))
+            self._require_tuples(rows)
+        if set(map(len, rows)) - {len(self.names)}:
+            wrong = next(row for row in rows if len(row) != len(self.names))
+            raise WrongTypeError(
+                f"{self.owner} yielded {len(wrong)} values, {shown(wrong)}; its schema has "
+                f"{len(self.names)} columns: {', '.join(self.names)}"
+            )
+        if not rows:
+            return self.empty()
+        if kinds != {tuple}:
+            rows = list(map(tuple, rows))
+        # zip(*rows) would make an iterator per row, and Python's collector look at all of them.
+        arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(self.names))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _require_tuples(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            if not isinstance(row, (tuple, list)):
+                raise WrongTypeError(
+                    f"{self.owner} yielded {shown(row)}: yield a tuple with a value for each of "
+                    f"{', '.join(self.names)}; or a Row, dict or named tuple of these names"
+                )
+
+    def empty(self) -> pa.RecordBatch:
+        """A batch without rows."""
+        return pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in self.schema], schema=self.schema
+        )
+
+    def from_value(self, value: object) -> list[pa.RecordBatch]:
+        """Turn what a vectorised function yielded into batches of the declared types.
+
+        Parameters
+        ----------
+        value : RecordBatch, Table, or mapping from column name to array
+            Columns are matched by name.
+        """
+        if isinstance(value, pa.RecordBatch):
+            return [self._cast_batch(value)]
+        table = _table(value, self.owner)
+        return [self._cast_batch(batch) for batch in table.combine_chunks().to_batches()]
+
+    def _array(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
+        try:
+            array = self._made(index, values)
+        except _MISFITS as error:
+            got, reason = self._misfit(index, values) or ("values of several types", error)
+            raise WrongTypeError(
+                f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
+                f"got {got}: {reason}"
+            ) from None
+        return self._checked(index, array)
+
+    def _made(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
+        nested = self._nested[index]
+        if nested is not None:
+            return nested.array(values)
+        return _exact_array(values, self.schema.field(index).type)
+
+    def _misfit(self, index: int, values: Sequence[Any]) -> tuple[str, Exception] | None:
+        """The first value that does not fit alone, and why: of many the error may be another's."""
+        for value in values:
+            try:
+                self._made(index, [value])
+            except _MISFITS as error:
+                return f"{shown(value)} of type {type(value).__qualname__}", error
+        return None
+
+    def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema) and not any(self.required):
+            return batch
+        if sorted(batch.schema.names) != sorted(self.names):
+            raise WrongTypeError(
+                f"{self.owner} yielded columns {', '.join(batch.schema.names)}; its schema has "
+                f"{', '.join(self.names)}"
+            )
+        arrays = [
+            self._checked(i, self._cast(i, batch.column(name))) for i, name in enumerate(self.names)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _cast(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
+        wanted = self.schema.field(index).type
+        if array.type == wanted:
+            return array
+        if isinstance(array, pa.DictionaryArray):
+            array = array.dictionary_decode()
+        reason: object = "it would lose or change values"
+        if castable(array.type, wanted):
+            try:
+                return _cast(array, wanted)
+            except (pa.ArrowException, OverflowError) as error:
+                reason = error
+        raise WrongTypeError(
+            f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and got "
+            f"Arrow type {array.type}, which is not cast: {reason}"
+        )
+
+    def _checked(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
+        if self.required[index] and array.null_count:
+            raise WrongTypeError(
+                f"{self.owner}: column {self.names[index]!r} is declared not null and got a null"
+            )
+        return array
+
+
+def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
+    """Read declared columns without Spark.
+
+    Parameters
+    ----------
+    schema : str, mapping of str to type, pyarrow.Schema or pyspark StructType
+        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow
+        schema, whose columns may have any type; or a schema of Spark.
+    owner : str
+        What the errors name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none of these, does not parse, or names a column twice.
+    DeclarationError
+        A type is not known.
+
+    Examples
+    --------
+    >>> parse_columns("tailnum string, legs long", "operator 'one'").names
+    ('tailnum', 'legs')
+    """
+    ddl: list[str] | None = None
+    if isinstance(schema, str):
+        schema, ddl = _parse_ddl(schema, owner)
+    elif isinstance(schema, Mapping):
+        types = {n: parse_type(t, f"{owner}: column {n!r}") for n, t in schema.items()}
+        schema, ddl = (
+            pa.schema([(n, t.arrow) for n, t in types.items()]),
+            [*map(str, types.values())],
+        )
+    elif is_spark_type(schema) and hasattr(schema, "fields"):
+        schema, ddl = _of_spark(schema, owner)
+    if not isinstance(schema, pa.Schema):
+        raise InvalidArgumentError(
+            f"{owner}: columns are DDL such as 'key string, n long', types by name, or a schema of "
+            f"pyarrow or pyspark, not {schema!r:.80}"
+        )
+    names = [name.lower() for name in schema.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
+    return OutputColumns(schema, owner, ddl)
+
+
+def parse_sides(
+    declared: Sequence[str] | Mapping[str, SchemaLike], owner: str
+) -> dict[str, Output]:
+    """Read declared side outputs: tags whose rows are taken as they are, or columns by tag."""
+    if isinstance(declared, (str, bytes)) or not isinstance(declared, Iterable):
+        raise InvalidArgumentError(
+            f"{owner}: side_outputs is a list of tags, or a dict of their columns, not "
+            f"{described(declared)}"
+        )
+    for tag in declared:
+        text(tag, f"{owner}: side_outputs: a tag")
+    if not isinstance(declared, Mapping):
+        return {tag: RowsAsYielded(owner=f"{owner}, side output {tag!r}") for tag in declared}
+    return {
+        tag: parse_columns(schema, f"{owner}, side output {tag!r}")
+        for tag, schema in declared.items()
+    }
+
+
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
+)
+
+
+def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
+    fields, ddl = [], []
+    for part in _split(text):
+        match = _COLUMN.fullmatch(part)
+        if match is None:
+            raise InvalidArgumentError(
+                f"{owner}: schema {text!r:.200} does not parse at {part.strip()!r:.80}: write "
+                "name type, name type"
+            )
+        name = match[2] or match[1].replace("``", "`")
+        parsed = parse_type(match[3], f"{owner}: column {name!r}")
+        fields.append(pa.field(name, parsed.arrow, nullable=match[4] is None))
+        ddl.append(parsed.ddl)
+    return pa.schema(fields), ddl
+
+
+def _of_spark(schema: Any, owner: str) -> tuple[pa.Schema, list[str]]:
+    types = [parse_type(f.dataType, f"{owner}: column {f.name!r}") for f in schema.fields]
+    fields = [
+        pa.field(field.name, parsed.arrow, nullable=field.nullable)
+        for field, parsed in zip(schema.fields, types, strict=True)
+    ]
+    return pa.schema(fields), [parsed.ddl for parsed in types]
+
+
+def _split(text: str) -> list[str]:
+    """The parts between the commas that are not inside brackets or backticks."""
+    parts, depth, quoted, begin = [], 0, False, 0
+    for i, char in enumerate(text):
+        if char == "`":
+            quoted = not quoted
+        elif not quoted:
+            depth += (char in "<(") - (char in ">)")
+            if char == "," and depth == 0:
+                parts.append(text[begin:i])
+                begin = i + 1
+    return [*parts, text[begin:]]
+
+
+class RowsAsYielded:
+    """Hands on what a function yields as Python objects.
+
+    Parameters
+    ----------
+    check : OutputColumns, optional
+        Refuses what these columns do not allow.
+    owner : str
+        What the errors name.
+    """
+
+    def __init__(self, check: OutputColumns | None = None, owner: str = "the function") -> None:
+        self._check = check
+        self._owner = owner
+
+    def from_rows(self, rows: list[Any]) -> list[Any]:
+        """The rows themselves."""
+        if self._check is not None and rows:
+            self._check.from_rows(rows)
+        return rows
+
+    def from_value(self, value: object) -> list[Any]:
+        """The batches of a vectorised function, likewise."""
+        if self._check is not None:
+            return self._check.from_value(value)
+        if not isinstance(value, pa.RecordBatch):
+            _table(value, self._owner)
+        return [value]
+
+
+def castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning; whether it keeps each value, a safe cast finds out.
+
+    Numbers become numbers and text stays text; a number never becomes text or the reverse.
+    """
+    if source == target or at.is_null(source):
+        return True
+    if at.is_nested(source):
+        return _nested_castable(source, target)
+    families = (_is_number, _is_text, _is_bytes, _is_day_or_instant)
+    return any(member(source) and member(target) for member in families)
+
+
+def _nested_castable(source: Any, target: Any) -> bool:
+    if type(source) is not type(target):
+        return False
+    if at.is_struct(source):
+        given = {source.field(i).name: source.field(i).type for i in range(source.num_fields)}
+        wanted = [target.field(i) for i in range(target.num_fields)]
+        return all(f.name not in given or castable(given[f.name], f.type) for f in wanted)
+    if at.is_map(source):
+        return castable(source.key_type, target.key_type) and castable(
+            source.item_type, target.item_type
+        )
+    return at.is_union(source) or castable(source.value_type, target.value_type)
+
+
+def _is_number(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_integer(arrow_type) or at.is_floating(arrow_type) or at.is_decimal(arrow_type)
+    )
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_string(arrow_type) or at.is_large_string(arrow_type) or at.is_string_view(arrow_type)
+    )
+
+
+def _is_bytes(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_binary(arrow_type)
+        or at.is_large_binary(arrow_type)
+        or at.is_fixed_size_binary(arrow_type)
+        or at.is_binary_view(arrow_type)
+    )
+
+
+def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
+    return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
+
+
+#: What a value that does not fit its column may raise.
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NUMBERS = (int, float, np.number)
+#: Python types that Arrow would take for these columns, where a batch of them is refused.
+_REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
+    bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
+    str: _is_bytes,
+    bytes: _is_text,
+}
+
+
+def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
+    """An array of the values where `pyarrow.array` alone would round, cut or guess.
+
+    It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
+    without a time zone for one in UTC. Nested types have `NestedColumn`.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    if at.is_integer(arrow_type) and kinds - {int}:
+        inferred = pa.array(values)
+        if not castable(inferred.type, arrow_type):
+            raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
+        return _cast(inferred, arrow_type)
+    for kind, refused in _REFUSED.items():
+        if any(issubclass(given, kind) for given in kinds) and refused(arrow_type):
+            raise TypeError(f"{kind.__name__} is not taken for {arrow_type}")
+    if at.is_temporal(arrow_type) and any(issubclass(given, _NUMBERS) for given in kinds):
+        raise TypeError(
+            "a number is no instant: milliseconds since 1970 become a datetime with "
+            "datetime.fromtimestamp(ms / 1000, timezone.utc)"
+        )
+    if at.is_date(arrow_type) and any(issubclass(kind, datetime.datetime) for kind in kinds):
+        raise TypeError("a datetime is no date: take its date()")
+    if at.is_timestamp(arrow_type):
+        for value in values:
+            if isinstance(value, datetime.datetime) and (value.tzinfo is None) != (
+                arrow_type.tz is None
+            ):
+                raise TypeError(
+                    "drop the time zone, or declare timestamp"
+                    if arrow_type.tz is None
+                    else f"{NO_INSTANT}, or declare timestamp_ntz"
+                )
+    array: pa.Array[Any] = pa.array(values, type=arrow_type)
+    if at.is_float32(arrow_type):
+        return as_floats(array, pa.array(values, type=pa.float64()))
+    return array
+
+
+def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
+    cast: pa.Array[Any] = pc.cast(array, arrow_type, safe=True)
+    # Of floats alone, a safe cast looks at no range.
+    narrowed = at.is_float32(arrow_type) and at.is_float64(array.type)
+    return as_floats(cast, array) if narrowed else cast
+
+
+def _table(value: object, owner: str) -> pa.Table:
+    if isinstance(value, pa.Table):
+        return value
+    if not isinstance(value, Mapping):
+        raise WrongTypeError(
+            f"{owner} yielded {shown(value)}: yield a pyarrow RecordBatch, a Table, or a "
+            "dict of arrays"
+        )
+    try:
+        return pa.table({str(name): column for name, column in value.items()})
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise WrongTypeError(
+            f"{owner} got {shown(value)}: a dict is a batch, with an array of the same length for "
+            f"each column; a row is a tuple ({error})"
+        ) from None

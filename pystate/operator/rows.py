@@ -1,0 +1,252 @@
+"""Rows as a function sees them: Arrow batches turned into light tuples with names.
+
+Thread safety: a `RowFactory` is immutable; the rows are too.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from pystate.errors import InvalidArgumentError
+from pystate.types.arrays import datetimes
+from pystate.types.state_type import StateType
+
+__all__ = ["Row", "RowFactory", "key_maker", "python_values"]
+
+
+class Row(tuple[Any, ...]):
+    """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` where that is an identifier.
+
+    A tuple: it compares, unpacks and hashes like one, and may be kept. Like Spark's `Row` it
+    answers ``"name" in row`` and `asDict`. A column's name comes before a method's: ``row.count``
+    and ``row.asDict`` are the columns where there are such, and ``row["count"]`` always is.
+
+    Notes
+    -----
+    There is no ``get``, ``keys``, ``values`` or ``items``, which could well be columns:
+    ``row.asDict()`` has them. `_fields` of the class holds the column names.
+
+    Examples
+    --------
+    >>> batch = pa.record_batch({"user": ["ada"], "clicks": [3]})
+    >>> [row] = RowFactory(batch.schema.names).rows(batch)
+    >>> row["user"], row.clicks, row[0], "clicks" in row
+    ('ada', 3, 'ada', True)
+    >>> row.asDict()
+    {'user': 'ada', 'clicks': 3}
+    """
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _positions: ClassVar[dict[str, int]] = {}
+
+    def __getitem__(self, item: Any) -> Any:
+        if type(item) is str:
+            try:
+                item = self._positions[item]
+            except KeyError:
+                raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}") from None
+        return tuple.__getitem__(self, item)
+
+    def __contains__(self, item: object) -> bool:
+        # As in row[item]: a string is a column's name, anything else is of the tuple.
+        return item in self._positions if type(item) is str else tuple.__contains__(self, item)
+
+    def asDict(self, recursive: bool = False) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The columns by name.
+
+        Parameters
+        ----------
+        recursive : bool
+            Whether structs inside the row become dicts too, in lists and maps as well.
+        """
+        values = map(_as_dicts, self) if recursive else self
+        return dict(zip(self._fields, values, strict=True))
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where no column and no tuple attribute has that name.
+        method = hasattr(dict, name) and not name.startswith("_")
+        hint = "; row.asDict() is a dict" if method else ""
+        raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}{hint}")
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{n}={v!r}' for n, v in zip(self._fields, self, strict=True))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_row, (self._fields, tuple(self))
+
+
+def _as_dicts(value: Any) -> Any:
+    if isinstance(value, Row):
+        return value.asDict(recursive=True)
+    if type(value) is list:
+        return list(map(_as_dicts, value))
+    if type(value) is dict:
+        return {key: _as_dicts(each) for key, each in value.items()}
+    return value
+
+
+def _restore_row(names: tuple[str, ...], values: tuple[Any, ...]) -> Row:
+    return tuple.__new__(_row_class(names), values)
+
+
+@lru_cache(maxsize=256)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    members: dict[str, Any] = {
+        "__slots__": (),
+        "_fields": names,
+        "_positions": {name: i for i, name in enumerate(names)},
+    }
+    # namedtuple's own field descriptors read a slot in C; a property would cost a Python call.
+    getters = namedtuple("getters", [f"field{i}" for i in range(len(names))])  # type: ignore[misc]
+    for i, name in enumerate(names):
+        if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
+            members[name] = getters.__dict__[f"field{i}"]
+    return type("Row", (Row,), members)
+
+
+def key_maker(types: Sequence[StateType]) -> Callable[[Iterable[Any]], Any]:
+    """What makes a key of its parts: a row of each struct, a tuple where there are several.
+
+    Parameters
+    ----------
+    types : sequence of StateType
+        Of the columns that make the key up; the parts are those of `pystate.types.keys.leaves`.
+    """
+    makers = [_part_maker(type_) for type_ in types]
+
+    def make(parts: Iterable[Any]) -> Any:
+        rest = iter(parts)
+        key = tuple(maker(rest) for maker in makers)
+        return key[0] if len(key) == 1 else key
+
+    return make
+
+
+def _part_maker(type: StateType) -> Callable[[Iterator[Any]], Any]:
+    if type.name != "struct":
+        return next
+    row = _row_class(tuple(name for name, _ in type.children))
+    makers = [_part_maker(child) for _, child in type.children]
+    return lambda rest: tuple.__new__(row, [maker(rest) for maker in makers])
+
+
+class RowFactory:
+    """Makes the rows of batches with the given columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Two columns of one name: ``row["x"]`` could mean either.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        if twice:
+            raise InvalidArgumentError(
+                f"two input columns are called {', '.join(twice)}: rename or drop one"
+            )
+        row = _row_class(tuple(names))
+        self._make: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, row)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """The rows of a batch, in order."""
+        columns = map(python_values, batch.columns, batch.schema.names)
+        return map(self._make, zip(*columns, strict=True))
+
+
+def python_values(array: pa.Array[Any], name: str) -> list[Any]:
+    """The values of an array as Python objects, None for null.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a struct
+        a `Row` and a map a dict, also inside other values. Of a map that has a key twice, the last
+        value stays, as in PySpark. Only a map whose keys are structs, arrays or maps stays a list
+        of pairs.
+    name : str
+        The column, for the error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A timestamp is outside the years that Python knows.
+    """
+    if not (at.is_timestamp(array.type) and array.type.unit == "us"):
+        values: list[Any] = array.to_pylist()
+        convert = _converter(array.type)
+        return values if convert is None else list(map(convert, values))
+    try:
+        return datetimes(array)
+    except OverflowError as error:
+        raise InvalidArgumentError(
+            f"column {name!r}: {error} microseconds since 1970 is no timestamp that Python can "
+            "hold (years 1 to 9999); filter such rows out, or use a VectorizedFunction"
+        ) from None
+
+
+#: Makes rows of structs and dicts of maps in a value, which is not used by anyone else yet.
+_Convert: TypeAlias = "Callable[[Any], Any]"
+
+
+@lru_cache(maxsize=1024)
+def _converter(arrow_type: Any) -> _Convert | None:
+    """What makes rows of the structs, and dicts of the maps, in `to_pylist`'s values.
+
+    None where the type holds neither. Arrow makes dicts of structs, and of maps only in versions
+    that are newer than the oldest supported one.
+    """
+    if at.is_map(arrow_type):
+        return _map_converter(arrow_type)
+    if at.is_struct(arrow_type):
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        parts = [(f.name, c) for f in fields if (c := _converter(f.type)) is not None]
+        return _row_converter(tuple(f.name for f in fields), parts)
+    if at.is_dictionary(arrow_type) or _is_list(arrow_type):
+        inner = _converter(arrow_type.value_type)
+        if inner is None or at.is_dictionary(arrow_type):
+            return inner
+        return lambda value: None if value is None else list(map(inner, value))
+    return None
+
+
+def _map_converter(arrow_type: Any) -> _Convert | None:
+    inner = _converter(arrow_type.item_type)
+    if at.is_nested(arrow_type.key_type):
+        if inner is None:
+            return None
+        return lambda value: None if value is None else [(k, inner(v)) for k, v in value]
+    if inner is None:
+        return lambda value: None if value is None else dict(value)
+    return lambda value: None if value is None else {k: inner(v) for k, v in value}
+
+
+def _row_converter(names: tuple[str, ...], parts: list[tuple[str, _Convert]]) -> _Convert:
+    make = partial(tuple.__new__, _row_class(names))
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        for name, part in parts:
+            value[name] = part(value[name])
+        return make([value[name] for name in names])
+
+    return convert
+
+
+def _is_list(arrow_type: pa.DataType) -> bool:
+    return bool(
+        at.is_list(arrow_type)
+        or at.is_large_list(arrow_type)
+        or at.is_fixed_size_list(arrow_type)
+        or at.is_list_view(arrow_type)
+        or at.is_large_list_view(arrow_type)
+    )

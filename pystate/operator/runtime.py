@@ -1,0 +1,490 @@
+"""Runs a stateful function over one task's rows; Spark's bodies and the test harness drive it.
+
+Thread safety: a `FunctionSpec` is immutable; a `FunctionRuntime` belongs to one task and thread.
+
+Invariants
+----------
+1. A task handles all of its rows first. Then the event-time timers fire that the watermark has
+   reached, then the processing-time timers that the epoch's processing time has, until none is
+   left; only then does the last output leave. An epoch that drains takes the watermark to its end
+   between the rows and the timers.
+2. Rows, times and timers depend on the input, the state, the watermark and the processing time
+   that the context was made with: a replay of the epoch does the same again. No clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, NoReturn, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.arguments import text
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoCurrentKeyError,
+    NoEventTimeError,
+)
+from pystate.functions.base import (
+    StatefulFunction,
+    bind,
+    declarations,
+    has_timers,
+    namespace_type,
+    shape,
+    unbind,
+)
+from pystate.functions.context import RuntimeContext, TimeDomain
+from pystate.operator.call_shapes import (
+    OUTPUT_ROWS,
+    SHAPES,
+    Calls,
+    RowCalls,
+    is_arrow_batch,
+    is_batch,
+)
+from pystate.operator.drain import MAX_WATERMARK, EndingTimers
+from pystate.operator.event_time import event_times, instants
+from pystate.operator.output import Output
+from pystate.operator.rows import RowFactory
+from pystate.state.handles import KeyBatch
+from pystate.types.state_type import StateType
+
+__all__ = [
+    "DROP_LATE",
+    "PROCESS_LATE",
+    "FunctionRuntime",
+    "FunctionSpec",
+    "Side",
+    "checked_late",
+    "late_tag",
+]
+
+#: What becomes of late rows, where it is not the tag of a side output.
+PROCESS_LATE, DROP_LATE = "process", "drop"
+
+_NO_KEY_YET = (
+    "none is in open, which comes before the task's first row; use states and timers in process "
+    "and on_timer, where the key of the row or timer is"
+)
+
+_NO_EVENT_TIME = (
+    "no operator has event time, so there is no watermark; name the column that has it, "
+    "event_time='column', in key_by or the harness (over an RDD a function, in partition_by)"
+)
+
+#: Takes a tag and a piece of that side output.
+Side: TypeAlias = "Callable[[str, Any], None]"
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function and how an operator's rows become its calls. Pickled to the workers.
+
+    Attributes
+    ----------
+    function : KeyedProcessFunction or VectorizedFunction
+        An instance.
+    key : tuple of str
+        The key columns.
+    columns : tuple of str
+        All columns of the input, in order.
+    output : Output
+        What it yields.
+    event_time : str or callable, optional
+        The column that says when a row happened; see `event_times` for its types. For elements
+        that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
+    side_outputs : mapping of str to Output
+        By tag, what `RuntimeContext.output` takes.
+    late : str
+        What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
+        output to which they go instead of the function. If `side_outputs` has the tag too, they
+        are cast to its columns, else they have the input's.
+    key_types : tuple of StateType
+        Of the columns that the key is made of, where one of them is a struct, of which `key` names
+        the fields.
+
+    Raises
+    ------
+    DeclarationError
+        The function has none or too many of the methods.
+    InvalidArgumentError
+        Two columns have one name, there is no column of that name for the event time, or none at
+        all for late rows.
+    """
+
+    function: StatefulFunction
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    output: Output
+    event_time: str | Callable[[Any], object] | None = None
+    side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    late: str = PROCESS_LATE
+    key_types: tuple[StateType, ...] = ()
+
+    def __post_init__(self) -> None:
+        if shape(self.function) == "process":
+            RowFactory(self.columns)
+        namespace_type(self.function)
+        if isinstance(self.event_time, str) and self.event_time not in self.columns:
+            raise InvalidArgumentError(
+                f"event_time={self.event_time!r} is not a column; columns: "
+                f"{', '.join(self.columns)}"
+            )
+        if self.late != PROCESS_LATE and self.event_time is None:
+            raise InvalidArgumentError(
+                f"late={self.late!r}: rows are late by their event time; name its "
+                "column with event_time"
+            )
+
+    @property
+    def late_tag(self) -> str | None:
+        """The side output that takes late rows, if one does."""
+        return late_tag(self.late)
+
+
+def late_tag(late: str) -> str | None:
+    """The side output that takes late rows, if one does."""
+    return None if late in (PROCESS_LATE, DROP_LATE) else late
+
+
+def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
+    """Return what becomes of late rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no string; or a side output is called as one of the two words is.
+    """
+    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
+    for word in (PROCESS_LATE, DROP_LATE):
+        if word in sides:
+            raise InvalidArgumentError(
+                f"{owner}: side_outputs: {word!r} says what becomes of late rows, and is no tag"
+            )
+    return found
+
+
+class FunctionRuntime:
+    """One task's run of a function.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    backend : KeyedStateBackend
+        The task's state.
+    context : RuntimeContext
+        What the function is told: its watermark decides what is late, and which timers fire.
+    side : callable, optional
+        Called with a tag and a piece of that side output (what the tag's `Output` makes: for
+        `OutputColumns` a RecordBatch), between calls of the function. Needed where the
+        specification has side outputs.
+    watermarks : bool
+        Whether there is a watermark also where the function's own rows have no event time: another
+        operator's rows have one.
+    drain : bool
+        Whether event time ends after the rows; see `pystate.operator.drain`.
+
+    Attributes
+    ----------
+    late_rows : int
+        Rows with an event time before the watermark.
+    max_event_time : int or None
+        The largest event time seen, in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        backend: KeyedStateBackend,
+        context: RuntimeContext,
+        side: Side | None = None,
+        *,
+        watermarks: bool = False,
+        drain: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.context = context
+        self.late_rows = 0
+        self.max_event_time: int | None = None
+        #: Where timers are registered once event time has ended.
+        self.ending: EndingTimers | None = None
+        self._drain = drain
+        # The watermark that the rows have made: what times to live go by, whatever drains.
+        self._watermark = context.watermark
+        self._sides = _SideOutputs(spec, side, context.uid)
+        self._has_timers = has_timers(spec.function)
+        self.named = namespace_type(spec.function) is not None
+        self._in_namespace = False
+        self._watermarks = (
+            watermarks or spec.event_time is not None or context.watermark is not None
+        )
+        domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
+        self._has_ttl = bool(domains)
+        #: Tells the backend the event time of what is handled next, where a state needs it.
+        self.row_clock = self._set_clock if "event" in domains else None
+        self._calls: Calls = SHAPES[shape(spec.function)](self)
+
+    def open(self) -> None:
+        """Give the function its handles and call its `open`."""
+        function = self.spec.function
+        if not self._watermarks and self.row_clock is not None:
+            self._refuse_event_time_ttl()
+        bind(function, self.backend)
+        self.context._task = self
+        if not self._has_timers:
+            self.context._timers = _NoTimers(function)
+        elif self._watermarks:
+            self.context._timers = self.backend
+        else:
+            self.context._timers = _ProcessingTimers(self.backend, self.context.uid)
+        if self._has_ttl:
+            self._set_clock(None)
+        try:
+            function.open(self.context)
+        except NoCurrentKeyError as error:
+            self._calls.keyless(error, _NO_KEY_YET)
+            raise
+
+    def _refuse_event_time_ttl(self) -> NoReturn:
+        states = declarations(self.spec.function).items()
+        names = [repr(n) for n, d in states if d.ttl is not None and d.ttl.time == "event"]
+        raise NoEventTimeError(
+            f"operator {self.context.uid!r}: {', '.join(names)} would never expire: by event time, "
+            f"and {_NO_EVENT_TIME}, or declare StateTtl(..., time='processing')"
+        )
+
+    def close(self) -> None:
+        """Take the handles away and call the function's `close`."""
+        unbind(self.spec.function)
+        self.spec.function.close()
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Call the function for some rows; yields what it emits."""
+        times = None
+        if isinstance(self.spec.event_time, str):
+            rows, times = self._on_time(rows, self.spec.event_time)
+        if rows.num_rows:
+            yield from self._calls.process(rows, times)
+            self.leave_namespace()
+
+    def process_elements(
+        self, columns: Sequence[pa.Array[Any]], keys: Sequence[Any], rows: Sequence[Any]
+    ) -> Iterator[Any]:
+        """Call `KeyedProcessFunction.process` for rows of any class.
+
+        Parameters
+        ----------
+        columns : sequence of pyarrow.Array
+            The key columns.
+        keys, rows : sequence
+            What each call is given.
+        """
+        assert isinstance(self._calls, RowCalls), "only for the shape process"
+        if not callable(self.spec.event_time):
+            return self._calls.process_elements(columns, keys, rows)
+        what = f"operator {self.context.uid!r}: the event time of an element"
+        times = instants(map(self.spec.event_time, rows), what)
+        late = self._late(times)
+        if late is not None:
+            tag = self.spec.late_tag
+            if tag is not None:
+                for row in compress(rows, late.to_pylist()):
+                    self._sides.output(tag, row)
+            on_time = pc.call_function("invert", [late])
+            columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
+            kept = on_time.to_pylist()
+            keys, rows = list(compress(keys, kept)), list(compress(rows, kept))
+        return self._calls.process_elements(columns, keys, rows, times.to_pylist())
+
+    def finish(self) -> Iterator[Any]:
+        """End the input: handle what was held back, fire timers, let side outputs go.
+
+        To be called, and consumed, also where there were no rows.
+        """
+        yield from self._calls.finish()
+        if self._drain:
+            self.context.watermark = MAX_WATERMARK
+        if self._has_timers:
+            if self._drain:
+                self.ending = EndingTimers(self.context._timers, self.context.uid)
+                self.context._timers = self.ending
+            yield from self._fire_timers()
+        self._sides.flush()
+
+    # -- what a function asks of its task
+
+    def output(self, tag: str, row: Any) -> None:
+        """See `RuntimeContext.output`."""
+        self._sides.output(tag, row)
+
+    def set_namespace(self, value: Any) -> None:
+        """See `RuntimeContext.set_namespace`."""
+        if not self.named:
+            name = type(self.spec.function).__name__
+            raise DeclarationError(
+                f"{name} declares no namespace: give the class their type, for example "
+                "namespace = 'long'"
+            )
+        if not self._calls.one_key:
+            raise InvalidArgumentError(
+                f"operator {self.context.uid!r}: set_namespace is for functions that see one key "
+                "at a time; in a VectorizedFunction the namespaces of the key batch count: take "
+                "keys.in_namespaces(namespaces) and use that"
+            )
+        self.backend.set_current_namespace(value)
+        self._in_namespace = value is not None
+
+    def leave_namespace(self) -> None:
+        """Go back to the default namespace, after a call that may have left it."""
+        if self._in_namespace:
+            self.backend.set_current_namespace(None)
+            self._in_namespace = False
+
+    # -- time
+
+    def _fire_timers(self) -> Iterator[Any]:
+        context = self.context
+        while True:
+            if context.watermark is not None:
+                yield from self._calls.fire("event", context.watermark)
+            if not (yield from self._calls.fire("processing", context.processing_time)):
+                return
+
+    def _set_clock(self, event_time: int | None) -> None:
+        self.backend.set_clock(
+            processing_time=self.context.processing_time,
+            watermark=self._watermark,
+            event_time=event_time,
+        )
+
+    def _on_time(
+        self, rows: pa.RecordBatch, column: str
+    ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
+        """The rows for the function and their event times."""
+        what = f"operator {self.context.uid!r}: event-time column {column!r}"
+        times = event_times(rows.column(column), what)
+        late = self._late(times)
+        if late is None:
+            return rows, times
+        tag = self.spec.late_tag
+        if tag is not None:
+            self._sides.late(tag, rows.filter(late))
+        on_time = pc.call_function("invert", [late])
+        return rows.filter(on_time), times.filter(on_time)
+
+    def _late(self, times: pa.Array[Any]) -> pa.BooleanArray | None:
+        """Note event times, and count what is late; which, where the function is not to see it."""
+        latest = pc.max(times).as_py()
+        if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
+            self.max_event_time = latest
+        watermark = self.context.watermark
+        if watermark is None:
+            return None
+        bound = pa.scalar(watermark, pa.int64())
+        late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
+        self.late_rows += late.true_count
+        return late if late.true_count and self.spec.late != PROCESS_LATE else None
+
+
+class _SideOutputs:
+    """Collects what goes to side outputs until it is worth a batch."""
+
+    def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
+        self._outputs = spec.side_outputs
+        self._uid = uid
+        self._is_batch = is_batch if shape(spec.function) == "vectorized" else is_arrow_batch
+        self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
+        if side is None:
+            if spec.side_outputs or spec.late_tag is not None:
+                raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
+            side = _nowhere
+        self._side = side
+
+    def output(self, tag: str, row: Any) -> None:
+        rows = self._rows.get(tag)
+        if rows is None:
+            known = ", ".join(map(repr, self._rows)) or "none"
+            raise InvalidArgumentError(
+                f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if self._is_batch(row):
+            for piece in self._outputs[tag].from_value(row):
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush(tag)
+
+    def late(self, tag: str, rows: pa.RecordBatch) -> None:
+        declared = self._outputs.get(tag)
+        for piece in [rows] if declared is None else declared.from_value(rows):
+            self._side(tag, piece)
+
+    def flush(self) -> None:
+        for tag in self._rows:
+            self._flush(tag)
+
+    def _flush(self, tag: str) -> None:
+        rows = self._rows[tag]
+        if rows:
+            self._rows[tag] = []
+            self._side(tag, self._outputs[tag].from_rows(rows))
+
+
+def _nowhere(tag: str, piece: Any) -> None:
+    raise AssertionError(f"nothing is declared for {tag!r}")
+
+
+class _ProcessingTimers:
+    """Refuses the timers that no watermark would ever reach."""
+
+    def __init__(self, timers: KeyedStateBackend, uid: str) -> None:
+        self._timers = timers
+        self._uid = uid
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        self._refuse_event(domain)
+        self._timers.register_timer(domain, timestamp)
+
+    def register_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        self._refuse_event(domain)
+        self._timers.register_timers(keys, domain, timestamps)
+
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        self._timers.delete_timer(domain, timestamp)
+
+    def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        self._timers.delete_timers(keys, domain, timestamps)
+
+    def _refuse_event(self, domain: TimeDomain) -> None:
+        if domain == "event":
+            raise NoEventTimeError(
+                f"operator {self._uid!r}: an event-time timer would never fire: "
+                f"{_NO_EVENT_TIME}, or register a processing-time timer"
+            )
+
+
+class _NoTimers:
+    """Refuses the timers of a function that could not handle them."""
+
+    def __init__(self, function: StatefulFunction) -> None:
+        self._name = type(function).__name__
+        vectorized = shape(function) == "vectorized"
+        self._wanted = (
+            "on_timers(self, keys, timestamps, ctx)"
+            if vectorized
+            else "on_timer(self, key, timestamp, ctx)"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise DeclarationError(f"{self._name} uses timers and has no {self._wanted}: write it")

@@ -1,0 +1,481 @@
+"""Attaching a task to the one table that stands exactly where the manifest says.
+
+A shared table is a cache of what the files hold. An attach demands the id that the base names;
+where the table stands elsewhere it is undone to it, caught up with it by the deltas after it, or
+thrown away and restored. Where it cannot be had at all (another process holds its lock for too
+long, this process uses it already, it cannot be mapped) the task works on a private replica,
+restored from the same files: the result is the same, and the shared table catches up later.
+
+Thread safety: `TableCache` may be used by any thread; an `Attachment` belongs to its task.
+
+Invariants
+----------
+1. An attachment's table stands at the base's id and nothing else when it is handed out.
+2. A lock is never stolen from a live holder, and no task waits for itself.
+3. A table that a failed task leaves behind is rolled back before its lock is released; whatever
+   goes wrong on the way, the table is closed and forgotten instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, KeyLike, Lineage, parse_key
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
+from pystate.checkpoint.state_files import Source
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import (
+    AddressSpaceError,
+    CheckpointError,
+    InUseError,
+    NoSpaceError,
+    PystateError,
+    SystemCallError,
+    TableBusyError,
+    TableMismatchError,
+)
+from pystate.host import TableHome
+from pystate.state.declarations import State
+
+if TYPE_CHECKING:
+    from pystate.types.state_type import StateType
+
+__all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
+
+_LOG = logging.getLogger("pystate.shared_tables")
+_UNDO_WINDOW = 3
+# What makes a shared table unusable here, while a private replica may still do.
+_UNUSABLE = (
+    TableMismatchError,
+    AddressSpaceError,
+    NoSpaceError,
+    SystemCallError,
+    FileNotFoundError,  # the folder was removed
+)
+
+How: TypeAlias = Literal["current", "undone", "caught up", "restored", "replica"]
+_Key: TypeAlias = "tuple[str, str, str, int, int, str]"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Which table a task needs, and how it may be had."""
+
+    storage: CheckpointStorage
+    home: TableHome
+    uid: str
+    key: KeyLike
+    states: Mapping[str, State]
+    max_parallelism: int
+    limit_bytes: int = 0
+    lock_timeout_ms: int = 6000
+    allow_unclaimed_state: bool = False
+    namespace: StateType | None = None
+    timers: bool = False
+    query: int = 0
+    """Fingerprint of (query id, operator uid, range), for lineages."""
+    go_on: Callable[[], None] | None = None
+    """Called between two files: a sign of life, or an error where nobody waits for the table."""
+
+    def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
+        """Return 64 hexadecimal digits that differ between tables of different schemas.
+
+        Parameters
+        ----------
+        since : tuple of (str, int)
+            As of `RangeState`: a table that held a dropped state is none for a new one of its name.
+        """
+        columns = [[name, type_.ddl] for name, type_ in parse_key(self.key)]
+        states = [[name, repr(d)] for name, d in self.states.items()]
+        space = None if self.namespace is None else self.namespace.ddl
+        text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Attachment:
+    """A task's hold on a table; release it in every case.
+
+    Attributes
+    ----------
+    backend : KeyedStateBackend
+        Stands at the base; its open epoch is the task's.
+    how : {"current", "undone", "caught up", "restored", "replica"}
+        How the table came to stand there.
+    reason : str
+        Why it is a replica; else empty.
+    files, rows : int
+        Files and records that were applied on the way.
+    duration_ns : int
+        Of the attach, waiting for the lock included.
+    """
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        how: How,
+        *,
+        files: int = 0,
+        rows: int = 0,
+        reason: str = "",
+        entry: _Entry | None = None,
+    ) -> None:
+        self.backend = backend
+        self.how = how
+        self.files = files
+        self.rows = rows
+        self.reason = reason
+        self.duration_ns = 0
+        self._entry = entry
+        self._released = False
+
+    def release(self) -> None:
+        """Undo what was not sealed, and let others have the table. Harmless the second time."""
+        if self._released:
+            return
+        self._released = True
+        entry = self._entry
+        if entry is None:
+            with suppress(InUseError):
+                self.backend.close()
+            return
+        try:
+            if entry.shared:
+                self.backend.detach()
+            else:
+                self.backend.rollback()
+        except PystateError as error:
+            _LOG.warning("a table could not be released, and is closed: %s", error)
+            entry.discard()
+        entry.in_use = False
+
+    @property
+    def path(self) -> str | None:
+        """The table's file, if others can have it, too."""
+        return None if self._entry is None else self._entry.path
+
+    def move(self, home: TableHome) -> None:
+        """Give up a shared table that has outgrown its file system, for the next place.
+
+        What was not sealed is lost, and what was is restored there from files.
+
+        Raises
+        ------
+        OSError
+            It could not be noted.
+        """
+        entry = self._entry
+        assert entry is not None and entry.path is not None and not self._released
+        self._released = True
+        entry.discard(unlink=True)
+        entry.in_use = False
+        home.leave(entry.path)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # A task that was cut short must not keep the lock for as long as its process lives.
+        if not getattr(self, "_released", True):
+            with suppress(Exception):
+                self.release()
+
+
+class _Entry:
+    """A table that this process keeps mapped between tasks."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self.backend: KeyedStateBackend | None = None
+        self.file: tuple[int, int] | None = None
+        self.in_use = False
+
+    @property
+    def shared(self) -> bool:
+        return self.path is not None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another process has discarded the file that this one maps."""
+        return self.backend is not None and self.file != _file_id(self.path)
+
+    def discard(self, *, unlink: bool = False) -> None:
+        """Close the table; with `unlink`, so that nobody finds it any more."""
+        if unlink and self.path is not None and not self.is_stale:
+            with suppress(OSError):
+                os.unlink(self.path)
+        backend, self.backend, self.file = self.backend, None, None
+        if backend is not None:
+            with suppress(InUseError):
+                backend.close()
+
+
+class TableCache:
+    """The tables that this process has mapped; one per process is enough: `tables`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[_Key, _Entry] = {}
+
+    def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
+        """Attach to a range's table at exactly the base's id.
+
+        Parameters
+        ----------
+        spec : TableSpec
+            Which table.
+        base : RangeState
+            What it must hold.
+
+        Returns
+        -------
+        Attachment
+            Its `how` and `reason` say what it took.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError, CheckpointError
+            A file that the manifest names cannot be read, or is another one.
+        SchemaError, UnclaimedStateError
+            The files' schema is not the declared one.
+        MemoryLimitError
+            The state does not fit.
+        """
+        start = time.perf_counter_ns()
+        attachment = self._attach(spec, base)
+        if attachment.reason:
+            _LOG.info("operator %r: private replica: %s", spec.uid, attachment.reason)
+        attachment.duration_ns = time.perf_counter_ns() - start
+        return attachment
+
+    def _attach(self, spec: TableSpec, base: RangeState) -> Attachment:
+        reason = "another task of this process uses the table"
+        try:
+            entry = self._reserve(spec, base)
+        except OSError as error:
+            entry, reason = None, f"no folder for tables: {error}"
+        if entry is None:
+            return _replica(spec, base, reason)
+        try:
+            return _attach_entry(entry, spec, base)
+        except TableBusyError as error:
+            entry.in_use = False
+            return _replica(spec, base, str(error))
+        except _UNUSABLE as error:
+            entry.discard(unlink=True)
+            entry.in_use = False
+            path = entry.path
+            full = isinstance(error, NoSpaceError)
+            if not full or path is None or not spec.home.has_room_beside(path):
+                return _replica(spec, base, str(error))
+            spec.home.leave(path)
+            _LOG.warning("operator %r: a table does not fit into %s: %s", spec.uid, path, error)
+        except BaseException:
+            entry.discard()
+            entry.in_use = False
+            raise
+        return self._attach(spec, base)
+
+    def close(self) -> None:
+        """Unmap all tables that no task uses."""
+        with self._lock:
+            for entry in self._entries.values():
+                if not entry.in_use:
+                    entry.discard()
+            self._entries = {key: e for key, e in self._entries.items() if e.in_use}
+
+    def forget(self) -> None:
+        """Drop everything without touching it: for a forked child, to which none of it belongs."""
+        self._lock = threading.Lock()
+        self._entries = {}
+
+    def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
+        fingerprint = spec.fingerprint(base.since)
+        bounds = (base.first_key_group, base.last_key_group)
+        identity = spec.home.identity
+        application = "" if identity is None else identity.application.hex()
+        key = (spec.storage.uri, application, spec.uid, *bounds, fingerprint)
+        with self._lock:
+            for other in self._entries.values():
+                # A mapping keeps a discarded file's memory, which nobody will use again.
+                if not other.in_use and other.is_stale:
+                    other.discard()
+            path = spec.home.table_path(spec.uid, *bounds, fingerprint)
+            entry = self._entries.get(key)
+            if entry is None or entry.path != path:
+                if entry is not None and entry.in_use:
+                    return None
+                if entry is not None:
+                    entry.discard()
+                entry = self._entries[key] = _Entry(path)
+            if entry.in_use:
+                return None
+            entry.in_use = True
+            return entry
+
+
+#: The tables of this process.
+tables = TableCache()
+os.register_at_fork(after_in_child=tables.forget)
+
+
+def _attach_entry(entry: _Entry, spec: TableSpec, base: RangeState) -> Attachment:
+    backend = _hold(entry, spec, base)
+    attachment = _stand_at(backend, spec, base, entry)
+    if attachment is None:
+        if backend.lineage() != EMPTY_LINEAGE:
+            # Unlinked while its lock is held: whoever waits for it finds the new file instead.
+            entry.discard(unlink=True)
+            backend = _hold(entry, spec, base)
+        attachment = _restore(backend, spec, base, entry)
+    return attachment
+
+
+def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+    """Take the table's lock, opening or creating the table where it is not mapped."""
+    if entry.backend is not None:
+        try:
+            if entry.shared:
+                entry.backend.attach(spec.lock_timeout_ms)
+            return entry.backend
+        except TableMismatchError:
+            entry.discard()
+    try:
+        return _open(entry, spec, base)
+    except TableMismatchError as error:
+        _LOG.warning("a shared table is discarded: %s", error)
+        if entry.path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+        return _open(entry, spec, base)
+
+
+def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+    backend = _backend(spec, base, entry.path)
+    backend.open()
+    entry.backend, entry.file = backend, _file_id(entry.path)
+    return backend
+
+
+def _backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
+    return KeyedStateBackend(
+        spec.key,
+        states=spec.states,
+        max_parallelism=spec.max_parallelism,
+        key_group_range=(base.first_key_group, base.last_key_group),
+        home="heap" if path is None else "shared",
+        path=path,
+        identity=None if path is None else spec.home.identity,
+        limit_bytes=spec.limit_bytes,
+        lock_timeout_ms=spec.lock_timeout_ms,
+        uid=spec.uid,
+        namespace=spec.namespace,
+        timers=spec.timers,
+    )
+
+
+def _stand_at(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
+) -> Attachment | None:
+    """Bring a table to the base by undoing and catching up; None where only a restore helps."""
+    for back in range(_UNDO_WINDOW):
+        lineage = backend.lineage(back)
+        if lineage is None:
+            return None
+        deltas = base.deltas_after(lineage.id.hex())
+        if deltas is None:
+            continue
+        if back:
+            backend.rollback(back)
+        rows = _apply(backend, spec, base, deltas)
+        how: How = "undone" if back else "current"
+        if deltas:
+            how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
+        return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
+    return None
+
+
+def _restore(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
+) -> Attachment:
+    rows = _apply(backend, spec, base, base.files)
+    return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
+
+
+def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:
+    backend = _backend(spec, base, None)
+    try:
+        rows = _apply(backend, spec, base, base.files)
+    except BaseException:
+        backend.close()
+        raise
+    return Attachment(backend, "replica", files=len(base.files), rows=rows, reason=reason)
+
+
+def _apply(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
+) -> int:
+    """Apply files in one ordinary epoch, which is sealed under the base's id; count records."""
+    if not files:
+        return 0
+    rows = 0
+    for ref in files:
+        first = max(ref.first_key_group, base.first_key_group)
+        last = min(ref.last_key_group, base.last_key_group)
+        if first > last:
+            continue
+        if spec.go_on is not None:
+            spec.go_on()
+        with _source(spec.storage, ref) as source:
+            rows += backend.load(
+                source,
+                first_key_group=first,
+                last_key_group=last,
+                expected=ref,
+                allow_unclaimed_state=spec.allow_unclaimed_state,
+                since=dict(base.since),
+            )
+    newest = files[-1]
+    parent = newest.parent if newest.id == base.id else EMPTY_ID
+    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
+    backend.seal(name, snapshot=False)
+    return rows
+
+
+@contextmanager
+def _source(storage: CheckpointStorage, ref: FileRef) -> Iterator[Source]:
+    """Open a file: by path where there is one, since that is read without the GIL."""
+    path = storage.local_path(ref.path)
+    if path is not None and storage.exists(ref.path):
+        yield path
+        return
+    try:
+        file = storage.open_read(ref.path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{ref.path} is missing in {storage.uri}, although a manifest names it; bring it back "
+            "from a copy"
+        ) from error
+    with file:
+        yield file
+
+
+def _file_id(path: str | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,1 @@
+"""Output: the sink protocol, and the sinks that come with it."""

@@ -1,0 +1,352 @@
+"""Few large files in the place of the many small ones that short epochs leave.
+
+Rows of several epochs come to lie in the folder of the last of them. All folders of an output
+change together, since the output's folder is exchanged, in one step of the file system, for another
+one that holds new names of the files that stay, and the merged files.
+
+Thread safety: any thread and process; one compaction of a folder at a time.
+
+Invariants
+----------
+1. At each moment, whatever is killed, the output's folder holds each published row once. What else
+   there is lies beside it, under a hidden name, and is removed by the next compaction.
+2. A reader that has listed the folder before the exchange and opens files after it does not find
+   them, and fails: no merged file has the name of another one, and the merged folder has the name
+   of one that had files.
+3. The newest epoch is left alone: its commit may be repeated. So are files that are staged.
+4. The folder is not exchanged while a job has an epoch open that writes to it.
+5. Nothing is exchanged before the merged files are durable and hold as many rows as those before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pystate.errors import CheckpointError
+from pystate.spark.environment import local_uri
+from pystate.spark.sinks.folders import (
+    LOCK,
+    alone,
+    copy_owner,
+    data_files,
+    exchange,
+    link,
+    link_tree,
+    sync_file,
+    sync_folder,
+    sync_tree,
+)
+from pystate.spark.sinks.partitioning import Layout, read_layout, with_types
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Compacted", "Compaction", "compact_folder", "read_compacted"]
+
+_COMPACTED = "_compacted.json"
+#: Held by the one compaction that is at work.
+_MUTEX = "_compacting"
+_ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
+_NOT_NULL = re.compile(r'("(?:nullable|containsNull|valueContainsNull)":)false')
+
+
+class Compaction(NamedTuple):
+    """What a compaction has done."""
+
+    epochs: int
+    """Number of epochs whose rows lie in other files now."""
+    files_before: int
+    """Number of the files that these rows were in."""
+    files_after: int
+    """Number of those that they are in now."""
+
+
+class Compacted:
+    """Which epochs lie in the folders of others.
+
+    Parameters
+    ----------
+    groups : mapping from epoch to epochs
+        By the folder's epoch, all that lie in it, ascending, that one among them.
+    """
+
+    def __init__(self, groups: dict[int, list[int]]) -> None:
+        self.groups = groups
+        self._into = {epoch: into for into, epochs in groups.items() for epoch in epochs}
+
+    def into(self, epoch: int) -> int | None:
+        """In whose folder an epoch's rows lie together with others'."""
+        return self._into.get(epoch)
+
+    def members(self, epoch: int) -> list[int]:
+        """The epochs whose rows lie in one's folder."""
+        return self.groups.get(epoch, [epoch])
+
+    def encode(self) -> str:
+        """As text: spans in the place of numbers that follow each other."""
+        spans: dict[str, list[list[int]]] = {}
+        for into, epochs in self.groups.items():
+            mine = spans[str(into)] = []
+            for epoch in epochs:
+                if mine and mine[-1][1] == epoch - 1:
+                    mine[-1][1] = epoch
+                else:
+                    mine.append([epoch, epoch])
+        return json.dumps({"epochs": spans})
+
+
+def read_compacted(root: str) -> Compacted:
+    """Tell which epochs of an output lie in the folders of others."""
+    try:
+        with open(os.path.join(root, _COMPACTED), encoding="utf-8") as file:
+            spans = json.load(file)["epochs"]
+    except FileNotFoundError:
+        return Compacted({})
+    return Compacted(
+        {
+            int(into): [epoch for first, last in mine for epoch in range(first, last + 1)]
+            for into, mine in spans.items()
+        }
+    )
+
+
+@dataclass
+class _Group:
+    """Epochs that are to become one."""
+
+    files: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    kind: Any = None
+    rows: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for files in self.files.values() for _, size in files)
+
+    @property
+    def number_of_files(self) -> int:
+        return sum(map(len, self.files.values()))
+
+    @property
+    def into(self) -> int:
+        """The last with files: a reader that finds the others gone must find this one changed."""
+        return max(epoch for epoch, files in self.files.items() if files)
+
+    def is_worth_it(self, target_bytes: int) -> bool:
+        folders = {name.rpartition("/")[0] for files in self.files.values() for name, _ in files}
+        least = max(len(folders), math.ceil(self.size_bytes / target_bytes))
+        return 0 < least < self.number_of_files
+
+
+def compact_folder(
+    path: str,
+    epochs: Sequence[int],
+    session: SparkSession,
+    *,
+    target_bytes: int,
+    wait_s: float,
+) -> Compaction:
+    """Merge the files of some epochs of an output; see `ParquetSink.compact`."""
+    root = os.path.realpath(path)
+    parent, name = os.path.split(root)
+    prefix = f".{name}.compacting-"
+    busy = f"{root} is being compacted already, by this process or another one"
+    with alone(root, _MUTEX, 0, busy):
+        _sweep(parent, prefix)
+        _check_exchange(root, parent, prefix)
+        layout = read_layout(root) or ()
+        groups = list(_plan(root, epochs, layout, target_bytes))
+        if not groups:
+            return Compaction(0, 0, 0)
+        new = os.path.join(parent, f"{prefix}{uuid.uuid4().hex}")
+        os.mkdir(new)
+        try:
+            after = sum(_merge(root, new, group, layout, session, target_bytes) for group in groups)
+            in_epoch = (
+                f"{root} was in use for {wait_s:g} s, by a job that has an epoch open: compact "
+                "between epochs, in on_epoch for example, or wait longer, wait=..."
+            )
+            with alone(root, LOCK, wait_s, in_epoch):
+                try:
+                    _complete(root, new, groups, layout)
+                    exchange(root, new)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"{root} cannot be compacted, and nothing was changed: {error}"
+                    ) from error
+                sync_folder(parent)
+        finally:
+            # Either what was not finished, or what the output's folder was before.
+            shutil.rmtree(new, ignore_errors=True)
+    before = sum(group.number_of_files for group in groups)
+    return Compaction(sum(len(group.files) for group in groups), before, after)
+
+
+def _sweep(parent: str, prefix: str) -> None:
+    for name in os.listdir(parent):
+        if name.startswith(prefix):
+            shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _check_exchange(root: str, parent: str, prefix: str) -> None:
+    """Refuse, before any work, what could not be exchanged after it."""
+    if os.path.ismount(root):
+        raise CheckpointError(
+            f"{root} is where a file system is mounted, and cannot be exchanged for another "
+            "folder: write to a folder within it"
+        )
+    probes = [os.path.join(parent, f"{prefix}probe{i}") for i in range(2)]
+    try:
+        for probe in probes:
+            os.mkdir(probe)
+        exchange(*probes)
+    except OSError as error:
+        raise CheckpointError(
+            f"{root} cannot be compacted: {error.strerror} ({error.filename}): it takes a folder "
+            "above that may be written to, on a file system that can exchange two folders in one "
+            "step (renameat2), as ext4, XFS, Btrfs and tmpfs can; otherwise a reader could see "
+            "rows twice, or not at all"
+        ) from error
+    finally:
+        for probe in probes:
+            with suppress(OSError):
+                os.rmdir(probe)
+
+
+def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -> Iterator[_Group]:
+    """Join epochs that follow each other and have one schema, up to a size."""
+    from pyarrow.parquet import read_metadata
+
+    group = _Group()
+    for epoch in epochs:
+        folder = os.path.join(root, f"epoch={epoch}")
+        files = data_files(folder, len(layout)) or []
+        kinds, rows = set(), 0
+        for name, _ in files:
+            metadata = read_metadata(os.path.join(folder, name))
+            kinds.add(_kind(metadata))
+            rows += metadata.num_rows
+        kind = kinds.pop() if len(kinds) == 1 else None
+        size = sum(size for _, size in files)
+        fits = not files or group.kind in (None, kind)
+        if kinds or not fits or (group.files and group.size_bytes + size > target_bytes):
+            if group.is_worth_it(target_bytes):
+                yield group
+            group = _Group()
+        if kinds:
+            continue  # files of several schemas, which none of ours can be the place of
+        group.files[epoch] = files
+        group.kind = group.kind if kind is None else kind
+        group.rows += rows
+    if group.is_worth_it(target_bytes):
+        yield group
+
+
+def _kind(metadata: FileMetaData) -> tuple[str, str]:
+    """What files have in common that a reader takes for rows of one schema.
+
+    Whether there are nulls is no matter: to Spark there may be in all that it reads from files, and
+    what it writes of that says so.
+    """
+    # The text begins with a line about the object.
+    schema = str(metadata.schema).partition("\n")[2].replace("required ", "optional ")
+    of_spark = (metadata.metadata or {}).get(_ROW_METADATA, b"").decode()
+    return schema, _NOT_NULL.sub(r"\1true", of_spark)
+
+
+def _merge(
+    root: str,
+    new: str,
+    group: _Group,
+    layout: Layout,
+    session: SparkSession,
+    target_bytes: int,
+) -> int:
+    """Write the files of a group into the new folder; returns how many they are."""
+    from pystate.spark.sinks.written import write_parquet
+
+    number = max(1, math.ceil(group.size_bytes / target_bytes))
+    frame = _rows(root, group, layout, session)
+    columns = [name for name, _ in layout]
+    if columns:
+        from pystate.spark.resolve import column_named
+
+        frame = frame.repartition(*(column_named(name) for name in columns))
+    else:
+        frame = frame.coalesce(number)
+    folder = os.path.join(new, f"epoch={group.into}")
+    written = write_parquet(frame, local_uri(folder), columns)
+    files = data_files(folder, len(layout)) or []
+    found = sum(_number_of_rows(os.path.join(folder, name)) for name, _ in files)
+    if not written.rows == found == group.rows:
+        raise CheckpointError(
+            f"compacting {root}: {group.number_of_files} files hold {group.rows} rows, and the "
+            f"merged ones {found} of {written.rows} that were written: nothing was changed; look "
+            "for spark.sql.files.ignoreMissingFiles and ignoreCorruptFiles"
+        )
+    for name, _ in files:
+        sync_file(os.path.join(folder, name))
+    return len(files)
+
+
+def _number_of_rows(path: str) -> int:
+    from pyarrow.parquet import read_metadata
+
+    rows: int = read_metadata(path).num_rows
+    return rows
+
+
+def _rows(root: str, group: _Group, layout: Layout, session: SparkSession) -> DataFrame:
+    """The rows of a group, without the column that says which epoch they are of."""
+    folders = [
+        local_uri(os.path.join(root, f"epoch={epoch}"), to_read=True)
+        for epoch, files in group.files.items()
+        if files
+    ]
+    reader = session.read.option("mergeSchema", "false")
+    if not layout:
+        return reader.parquet(*folders)
+    reader = reader.option("basePath", local_uri(root))
+    schema = with_types(reader.parquet(*folders).schema, layout)
+    return reader.schema(schema).parquet(*folders).drop("epoch")
+
+
+def _complete(root: str, new: str, groups: Sequence[_Group], layout: Layout) -> None:
+    """Add to the new folder whatever stays, and make it durable."""
+    merged: set[str] = set()
+    known = dict(read_compacted(root).groups)
+    for group in groups:
+        for epoch, files in group.files.items():
+            folder = f"epoch={epoch}"
+            if (data_files(os.path.join(root, folder), len(layout)) or []) != files:
+                raise CheckpointError(
+                    f"{os.path.join(root, folder)} has changed while it was compacted; nothing "
+                    "else was changed: look for what writes to it, and try again"
+                )
+            merged.add(folder)
+        members = [epoch for each in group.files for epoch in known.pop(each, [each])]
+        known[group.into] = sorted(members)
+    with os.scandir(root) as entries:
+        for entry in entries:
+            target = os.path.join(new, entry.name)
+            if entry.name in merged or entry.name == _COMPACTED:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                link_tree(entry.path, target)
+            else:
+                link(entry.path, target)
+    path = os.path.join(new, _COMPACTED)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(Compacted(known).encode())
+    sync_file(path)
+    sync_tree(new)
+    copy_owner(root, new)

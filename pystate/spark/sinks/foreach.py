@@ -1,0 +1,226 @@
+"""Each epoch's rows, handed to a function of the user's once the epoch is published.
+
+The rows are staged as Parquet files in the checkpoint first: the state has moved on by the time
+that the function runs, and after a crash nobody could compute them again.
+
+Thread safety: as `pystate.spark.sinks.sink`.
+
+Invariants
+----------
+1. The function sees an epoch's rows only once its manifest is there, and sees the same rows however
+   often it is called for it.
+2. Staged rows go after a durable note that the function has returned; where there is neither, rows
+   are lost, and that is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from pystate.arguments import shown, text
+from pystate.errors import InvalidArgumentError, SinkError
+from pystate.spark.environment import local_uri
+from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
+from pystate.spark.sinks.parquet import ParquetSink, sweep_staging
+from pystate.spark.sinks.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ForeachEpoch", "foreach_epoch"]
+
+#: What handles an epoch's rows: gets them, and the epoch's number.
+EpochFunction = Callable[["DataFrame", int], Any]
+
+_FOLDER = "foreach"
+#: A folder's name has 255 bytes.
+_LONGEST = 200
+
+
+def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> ForeachEpoch:
+    """Make a sink of a function: it is called with each epoch's rows, and the epoch's number.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(df, epoch)``, called on the driver in the order of the epochs, also for an epoch
+        without rows. `df` may be read any number of times until it returns. What it raises is the
+        job's failure.
+    name : str
+        Finds the function when the job starts again; each of a job's has its own.
+
+    Returns
+    -------
+    ForeachEpoch
+        To be passed as ``sink=``, or in ``side_outputs=``.
+
+    Notes
+    -----
+    The function is called at least once for each epoch, with the same rows each time: again where
+    the driver ended before it was known that it had returned. So it makes an epoch's effect exactly
+    once if it is idempotent by the epoch: it writes the number with the rows, in one transaction,
+    and does nothing for one that is there already. Where a driver was held up while its successor
+    went on, the function may still be running for an epoch that is not the newest any more; who
+    must not undo later ones refuses a number that is lower than the one written last.
+
+    The rows wait in ``foreach/`` in the checkpoint, as Parquet files, from the task that made them
+    to the end of the call.
+
+    Examples
+    --------
+    >>> def show(df, epoch):
+    ...     print(epoch, df.count())
+    >>> foreach_epoch(show)
+    foreach_epoch(show)
+    """
+    return ForeachEpoch(function, text(name, "foreach_epoch: name"))
+
+
+class ForeachEpoch(Sink):
+    """A function as a sink; `foreach_epoch` makes it."""
+
+    def __init__(self, function: EpochFunction, name: str) -> None:
+        self.name = name
+        self.function = function
+        _check_function(function)
+        if len(quote(name, safe="")) > _LONGEST:
+            raise InvalidArgumentError(f"foreach_epoch: name={name!r:.80} is too long for a folder")
+
+    def __repr__(self) -> str:
+        called = getattr(self.function, "__qualname__", repr(self.function))
+        name = "" if self.name == "foreach_epoch" else f", name={self.name!r}"
+        return f"foreach_epoch({called}{name})"
+
+    def _bound(self, checkpoint: str | None, session: SparkSession | None) -> Sink:
+        return _Bound(self, checkpoint, session)
+
+    def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
+        """Refuse: rows wait in a job's checkpoint."""
+        raise SinkError("a foreach_epoch works in a job alone")
+
+    def commit(self, epoch: int, transaction: Any) -> None:
+        """Refuse: rows wait in a job's checkpoint."""
+        raise SinkError("a foreach_epoch works in a job alone")
+
+
+class _Bound(Sink):
+    """One that knows where its job's rows wait."""
+
+    def __init__(
+        self, sink: ForeachEpoch, checkpoint: str | None, session: SparkSession | None
+    ) -> None:
+        if checkpoint is None:
+            raise InvalidArgumentError(
+                f"{sink!r} keeps rows in the checkpoint's folder, and this one is no local folder"
+            )
+        self.name = sink.name
+        self._sink = sink
+        self._session = session
+        self._root = os.path.join(checkpoint, _FOLDER, f"name={quote(sink.name, safe='')}")
+        self._store = ParquetSink(self._root)
+
+    def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
+        # Under names of our own: not every name, nor two of one name, can be a file's columns.
+        schema = frame.schema
+        numbered = frame.toDF(*_numbered(schema))
+        [staged] = self._store.stage_frame(numbered, epoch, evaluation_id)
+        return [{**staged, "schema": json.loads(schema.json())}]
+
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        parquet = self._store.prepare(epoch, evaluation_id, receipts)
+        kept = {key: parquet[key] for key in ("staging", "files", "rows")}
+        return {**kept, "schema": receipts[0]["schema"], "evaluation_id": evaluation_id}
+
+    def commit(self, epoch: int, transaction: Any) -> None:
+        done = os.path.join(self._root, f"_done-{epoch}-{transaction['evaluation_id']}")
+        staged = os.path.join(self._root, transaction["staging"])
+        if not os.path.exists(done):
+            wanted = sorted((name, size) for name, size in transaction["files"])
+            # Another driver may have committed it since.
+            if data_files(staged) != wanted and not os.path.exists(done):
+                raise SinkError(
+                    f"rows are lost: {staged} does not hold the {len(wanted)} files that the "
+                    "checkpoint names; put them back from a backup"
+                )
+            self._call(self._frame(staged, transaction["schema"]), epoch)
+            _touch(done)
+        sweep_staging(self._root, epoch)
+        self._forget(epoch)
+
+    def _frame(self, staged: str, schema: Any) -> DataFrame:
+        session = self._session or SparkSession.getActiveSession()
+        if session is None:
+            raise SinkError("there is no Spark session to read the rows with: make one first")
+        struct = StructType.fromJson(schema)
+        names = _numbered(struct)
+        fields = [StructField(n, f.dataType) for n, f in zip(names, struct.fields, strict=True)]
+        uri = local_uri(staged, to_read=True)
+        return session.read.schema(StructType(fields)).parquet(uri).toDF(*struct.names)
+
+    def _call(self, frame: DataFrame, epoch: int) -> None:
+        result = self._sink.function(frame, epoch)
+        if inspect.isawaitable(result) or inspect.isgenerator(result):
+            kind = type(result).__name__
+            if inspect.iscoroutine(result):
+                result.close()
+            raise SinkError(
+                f"the function returned a {kind}, which nobody runs: its work must be done when "
+                "it returns"
+            )
+
+    def _forget(self, epoch: int) -> None:
+        """Remove the notes of epochs before: nobody commits those any more."""
+        for name in os.listdir(self._root):
+            note = re.fullmatch(r"_done-(\d+)-.*", name)
+            if note is not None and int(note[1]) < epoch:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._root, name))
+
+    def abort(self, epoch: int, evaluation_id: str) -> None:
+        self._store.abort(epoch, evaluation_id)
+
+
+def _numbered(schema: StructType) -> list[str]:
+    return [f"c{i}" for i in range(len(schema.fields))]
+
+
+def _touch(path: str) -> None:
+    with open(path, "w", encoding="utf-8"):
+        pass
+    sync_file(path)
+    sync_folder(os.path.dirname(path))
+
+
+def _check_function(function: Any) -> None:
+    if not callable(function) or isinstance(function, type):
+        raise InvalidArgumentError(
+            "foreach_epoch takes a function of an epoch's rows and its number, def f(df, epoch), "
+            f"not {shown(function)}"
+        )
+    called = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        raise InvalidArgumentError(
+            f"foreach_epoch: {shown(function)} is a coroutine or a generator, which nobody would "
+            "run: its work must be done when it returns"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, 0)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"foreach_epoch: {shown(function)} is called with an epoch's rows and its number, "
+            f"f(df, epoch), and does not take these: it is f{signature}"
+        ) from None

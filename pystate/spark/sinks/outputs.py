@@ -1,0 +1,314 @@
+"""Where an epoch's rows go: from what the tasks have staged to transactions for the manifest.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
+
+from pystate.arguments import mapping
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.arguments import checked_sink
+from pystate.spark.environment import local_uri
+from pystate.spark.sinks.folders import shared
+from pystate.spark.sinks.parquet import ParquetSink
+from pystate.spark.sinks.sink import Sink, Transaction, as_json, raise_failed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["OWN", "Outputs", "begin_outputs", "checkpoint_folder", "outputs_of", "relocatable"]
+
+_LOG = logging.getLogger("pystate.spark.sinks.outputs")
+
+#: The kind of a transaction that takes its sink to be committed.
+OWN = "sink"
+_RESULTS = "results"
+_SIDE = "side"
+_NOTHING = "nothing of the epoch was published"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the rows of an epoch go: one sink for the pipeline's result, one for each tag.
+
+    Parameters
+    ----------
+    main : Sink
+        For the pipeline's result.
+    sides : mapping from tag to Sink
+        For the side outputs.
+    checkpoint : str or None
+        The checkpoint's folder, if it is one.
+    session : SparkSession, optional
+        Of the epoch.
+    """
+
+    main: Sink
+    sides: Mapping[str, Sink] = field(default_factory=dict)
+    checkpoint: str | None = None
+    session: SparkSession | None = None
+
+    def __post_init__(self) -> None:
+        taken: dict[str, str] = {}
+        for sink, owner in self._owners():
+            if is_own(sink):
+                what, share = f"the sink {sink.name!r}", "have"
+            else:
+                what, share = sink.path, "both write to"  # type: ignore[attr-defined]
+            if what in taken:
+                hint = "name" if is_own(sink) else "folder"
+                raise InvalidArgumentError(
+                    f"{owner} and {taken[what]} {share} {what}: each output needs a {hint} of its "
+                    "own"
+                )
+            taken[what] = owner
+
+    def _owners(self) -> list[tuple[Sink, str]]:
+        sides = [(sink, f"side_outputs[{tag!r}]") for tag, sink in self.sides.items()]
+        return [(self.main, "the job's sink"), *sides]
+
+    def sinks(self) -> list[Sink]:
+        """All of them."""
+        return [self.main, *self.sides.values()]
+
+    def begin(self, epoch: int, evaluation_id: str) -> None:
+        """Fail now if the epoch could not be committed later."""
+        for sink in self.sinks():
+            try:
+                self._bound(sink).begin(epoch, evaluation_id)
+            except Exception as error:
+                _fail(sink, epoch, "begin", error, "nothing was computed")
+
+    def abort(self, epoch: int, evaluation_id: str) -> None:
+        """Remove what an evaluation staged."""
+        for sink in self.sinks():
+            self._abort(sink, epoch, evaluation_id)
+        for tag in self.sides:
+            self._side_store(tag).abort(epoch, evaluation_id)
+
+    def _abort(self, sink: Sink, epoch: int, evaluation_id: str) -> None:
+        try:
+            self._bound(sink).abort(epoch, evaluation_id)
+        except Exception as error:
+            # It must not hide the error that ended the evaluation.
+            _LOG.warning("%s", _message(sink, epoch, "abort", error), exc_info=error)
+
+    def side_folder(self, tag: str, names: Sequence[str], epoch: int, evaluation_id: str) -> str:
+        """Where the tasks write the rows of a tag that has a sink."""
+        self.sides[tag].check_columns(names)
+        return self._side_store(tag).task_folder(epoch, evaluation_id)
+
+    def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
+        """Write the pipeline's result; returns what the sink has said of it."""
+        self._check_columns(self.main, frame.columns, epoch)
+        return self._stage(self.main, frame, epoch, evaluation_id)
+
+    def prepare(
+        self, staged: list[Any], reports: Sequence[RangeReport], epoch: int, evaluation_id: str
+    ) -> list[Transaction]:
+        """Stage the side outputs that the reports name, and return all transactions.
+
+        A tag without rows has none.
+        """
+        main = self._prepare(self.main, staged, epoch, evaluation_id)
+        return [main, *self.stage_sides(reports, epoch, evaluation_id)]
+
+    def stage_sides(
+        self, reports: Sequence[RangeReport], epoch: int, evaluation_id: str
+    ) -> list[Transaction]:
+        """Stage the files that the reports name; a tag without rows has no transaction."""
+        files: dict[str, dict[tuple[str, int], None]] = {}
+        for report in reports:
+            for file in report.side_files:
+                files.setdefault(file.tag, {})[file.name, file.file_bytes] = None
+        transactions = []
+        for tag in sorted(self.sides):
+            sink, store = self.sides[tag], self._side_store(tag)
+            if tag not in files:
+                self._abort(sink, epoch, evaluation_id)
+                continue
+            staged = list(store.stage_files(tuple(files[tag]), epoch, evaluation_id))
+            if store is not sink:
+                assert self.session is not None
+                folder = store.staged_folder(epoch, evaluation_id)
+                frame = self.session.read.parquet(local_uri(folder, to_read=True))
+                staged = self._stage(sink, frame, epoch, evaluation_id)
+                store.abort(epoch, evaluation_id)
+            transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
+        return transactions
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the folders of the outputs where they are: nobody compacts them within."""
+        return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
+
+    def read(self, epoch: int) -> DataFrame | None:
+        """Read the rows of an epoch again, where that can be done."""
+        main = self.main
+        assert self.session is not None
+        if isinstance(main, ParquetSink) and main.is_compacted(epoch):
+            return None
+        return main.read(self.session, epoch)
+
+    def require(self, transaction: Transaction, what: str) -> None:
+        """Make sure that a transaction of a run was made by the sink that this run is given.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It was another one; the message begins with `what`.
+        """
+        sink, own = self.main, transaction.get("kind") == OWN
+        if own:
+            if not is_own(sink) or sink.name != transaction["name"]:
+                raise InvalidArgumentError(
+                    f"{what} has its rows in the sink {transaction['name']!r}: pass that one as "
+                    "sink=, as when it was computed"
+                )
+        elif isinstance(sink, ParquetSink):
+            sink.require(transaction, what)
+        else:
+            raise InvalidArgumentError(
+                f"{what} has its rows in {transaction['path']}: pass "
+                f"sink=ParquetSink({transaction['path']!r}), as when it was computed"
+            )
+
+    def _side_store(self, tag: str) -> ParquetSink:
+        """The sink itself where tasks can write its files; else where they wait for it."""
+        sink = self.sides[tag]
+        if isinstance(sink, ParquetSink) and not is_own(sink) and not sink.partition_by:
+            return sink
+        if self.checkpoint is None:
+            raise InvalidArgumentError(
+                f"side_outputs[{tag!r}]: {sink!r} takes a checkpoint in a local folder"
+            )
+        return ParquetSink(os.path.join(self.checkpoint, _SIDE, f"tag={quote(tag, safe='')}"))
+
+    def _bound(self, sink: Sink) -> Sink:
+        return sink._bound(self.checkpoint, self.session)
+
+    def _check_columns(self, sink: Sink, names: Sequence[str], epoch: int) -> None:
+        try:
+            sink.check_columns(names)
+        except Exception as error:
+            _fail(sink, epoch, "check_columns", error, _NOTHING)
+
+    def _stage(self, sink: Sink, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
+        try:
+            return list(self._bound(sink).stage_frame(frame, epoch, evaluation_id))
+        except Exception as error:
+            # The caller knows which errors of Spark's are worth another evaluation.
+            if not is_own(sink) or type(error).__module__.startswith(("pyspark", "py4j")):
+                raise
+            _fail(sink, epoch, "stage_frame", error, _NOTHING)
+
+    def _prepare(
+        self, sink: Sink, staged: list[Any], epoch: int, evaluation_id: str
+    ) -> Transaction:
+        try:
+            content = self._bound(sink).prepare(epoch, evaluation_id, staged)
+        except Exception as error:
+            _fail(sink, epoch, "prepare", error, _NOTHING)
+        if not is_own(sink):
+            return relocatable(content, self.checkpoint)
+        kind = type(sink)
+        return {
+            "kind": OWN,
+            "name": sink.name,
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "transaction": as_json(content, f"sink {sink.name!r}, epoch {epoch}: prepare"),
+        }
+
+
+def _fail(sink: Sink, epoch: int, method: str, error: Exception, then: str) -> NoReturn:
+    raise_failed(error, f"sink {sink.name or sink!r}, epoch {epoch}: {method}", then)
+
+
+def _message(sink: Sink, epoch: int, method: str, error: Exception) -> str:
+    return f"sink {sink.name or sink!r}, epoch {epoch}: {method} failed: {error!r:.200}"
+
+
+def is_own(sink: Sink) -> bool:
+    """Whether a transaction takes the sink itself to be committed."""
+    return type(sink) is not ParquetSink
+
+
+def outputs_of(
+    storage: CheckpointStorage,
+    sink: Sink | None,
+    sides: Mapping[str, Sink] | None,
+    session: SparkSession,
+) -> Outputs:
+    """What a job is given as its outputs, checked."""
+    folder = checkpoint_folder(storage)
+    checked_sink(sink)
+    if sink is None:
+        if folder is None:
+            raise InvalidArgumentError(
+                f"{storage.uri} is no local folder, so that results cannot be kept in it: pass a "
+                "sink"
+            )
+        sink = ParquetSink(os.path.join(folder, _RESULTS))
+    given = {} if sides is None else sides
+    tags = mapping(given, "side_outputs", "side_outputs={'late': ParquetSink('/data/late')}")
+    for tag, side in tags.items():
+        if not isinstance(side, Sink):
+            raise InvalidArgumentError(
+                f"side_outputs[{tag!r}] is {side!r:.80}: give each tag a sink, for example "
+                f"side_outputs={{{tag!r}: ParquetSink(path)}}"
+            )
+        checked_sink(side, f"side_outputs[{tag!r}]")
+    outputs = Outputs(sink, dict(tags), folder, session)
+    for each in outputs.sinks():
+        outputs._bound(each)
+    return outputs
+
+
+def checkpoint_folder(storage: CheckpointStorage) -> str | None:
+    """The checkpoint's folder, if it is one."""
+    results = storage.local_path(_RESULTS)
+    return None if results is None else os.path.dirname(results)
+
+
+def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
+    """Name a folder inside the checkpoint by its place there, so that both can be moved.
+
+    Parameters
+    ----------
+    checkpoint : str or None
+        The checkpoint's folder, if it is one.
+    """
+    path = transaction.get("path")
+    if checkpoint is None or path is None:
+        return transaction
+    inside = os.path.relpath(path, checkpoint)
+    if inside.split(os.sep)[0] == os.pardir:
+        return transaction
+    return {**transaction, "path": inside}
+
+
+def begin_outputs(outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> None:
+    """Begin the sinks' part in an epoch, on behalf of the driver that owns the checkpoint.
+
+    Raises
+    ------
+    FencedError
+        Another driver owns it. The output that is in the way may be what that one published, after
+        this driver was found to be the owner: hence the check of what is found, too.
+    """
+    coordinator.check_current(epoch)
+    try:
+        outputs.begin(epoch.number, epoch.evaluation_id)
+    except CheckpointError:
+        coordinator.check_current(epoch)
+        raise

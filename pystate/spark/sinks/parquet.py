@@ -1,0 +1,481 @@
+"""Exactly-once Parquet output: an epoch's files, published by one rename.
+
+Thread safety: a sink is immutable; the driver calls it from one thread at a time.
+
+Invariants
+----------
+1. A commit takes the transaction alone: no sink need be at hand.
+2. What is staged is what the tasks have counted, rows, files and bytes, and not what a listing of
+   the folder happens to show.
+3. A pattern that goes as deep as the published files never meets a staged one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pystate.arguments import folder_path, integer, shown
+from pystate.coordinator.epoch import RepeatableError
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.environment import local_uri
+from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
+from pystate.spark.sinks.folders import data_files, shared, sync_file, sync_folder, sync_tree
+from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
+from pystate.spark.sinks.sink import Sink, Transaction
+from pystate.types.durations import Duration, milliseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pystate.spark.sinks.written import Written
+
+__all__ = ["KIND", "ParquetSink", "commit_parquet", "sweep_staging"]
+
+KIND = "parquet"
+
+_STAGING = "_staging"
+_ROWS = "_rows"
+_TASKS = "_tasks"
+_SCHEMA = "_schema.json"
+
+
+class ParquetSink(Sink):
+    """Parquet files, a folder per epoch: ``<path>/epoch=<n>/``.
+
+    Parameters
+    ----------
+    path : str
+        A folder of a local or mounted file system that the driver and all executors see. Its
+        epochs belong to one checkpoint: give each job its own folder.
+    partition_by : str or sequence of str, optional
+        Columns to lay an epoch's rows out by, as Hive does:
+        ``<path>/epoch=<n>/day=2026-01-01/country=DE/``. They are strings, whole numbers, booleans,
+        dates or decimals; null has a folder of its own, and an empty string, which Hive has no
+        folder for, is an error. All epochs of a folder have one layout.
+
+    Notes
+    -----
+    ``spark.read.parquet(path)`` reads all published epochs, with the column ``epoch`` from the
+    folders' names, and those of `partition_by`, whose types it guesses: `read` knows them.
+    Tasks write below ``_staging/.<epoch>-<evaluation>/_rows/``, which is hidden also from who reads
+    ``<path>/*/*``; a commit is one rename.
+
+    Examples
+    --------
+    >>> ParquetSink("/data/out").path
+    '/data/out'
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> None:
+        self.path = _local_folder(folder_path(path, "ParquetSink: path"))
+        self._partitioning = Partitioning(partition_by, f"ParquetSink({self.path!r})")
+
+    def __repr__(self) -> str:
+        by = f", partition_by={list(self.partition_by)}" if self.partition_by else ""
+        return f"ParquetSink({self.path!r}{by})"
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that rows are laid out by."""
+        return self._partitioning.columns
+
+    def begin(self, epoch: int, evaluation_id: str) -> None:
+        """Refuse a folder that already holds this epoch, or others in another layout.
+
+        A folder that holds the epoch is another checkpoint's output, unless another driver of this
+        checkpoint has published the epoch, which the caller checks when this fails, and not before:
+        only then is it known of what was found.
+        """
+        final = self._final(epoch)
+        if os.path.exists(final) or self.is_compacted(epoch):
+            raise CheckpointError(
+                f"{final} exists, but the checkpoint has no epoch {epoch}: the folder holds the "
+                "output of another checkpoint, or of this one before it was set back; use another "
+                "folder"
+            )
+        layout = read_layout(self.path)
+        if layout is not None or self.partition_by:
+            names = [name for name, _ in layout or ()]
+            if [name.lower() for name in names] != [name.lower() for name in self.partition_by]:
+                self._refuse_layout(f"partition_by={names}")
+
+    def _refuse_layout(self, found: str) -> None:
+        if self.epochs():
+            raise InvalidArgumentError(
+                f"{self!r}: the folder holds epochs with {found}, and nobody could read both "
+                "layouts together: keep to that one, or use another folder"
+            )
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a column that readers of the folder would find another one in the place of."""
+        for name in names:
+            if name.lower() == "epoch":
+                raise InvalidArgumentError(
+                    f"{self!r}: a column {name!r} would be lost: who reads the folder gets the "
+                    "number of the epoch, from the folders' names, as the column of that name; "
+                    "rename yours"
+                )
+
+    def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
+        """Write the frame, sync the files, and describe them."""
+        from pystate.spark.sinks.written import write_parquet
+
+        layout = self._partitioning.layout(frame)
+        stored = read_layout(self.path)
+        if stored is not None and stored != layout:
+            self._refuse_layout(", ".join(f"{name} {ddl}" for name, ddl in stored))
+        staging = self._staging(epoch, evaluation_id)
+        try:
+            checked = self._partitioning.checked(frame, layout)
+            names = [name for name, _ in layout]
+            written = write_parquet(checked, local_uri(staging), names)
+        except Exception as error:
+            refused = self._partitioning.refused(error, layout)
+            if refused is None:
+                raise
+            raise refused from error
+        files = data_files(staging, len(layout)) or []
+        _check_complete(staging, files, written)
+        for name, _ in files:
+            sync_file(os.path.join(staging, name))
+        if not files:
+            _save_schema(staging, frame)
+        return [{"files": files, "rows": written.rows, "partition_by": layout}]
+
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Transaction:
+        """Make what was staged durable, and describe it."""
+        [staged] = receipts
+        staging = self._staging(epoch, evaluation_id)
+        sync_tree(staging)
+        folder = staging
+        while folder != os.path.dirname(self.path):
+            sync_folder(folder)
+            folder = os.path.dirname(folder)
+        transaction = {
+            "kind": KIND,
+            "path": self.path,
+            "staging": os.path.relpath(staging, self.path),
+            "final": os.path.basename(self._final(epoch)),
+            "files": [list(file) for file in staged["files"]],
+        }
+        if "rows" in staged:
+            transaction["rows"] = staged["rows"]
+        if staged.get("partition_by"):
+            transaction["partition_by"] = [list(column) for column in staged["partition_by"]]
+        return transaction
+
+    def commit(self, epoch: int, transaction: Transaction) -> None:
+        """Rename the staged folder to its place."""
+        commit_parquet(transaction, self.path)
+
+    def task_folder(self, epoch: int, evaluation_id: str) -> str:
+        """Where the tasks write a side output, until `stage_files` says which files count."""
+        return os.path.join(self._evaluation(epoch, evaluation_id), _TASKS)
+
+    def stage_files(
+        self, files: Sequence[tuple[str, int]], epoch: int, evaluation_id: str
+    ) -> Sequence[Any]:
+        """Take over files, by name and size, that tasks wrote durably into `task_folder`.
+
+        Raises
+        ------
+        CheckpointError
+            A file is not there, or is not what its task wrote.
+        """
+        staging = self._staging(epoch, evaluation_id)
+        written = self.task_folder(epoch, evaluation_id)
+        os.makedirs(staging)
+        for name, size in files:
+            path = os.path.join(written, name)
+            found = os.path.getsize(path) if os.path.exists(path) else None
+            if found != size:
+                what = "is not there" if found is None else f"has {found} bytes"
+                raise CheckpointError(
+                    f"a worker wrote {path} with {size} bytes, but for the driver it {what}: a "
+                    "side output's folder must be on a file system that all hosts share"
+                )
+            os.rename(path, os.path.join(staging, name))
+        shutil.rmtree(written, ignore_errors=True)
+        return [{"files": sorted(files)}]
+
+    def staged_folder(self, epoch: int, evaluation_id: str) -> str:
+        """Where the staged files are, until they are committed."""
+        return self._staging(epoch, evaluation_id)
+
+    def abort(self, epoch: int, evaluation_id: str) -> None:
+        """Remove the staging folders of one evaluation."""
+        shutil.rmtree(self._evaluation(epoch, evaluation_id), ignore_errors=True)
+
+    def epochs(self) -> list[int]:
+        """The published epochs, ascending, those among them that were compacted."""
+        compacted = read_compacted(self.path)
+        return sorted(member for epoch in self._folders() for member in compacted.members(epoch))
+
+    def _folders(self) -> list[int]:
+        if not os.path.isdir(self.path):
+            return []
+        found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def is_compacted(self, epoch: int) -> bool:
+        """Whether an epoch's rows lie in one folder with those of others."""
+        return read_compacted(self.path).into(epoch) is not None
+
+    def compact(
+        self,
+        session: SparkSession,
+        *,
+        before: int | None = None,
+        target_bytes: int = 128 << 20,
+        wait: Duration = "1 minute",
+    ) -> Compaction:
+        """Merge the small files of older epochs; safe beside a running job and beside readers.
+
+        Epochs that follow each other are merged, up to a size, into the folder of the last of them:
+        then the column ``epoch`` of the others' rows says that one's number.
+
+        Parameters
+        ----------
+        session : SparkSession
+            Reads and writes the files.
+        before : int, optional
+            Leave this epoch and later ones as they are, for those who read by ``epoch`` and have
+            not read these yet. The newest epoch is always left as it is.
+        target_bytes : int
+            Size from which files are large enough.
+        wait : str, timedelta or int
+            How long to wait for a moment in which no job has an epoch open that writes here.
+
+        Returns
+        -------
+        Compaction
+            How many epochs and files.
+
+        Raises
+        ------
+        InUseError
+            The folder is being compacted already, or there was no such moment.
+        CheckpointError
+            The file system cannot exchange two folders in one step, or the files have changed.
+
+        Notes
+        -----
+        At every moment, also after a kill at any step, ``spark.read.parquet(path)`` finds each
+        published row once. A query that has listed the files before, and opens them after, fails
+        as files are not found, and is to be repeated; with
+        ``spark.sql.files.ignoreMissingFiles`` it would miss rows instead. A stream that has the
+        folder as its source takes merged files for new ones. The folder itself becomes another
+        one: who mounts it must mount the one above. It takes room for the merged files twice.
+        """
+        owner = f"{self!r}: compact"
+        if before is not None:
+            before = integer(before, f"{owner}: before", least=0)
+        size = integer(target_bytes, f"{owner}: target_bytes", least=1)
+        wait_s = milliseconds(wait, f"{owner}: wait") / 1000
+        if not isinstance(session, SparkSession):
+            raise InvalidArgumentError(f"{owner}: session is a SparkSession, not {shown(session)}")
+        epochs = [each for each in self._folders()[:-1] if before is None or each < before]
+        if not epochs:
+            return Compaction(0, 0, 0)
+        return compact_folder(self.path, epochs, session, target_bytes=size, wait_s=wait_s)
+
+    def require(self, transaction: Transaction, what: str) -> None:
+        """Make sure that a transaction was published here, and not by another sink.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Its files are not in this folder; the message begins with `what`.
+        """
+        folder = os.path.join(self.path, str(transaction["final"]))
+        if self.is_compacted(int(folder.rpartition("=")[2])):
+            return
+        names = {str(name) for name, _ in transaction["files"]}
+        found = data_files(folder, len(transaction.get("partition_by", ()))) or []
+        if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in found)):
+            raise InvalidArgumentError(
+                f"{what} has its rows in {transaction['path']}, and {folder} does not hold them: "
+                f"pass sink=ParquetSink({transaction['path']!r}), as when it was computed"
+            )
+
+    def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
+        """What is published, or one epoch of it (then without the column ``epoch``).
+
+        The columns of `partition_by` have the types that they were written with.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The folder does not hold that epoch.
+        """
+        if epoch is None:
+            return self._read(session, self.path)
+        final = self._final(epoch)
+        if self.is_compacted(epoch):
+            raise InvalidArgumentError(
+                f"{self.path}: the rows of epoch {epoch} cannot be told from those that they were "
+                "compacted with; read all"
+            )
+        if not os.path.isdir(final):
+            raise InvalidArgumentError(
+                f"{final} does not exist: pass the sink that epoch {epoch} was written to"
+            )
+        schema = _saved_schema(final)
+        return self._read(session, final) if schema is None else session.createDataFrame([], schema)
+
+    def _read(self, session: SparkSession, folder: str) -> DataFrame:
+        uri = local_uri(folder, to_read=True)
+        guessed = session.read.parquet(uri)
+        layout = read_layout(self.path)
+        if layout is None:
+            return guessed
+        schema = with_types(guessed.schema, layout)
+        return guessed if schema == guessed.schema else session.read.schema(schema).parquet(uri)
+
+    def _final(self, epoch: int) -> str:
+        return os.path.join(self.path, f"epoch={epoch}")
+
+    def _evaluation(self, epoch: int, evaluation_id: str) -> str:
+        return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
+
+    def _staging(self, epoch: int, evaluation_id: str) -> str:
+        # Spark hides a folder of such a name from who reads the one above, and that only: so below
+        # the evaluation's there is one more for each level that published files are deeper.
+        deep = [_ROWS] * (1 + len(self.partition_by))
+        return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
+
+
+def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
+    """Make the rows of a transaction visible; committing again changes nothing.
+
+    Parameters
+    ----------
+    transaction : mapping
+        As a manifest has it.
+    root : str
+        The output's folder.
+
+    Raises
+    ------
+    CheckpointError
+        The staged rows are neither where they were written nor where they belong, or differ from
+        what the manifest names.
+    """
+    with shared([root]):
+        _commit(transaction, root)
+
+
+def _commit(transaction: Mapping[str, Any], root: str) -> None:
+    staging = os.path.join(root, str(transaction["staging"]))
+    final = os.path.join(root, str(transaction["final"]))
+    wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
+    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
+    levels = len(layout)
+    # Another driver may commit the same at the same time: what is not found in one place may have
+    # gone to the other since, so that the final one is looked at again before anything is said.
+    if data_files(final, levels) is None:
+        staged = data_files(staging, levels)
+        if staged is not None:
+            _check_files(staging, staged, wanted)
+            if layout:
+                save_layout(root, layout)
+            with contextlib.suppress(OSError):
+                os.rename(staging, final)
+    published = data_files(final, levels)
+    if published is None:
+        if os.path.isdir(staging):
+            os.rename(staging, final)  # fails once more, and says why
+        raise CheckpointError(
+            f"output is lost: neither {staging} nor {final} exists, but the checkpoint says that "
+            f"the epoch's {len(wanted)} files were written; put them back from a backup"
+        )
+    if published != wanted and os.path.isdir(staging):
+        raise CheckpointError(
+            f"cannot publish {staging}: {final} exists already and holds other files than the "
+            "checkpoint names: another checkpoint wrote them; give each its own folder, move "
+            "those files to where they belong and start the job again"
+        )
+    _check_files(final, published, wanted)
+    sync_folder(root)
+    with contextlib.suppress(FileNotFoundError):
+        sync_folder(os.path.dirname(staging))
+    sweep_staging(root, int(final.rpartition("=")[2]))
+
+
+def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
+    if found == wanted:
+        return
+    missing = [name for name, size in wanted if (name, size) not in found]
+    raise CheckpointError(
+        f"{where} does not hold the {len(wanted)} files that the checkpoint names"
+        + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
+    )
+
+
+def sweep_staging(root: str, epoch: int) -> None:
+    """Remove what lost: of an epoch that is published, no other evaluation ever will be."""
+    parent = os.path.join(root, _STAGING)
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(parent):
+            number = name.removeprefix(".").partition("-")[0]
+            if number.isdigit() and int(number) <= epoch:
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Written) -> None:
+    """Compare a folder with what the tasks say that they wrote."""
+    if written.files is None:
+        from pyarrow.parquet import read_metadata
+
+        metadata = (read_metadata(os.path.join(folder, name)) for name, _ in files)
+        found, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
+    else:
+        found = f"{len(files)} files with {sum(size for _, size in files)} bytes"
+        wanted = f"{written.files} files with {written.size_bytes} bytes"
+    if found != wanted:
+        raise RepeatableError(
+            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {found}",
+            "the output's folder must be on a file system that all hosts share, and nothing else "
+            "may write to it",
+        )
+
+
+def _save_schema(staging: str, frame: DataFrame) -> None:
+    """Keep the schema of an epoch without rows, of which a layout by values leaves no file."""
+    os.makedirs(staging, exist_ok=True)
+    path = os.path.join(staging, _SCHEMA)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(frame.schema.json())
+    sync_file(path)
+
+
+def _saved_schema(folder: str) -> StructType | None:
+    try:
+        with open(os.path.join(folder, _SCHEMA), encoding="utf-8") as file:
+            return StructType.fromJson(json.load(file))
+    except FileNotFoundError:
+        return None
+
+
+def _local_folder(path: str) -> str:
+    parts = urlsplit(path)
+    if parts.scheme and parts.scheme != "file":
+        raise InvalidArgumentError(
+            f"{path}: ParquetSink writes to local and mounted file systems, not to "
+            f"{parts.scheme}:// addresses, where a rename is not one step"
+        )
+    if parts.scheme and (parts.query or parts.fragment):
+        raise InvalidArgumentError(f"{path}: in a file: address write # as %23 and ? as %3F")
+    return os.path.abspath(unquote(parts.path) if parts.scheme else path)

@@ -1,0 +1,195 @@
+"""Rows in a folder per value, as Hive lays them out: ``day=2026-01-01/country=DE/``.
+
+Such a folder's name is a text, and readers guess the type of what it says: they find 7 for a string
+``"007"``. So the output's folder remembers the types, in ``_layout.json``, for who reads it by
+`ParquetSink.read`.
+
+Thread safety: functions and types without state.
+
+Invariants
+----------
+1. A value that the names could not give back is refused before it is published, and so is a type.
+2. All epochs of a folder have one layout: readers could not read them together otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from pystate.arguments import shown
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.spark.resolve import FrameColumns, column_named
+from pystate.spark.schemas import names_twice
+from pystate.spark.sinks.folders import is_hidden, sync_file, sync_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Layout", "Partitioning", "read_layout", "save_layout", "with_types"]
+
+#: The columns of a layout, outermost first: (name, type in DDL).
+Layout = tuple[tuple[str, str], ...]
+
+_FILE = "_layout.json"
+#: What Hive writes for null, and Spark for an empty string, too.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_REFUSED = re.compile(r"pystate cannot lay out '(\d+)'")
+#: Types whose values have one text each, in whatever session it is written or read.
+_TYPES = (
+    st.StringType,
+    st.BooleanType,
+    st.ByteType,
+    st.ShortType,
+    st.IntegerType,
+    st.LongType,
+    st.DateType,
+    st.DecimalType,
+)
+
+
+class Partitioning:
+    """The columns that an output is laid out by.
+
+    Parameters
+    ----------
+    columns : str or sequence of str
+        Outermost first; none for a flat layout.
+    owner : str
+        What the errors begin with.
+    """
+
+    def __init__(self, columns: Any, owner: str) -> None:
+        names = (columns,) if isinstance(columns, str) else columns
+        if not isinstance(names, Sequence) or isinstance(names, (bytes, bytearray)):
+            raise InvalidArgumentError(
+                f"{owner}: partition_by is the name of a column, or a list of them, not "
+                f"{shown(columns)}"
+            )
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise InvalidArgumentError(
+                    f"{owner}: partition_by has {shown(name)}, which is not the name of a column"
+                )
+            if is_hidden(f"{name}="):
+                raise InvalidArgumentError(
+                    f"{owner}: partition_by={name!r}: folders whose names begin with a dot are "
+                    "hidden from who reads the output; rename the column"
+                )
+        twice = names_twice(names)
+        if twice:
+            raise InvalidArgumentError(
+                f"{owner}: partition_by names {', '.join(twice)} more than once"
+            )
+        self.columns: tuple[str, ...] = tuple(names)
+        self._owner = owner
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def layout(self, frame: DataFrame) -> Layout:
+        """The layout of a frame.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A column is missing, or there is no other one.
+        WrongTypeError
+            A column has a type that texts do not give back.
+        """
+        columns = FrameColumns(frame, self._owner)
+        layout = []
+        for name in self.columns:
+            path = columns.find(name, "partition_by")
+            if len(path.parts) > 1:
+                raise InvalidArgumentError(
+                    f"{self._owner}: partition_by={name!r} is a field of a struct: make it a "
+                    f"column first, df.withColumn({path.parts[-1]!r}, df[{name!r}])"
+                )
+            ddl = path.data_type.simpleString()
+            collated = isinstance(path.data_type, st.StringType) and ddl != "string"
+            if collated or not isinstance(path.data_type, _TYPES):
+                raise WrongTypeError(
+                    f"{self._owner}: partition_by={name!r} is {ddl}: the name of a folder gives "
+                    "back strings, whole numbers, booleans, dates and decimals only; make such a "
+                    "column of it, for example with date_format or to_date"
+                )
+            layout.append((path.parts[0], ddl))
+        if layout and len(layout) == len(frame.columns):
+            raise InvalidArgumentError(
+                f"{self._owner}: partition_by names all columns, and none is left for the files"
+            )
+        return tuple(layout)
+
+    def checked(self, frame: DataFrame, layout: Layout) -> DataFrame:
+        """The frame, which fails where a value's folder would be read as another value."""
+        for i, (name, ddl) in enumerate(layout):
+            if ddl == "string":
+                column = column_named(name)
+                lost = column.isin("", _NULL)
+                refuse = F.raise_error(f"pystate cannot lay out '{i}'")
+                frame = frame.withColumn(name, F.when(lost, refuse).otherwise(column))
+        return frame
+
+    def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
+        """Return what to raise where `checked` has made a write fail."""
+        found = _REFUSED.search(str(error))
+        if found is None:
+            return None
+        name = layout[int(found[1])][0]
+        return InvalidArgumentError(
+            f"{self._owner}: partition_by={name!r}: a row has '' (or {_NULL!r}) there, and whoever "
+            f"reads the output would find null; write null if that is meant, F.nullif('{name}', "
+            "F.lit('')), or another word"
+        )
+
+
+def layout_names(layout: Layout) -> list[str]:
+    """The columns of a layout."""
+    return [name for name, _ in layout]
+
+
+def read_layout(root: str) -> Layout | None:
+    """The layout of an output's folder, None where nobody has written one down."""
+    try:
+        with open(os.path.join(root, _FILE), encoding="utf-8") as file:
+            columns = json.load(file)["partition_by"]
+    except FileNotFoundError:
+        return None
+    return tuple((str(name), str(ddl)) for name, ddl in columns)
+
+
+def save_layout(root: str, layout: Layout) -> None:
+    """Write the layout of an output's folder down, durably."""
+    if read_layout(root) == layout:
+        return
+    temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
+    with open(temporary, "x", encoding="utf-8") as file:
+        json.dump({"partition_by": layout}, file)
+    sync_file(temporary)
+    os.replace(temporary, os.path.join(root, _FILE))
+    sync_folder(root)
+
+
+def with_types(schema: st.StructType, layout: Layout) -> st.StructType:
+    """A schema with the types of a layout in the place of those that a reader has guessed."""
+    types = dict(layout)
+    return st.StructType(
+        [
+            st.StructField(field.name, _parsed(types[field.name])) if field.name in types else field
+            for field in schema.fields
+        ]
+    )
+
+
+def _parsed(ddl: str) -> st.DataType:
+    struct = st.StructType.fromDDL(f"x {ddl}")
+    assert isinstance(struct, st.StructType)
+    return struct.fields[0].dataType

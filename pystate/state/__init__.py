@@ -1,0 +1,1 @@
+"""Kinds of state: what users declare, and the handles that functions use."""

@@ -1,0 +1,226 @@
+"""The core's columns: what declarations become, and what files say of themselves.
+
+Pure functions and immutable values, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pystate import _core
+from pystate.types.state_type import StateType, from_code, parse_type
+
+if TYPE_CHECKING:
+    from pystate.state.accumulators import BoundAggregator
+
+__all__ = [
+    "ELEMENT",
+    "LIST",
+    "MAP",
+    "NAMESPACE",
+    "TIME",
+    "TIMERS",
+    "VALUE",
+    "Column",
+    "accumulator_column",
+    "core_schema",
+    "key_column",
+    "list_column",
+    "map_column",
+    "time_column",
+    "timers_column",
+    "value_column",
+]
+
+#: Kinds of columns, the core's numbers and part of the file format.
+VALUE, LIST, MAP, TIME, TIMERS = range(5)
+
+#: The column of namespaces, after the key's.
+NAMESPACE = "namespace"
+
+#: The key column by which files tell a row from its elements.
+ELEMENT = "#element"
+
+_TIMERS_NAME = "#timers"
+_TIME_SUFFIX = "#time"
+_LONG, _INT, _BINARY = StateType("long"), StateType("int"), StateType("binary")
+_FIXED_CODE, _NESTED_CODE = _core.FIXED, _core.NESTED
+
+
+class Column(NamedTuple):
+    """A key or state column as `_core.Schema` takes it, and as `_core.FileReader.schema` gives it.
+
+    Attributes
+    ----------
+    name : str
+        The column's name; those that begin with or contain ``#`` are not the user's.
+    code, precision, scale : int
+        The type of the value, item, or map's value.
+    ddl : str
+        Its declaration.
+    default : object
+        What `add` starts from.
+    kind : int
+        `VALUE`, `LIST`, `MAP`, `TIME` (of the column before) or `TIMERS`.
+    map_key, map_precision, map_scale : int
+        The type of a map's keys; in files, of a list's items.
+    width : int
+        Bytes of an inline struct.
+    codec, map_codec : Codec or None
+        What turns values, and a map's keys, into the core's; None where only files are handled.
+    """
+
+    name: str
+    code: int
+    precision: int = 0
+    scale: int = 0
+    ddl: str = ""
+    default: Any = None
+    kind: int = VALUE
+    map_key: int = 0
+    map_precision: int = 0
+    map_scale: int = 0
+    width: int = 0
+    codec: _core.Codec | None = None
+    map_codec: _core.Codec | None = None
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether no user declared it."""
+        return "#" in self.name
+
+    @property
+    def owner(self) -> str:
+        """The state that the column belongs to; a hidden one of no state belongs to itself."""
+        return self.name.partition("#")[0] or self.name
+
+    @property
+    def is_accumulator(self) -> bool:
+        """Whether an aggregator keeps it."""
+        return self.ddl.startswith("#")
+
+    def describe(self) -> str:
+        """The column as a user would declare it."""
+        if self.is_accumulator:
+            return self.ddl[1:]
+        if self.kind == LIST:
+            return f"a list of {self.value_type.ddl}"
+        if self.kind == MAP:
+            return f"a map from {self.key_type.ddl} to {self.value_type.ddl}"
+        return self.value_type.ddl
+
+    @property
+    def value_type(self) -> StateType:
+        """The type of the value, the items, or the map's values, as files keep it."""
+        if self.kind == LIST and self.map_key:
+            return _type_of(self.map_key, self.map_precision, self.map_scale, self.ddl)
+        return _type_of(self.code, self.precision, self.scale, self.ddl)
+
+    @property
+    def key_type(self) -> StateType:
+        """The type of a map's keys, as files keep it."""
+        return _type_of(self.map_key, self.map_precision, self.map_scale, "")
+
+    def same_as(self, other: Column) -> bool:
+        """Whether both keep the same, in a file or a table."""
+        if self.is_accumulator or other.is_accumulator:
+            return self.ddl == other.ddl
+        if self.kind in (TIME, TIMERS):
+            return self.kind == other.kind
+        return (
+            self.kind == other.kind
+            and _plain(self.value_type) == _plain(other.value_type)
+            and (self.kind != MAP or _plain(self.key_type) == _plain(other.key_type))
+        )
+
+
+def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
+    if code in (_FIXED_CODE, _NESTED_CODE):
+        return parse_type(ddl)
+    return from_code(code, precision, scale)
+
+
+def _plain(type: StateType) -> StateType:
+    # Files do not tell the two kinds of timestamps apart.
+    return StateType("timestamp") if type.name == "timestamp_ntz" else type
+
+
+def _of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
+    return Column(
+        name,
+        type.code,
+        type.precision,
+        type.scale,
+        type.ddl,
+        width=type.inline_bytes,
+        codec=type.codec(name, label),
+        **more,
+    )
+
+
+def key_column(name: str, type: StateType) -> Column:
+    """A column of the key, or its namespace."""
+    return _of(name, type, f"key column {name!r}" if name != NAMESPACE else "the namespace")
+
+
+def value_column(name: str, type: StateType, default: Any = None) -> Column:
+    """One value per key."""
+    return _of(name, type, default=None if type.is_nested else default)
+
+
+def accumulator_column(name: str, bound: BoundAggregator) -> Column:
+    """What an aggregator keeps: a struct of fixed width, or bytes."""
+    shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
+    if bound.width is None:
+        return _of(name, _BINARY)._replace(ddl=shown)
+    codec = _core.Codec(name, _FIXED_CODE, 0, 0, shown)
+    return Column(name, _FIXED_CODE, ddl=shown, width=bound.width, codec=codec)
+
+
+def list_column(name: str, type: StateType) -> Column:
+    """A list of `type` per key."""
+    return _of(name, type, kind=LIST)
+
+
+def map_column(name: str, key: StateType, type: StateType) -> Column:
+    """A map per key."""
+    return _of(
+        name,
+        type,
+        kind=MAP,
+        map_key=key.code,
+        map_precision=key.precision,
+        map_scale=key.scale,
+        map_codec=key.codec(name),
+    )
+
+
+def time_column(name: str) -> Column:
+    """When state `name`, whose column comes before, was last written."""
+    return _of(name + _TIME_SUFFIX, _LONG, kind=TIME)
+
+
+def timers_column() -> Column:
+    """How many timers a key has."""
+    return _of(_TIMERS_NAME, _INT, kind=TIMERS)
+
+
+def core_schema(
+    key: Sequence[tuple[str, StateType]], namespace: StateType | None, columns: Sequence[Column]
+) -> _core.Schema:
+    """A table's schema.
+
+    Parameters
+    ----------
+    key : sequence of (name, StateType)
+        The key's columns.
+    namespace : StateType or None
+        The type of its namespaces.
+    columns : sequence of Column
+        The states'.
+    """
+    keys = [key_column(name, type_) for name, type_ in key]
+    if namespace is not None:
+        keys.append(key_column(NAMESPACE, namespace))
+    return _core.Schema(keys, columns, len(key))

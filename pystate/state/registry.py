@@ -1,0 +1,199 @@
+"""The states of a backend: from declarations to the core's columns and handles.
+
+Thread safety: a registry belongs to its backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from pystate import _core
+from pystate.arguments import nearest, shown
+from pystate.errors import DeclarationError, UnknownStateError
+from pystate.state.columns import Column, timers_column
+from pystate.state.declarations import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    State,
+    ValueState,
+)
+from pystate.state.elements import ListHandle, MapHandle, ObjectListHandle, ObjectMapHandle
+from pystate.state.folds import AggregatingHandle, ReducingHandle
+from pystate.state.handles import NestedHandle, ObjectHandle, ValueHandle
+
+__all__ = ["Handle", "StateRegistry", "refuse_pickled", "unknown_state"]
+
+Handle: TypeAlias = "ValueHandle | ListHandle | MapHandle | ReducingHandle | AggregatingHandle"
+
+
+class StateRegistry:
+    """The declared states of one table.
+
+    Parameters
+    ----------
+    table : Table
+        Unopened; its handles are made before it is.
+    reserved : mapping of str to str
+        Names that no state may have, and whose they are.
+    timers : bool
+        Whether keys have timers.
+    """
+
+    def __init__(self, table: _core.Table, reserved: Mapping[str, str], timers: bool) -> None:
+        self._table = table
+        self._reserved = reserved
+        self._timers = timers
+        self._columns: list[Column] = []
+        self._handles: dict[str, Handle] = {}
+        self._declarations: dict[str, State] = {}
+        #: Those of `objects` whose values expire.
+        self.timed_objects: list[ObjectHandle] = []
+
+    @property
+    def handles(self) -> Mapping[str, Handle]:
+        """The handles by name."""
+        return MappingProxyType(self._handles)
+
+    @property
+    def declarations(self) -> Mapping[str, State]:
+        """The declarations by name."""
+        return MappingProxyType(self._declarations)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The table's state columns, hidden ones included."""
+        return [*self._columns, timers_column()] if self._timers else list(self._columns)
+
+    @property
+    def objects(self) -> Iterator[ObjectHandle]:
+        """The handles that keep Python objects until they are flushed."""
+        for handle in self._handles.values():
+            kept = _kept(handle)
+            if kept is not None:
+                yield kept
+
+    def register(self, name: str, declaration: State) -> Handle:
+        """Declare a state and get its handle; the same declaration again gives the same handle."""
+        if not isinstance(name, str):
+            raise DeclarationError(f"a state's name is a string, not {shown(name)}")
+        if name in self._handles:
+            if self._declarations[name] == declaration:
+                return self._handles[name]
+            raise DeclarationError(
+                f"state {name!r} is registered as {self._declarations[name]!r}, not {declaration!r}"
+            )
+        if not name or "\0" in name or "#" in name:
+            raise DeclarationError(
+                f"{name!r} is no name for a state: it is empty, or has a # in it"
+            )
+        if not isinstance(declaration, State):
+            raise DeclarationError(
+                f"state {name!r}: expected a declaration, got {declaration!r:.80}"
+            )
+        if name in self._reserved:
+            raise DeclarationError(f"state {name!r}: {self._reserved[name]} has that name")
+        if self._table.is_open:
+            raise DeclarationError(
+                f"state {name!r}: states are registered before the table's first use"
+            )
+        columns = declaration.columns(name)
+        if len(self.columns) + len(columns) > _core.MAX_STATES:
+            raise DeclarationError(
+                f"an operator has at most {_core.MAX_STATES} columns for states; one with a time "
+                "to live takes two, timers take one"
+            )
+        handle = _handle(self._table, len(self._columns), name, declaration)
+        self._columns += columns
+        self._handles[name] = handle
+        self._declarations[name] = declaration
+        kept = _kept(handle)
+        if kept is not None and declaration.ttl is not None:
+            kept.domain = declaration.ttl.time
+            self.timed_objects.append(kept)
+        return handle
+
+    def set_ttl(self) -> None:
+        """Tell the open table how its states expire."""
+        for name, declaration in self._declarations.items():
+            if declaration.ttl is not None:
+                ttl = declaration.ttl
+                self._table.set_ttl(
+                    self._handles[name].column,
+                    ttl.duration_ms,
+                    ttl.granularity_ms,
+                    ttl.time == "event",
+                    ttl.update == "read_and_write",
+                    ttl.visibility == "return_if_not_cleaned_up",
+                )
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether keys have timers."""
+        return self._timers
+
+    @property
+    def expires(self) -> bool:
+        """Whether any state has a time to live."""
+        return any(declaration.ttl is not None for declaration in self._declarations.values())
+
+
+def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
+    """What to raise where a state is asked for that was not declared."""
+    names = list(known)
+    listed = ", ".join(map(repr, names)) or "none"
+    return UnknownStateError(f"no state {name!r:.80}; declared: {listed}{nearest(name, names)}")
+
+
+def refuse_pickled(states: Mapping[str, State], owner: str) -> None:
+    """Refuse states whose values would be unpickled where they are read.
+
+    Parameters
+    ----------
+    states : mapping from name to State
+        All that is kept.
+    owner : str
+        Whose they are, as errors name it.
+
+    Raises
+    ------
+    DeclarationError
+        Some are pickled; they are named.
+    """
+    found = [name for name, state in states.items() if state.type.is_object]
+    if found:
+        raise DeclarationError(
+            f"{owner}: {', '.join(map(repr, found))} would be pickled, and allow_pickle=False "
+            "refuses that: whoever can write to a checkpoint could have any code run where its "
+            "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
+            "of object, and one of pystate's aggregators in place of an AggregateFunction"
+        )
+
+
+def _kept(handle: Handle) -> ObjectHandle | None:
+    kept: object = handle
+    if isinstance(handle, (ReducingHandle, AggregatingHandle)):
+        kept = handle._kept
+    return kept if isinstance(kept, ObjectHandle) else None
+
+
+def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Handle:
+    if isinstance(declaration, ListState):
+        lists = ObjectListHandle if declaration.type.is_object else ListHandle
+        return lists(table, column, name, declaration)
+    if isinstance(declaration, MapState):
+        maps = ObjectMapHandle if declaration.type.is_object else MapHandle
+        return maps(table, column, name, declaration)
+    if isinstance(declaration, ReducingState):
+        return ReducingHandle(table, column, name, declaration)
+    if isinstance(declaration, AggregatingState):
+        return AggregatingHandle(table, column, name, declaration)
+    if not isinstance(declaration, ValueState):
+        raise DeclarationError(f"state {name!r}: there is no handle for {declaration!r:.80}")
+    if declaration.type.is_object:
+        return ObjectHandle(table, column, name, declaration)
+    kind = NestedHandle if declaration.type.is_nested else ValueHandle
+    return kind(table, column, name, declaration)

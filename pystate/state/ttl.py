@@ -1,0 +1,180 @@
+"""When the values of a state expire.
+
+Immutable values, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from pystate.arguments import nearest
+from pystate.errors import DeclarationError, InvalidArgumentError
+from pystate.types.durations import Duration, milliseconds
+
+__all__ = ["StateTtl"]
+
+_Update: TypeAlias = Literal["create_and_write", "read_and_write"]
+_Visibility: TypeAlias = Literal["never_return_expired", "return_if_not_cleaned_up"]
+_Time: TypeAlias = Literal["processing", "event"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "update": ("create_and_write", "read_and_write"),
+    "visibility": ("never_return_expired", "return_if_not_cleaned_up"),
+    "time": ("processing", "event"),
+}
+_UNITS_US = {
+    "days": 86_400_000_000,
+    "hours": 3_600_000_000,
+    "minutes": 60_000_000,
+    "seconds": 1_000_000,
+    "milliseconds": 1_000,
+}
+#: A time moves only by this part of the duration while the value stays the same.
+_GRANULARITY = 64
+
+
+class StateTtl:
+    """How long a value is kept after its last use; in lists and maps each element for itself.
+
+    Parameters
+    ----------
+    duration : timedelta, str or int, optional
+        ``timedelta(hours=48)``, ``"48 hours"``, or milliseconds; more than 0.
+    days, hours, minutes, seconds, milliseconds : float
+        In place of `duration`, added up.
+    update : {"create_and_write", "read_and_write"}
+        Whether reading counts as use, too: of a value, an aggregate, a map's entry by its key, or
+        all elements of a list or map that is gone through.
+    visibility : {"never_return_expired", "return_if_not_cleaned_up"}
+        Whether what has expired may be seen until it is cleaned up.
+    time : {"processing", "event"}
+        Which clock: the epoch's processing time, or the watermark, against which a value counts as
+        written at its row's event time. An operator of a job without any event time refuses it.
+
+    Raises
+    ------
+    DeclarationError
+        No duration, two of them, or one that is not positive, not finite or longer than 2**62 - 1
+        milliseconds; an unknown choice.
+
+    Notes
+    -----
+    Expired values also leave memory and snapshots without being touched. At the end of each epoch
+    some of what there is is looked through, a large map also a part at a time: 4096 keys and
+    entries, or a 64th of the keys if that is more, and four for each that the epoch made.
+
+    To keep reads, and writes of what is there already, from filling the snapshots, their time is
+    noted only once it has moved by a 64th of the duration: such a value may expire so much early.
+    Where reading counts as use, a list of which an item's time has moved so far is written anew.
+
+    What was written before its clock was known (event time without a watermark or timestamp)
+    counts as written when it is first looked through after.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.StateTtl(hours=48)
+    StateTtl(hours=48)
+    >>> ps.StateTtl("30 minutes", time="event").duration_ms
+    1800000
+    """
+
+    __slots__ = ("duration_ms", "time", "update", "visibility")
+
+    duration_ms: int
+    update: _Update
+    visibility: _Visibility
+    time: _Time
+
+    def __init__(
+        self,
+        duration: Duration | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+        update: _Update = "create_and_write",
+        visibility: _Visibility = "never_return_expired",
+        time: _Time = "processing",
+    ) -> None:
+        numbers = (days, hours, minutes, seconds, milliseconds)
+        parts = dict(zip(_UNITS_US, numbers, strict=True))
+        for unit, number in parts.items():
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise DeclarationError(f"StateTtl: {unit}={number!r:.80} is no number of {unit}")
+        if (duration is None) == (not any(parts.values())):
+            raise DeclarationError(
+                "StateTtl: give a duration, e.g. StateTtl(hours=48) or StateTtl('48 hours')"
+            )
+        if duration is None:
+            duration = _sum(parts)
+        set_ = object.__setattr__
+        set_(self, "duration_ms", _positive(duration))
+        for name, value in (("update", update), ("visibility", visibility), ("time", time)):
+            if value not in _CHOICES[name]:
+                raise DeclarationError(
+                    f"StateTtl: {name} is {' or '.join(map(repr, _CHOICES[name]))}, got {value!r}"
+                    f"{nearest(value, _CHOICES[name])}"
+                )
+            set_(self, name, value)
+
+    @property
+    def granularity_ms(self) -> int:
+        """How far a time moves before it is noted again."""
+        return self.duration_ms // _GRANULARITY
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise DeclarationError(f"a StateTtl cannot be changed ({name})")
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.duration_ms, self.update, self.visibility, self.time
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, StateTtl) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        for unit, size in (("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000)):
+            if self.duration_ms % size == 0:
+                shown = f"{unit}={self.duration_ms // size}"
+                break
+        else:
+            shown = f"milliseconds={self.duration_ms}"
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) != choices[0]:
+                shown += f", {name}={getattr(self, name)!r}"
+        return f"StateTtl({shown})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, self._fields()
+
+
+def _restored(duration: int, update: _Update, visibility: _Visibility, time: _Time) -> StateTtl:
+    return StateTtl(duration, update=update, visibility=visibility, time=time)
+
+
+def _sum(parts: Mapping[str, Any]) -> int:
+    """Milliseconds, rounded to microseconds first as a timedelta is, which ends much earlier."""
+    total = Fraction(0)
+    for name, number in parts.items():
+        if number - number != 0:
+            raise DeclarationError(f"StateTtl: {name}={number!r:.80} is no number of {name}")
+        total += Fraction(number) * _UNITS_US[name]
+    whole, rest = divmod(round(total), 1000)
+    if rest:
+        given = ", ".join(f"{name}={number!r}" for name, number in parts.items() if number)
+        raise DeclarationError(f"StateTtl: {given} is no whole number of milliseconds")
+    return whole
+
+
+def _positive(duration: Duration) -> int:
+    try:
+        return milliseconds(duration, "StateTtl", least=1)
+    except InvalidArgumentError as error:
+        raise DeclarationError(str(error)) from error

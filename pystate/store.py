@@ -1,0 +1,570 @@
+"""`pystate.open`: a durable keyed store in a folder, without Spark.
+
+The folder is a checkpoint like a job's: ``job.json``, manifests, one operator with one range. The
+table itself is in memory; `Store.checkpoint` writes what changed since the last one and publishes
+a manifest, and that is what reopening restores.
+
+Thread safety: a store belongs to one thread at a time. One process at a time has it open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pystate.arguments import flag, folder_path, integer, mapping, shown
+from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
+from pystate.backend.snapshots import SealedReader
+from pystate.checkpoint.job_file import check_schemas, library, open_job
+from pystate.checkpoint.manifest import (
+    EMPTY_ID,
+    FileRef,
+    Manifest,
+    OperatorState,
+    QueryProgress,
+    RangeState,
+    Schema,
+    empty_range,
+    read_manifest,
+    state_path,
+)
+from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.merges import MergePolicy, merge_range
+from pystate.coordinator.retention import delete_files
+from pystate.errors import (
+    CheckpointError,
+    ClosedError,
+    InvalidArgumentError,
+    NoEventTimeError,
+    NoSpaceError,
+    PystateError,
+    TableBusyError,
+)
+from pystate.markup import bytes_shown, panel
+from pystate.state.declarations import State
+from pystate.state.handles import KeyBatch
+from pystate.state.registry import refuse_pickled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Store", "open"]
+
+_LOG = logging.getLogger("pystate.store")
+_UID = "embedded"
+_LOCK = "lock"
+_POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
+_locks: weakref.WeakSet[_Lock]
+
+
+class _Lock:
+    """An exclusive lock on a folder, given up by forked children, never by accident."""
+
+    def __init__(self, folder: str, timeout_ms: int) -> None:
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, _LOCK)
+        self._pid = os.getpid()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) or time.monotonic() >= deadline:
+                    owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
+                    self.release()
+                    if not isinstance(error, BlockingIOError):
+                        raise
+                    raise TableBusyError(
+                        f"{folder} is open in process {owner or 'unknown'}: a store has one "
+                        "owner at a time; close it there"
+                    ) from None
+                time.sleep(0.01)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{self._pid}\n".encode(), 0)
+        _locks.add(self)
+
+    def release(self) -> None:
+        """Give the lock up; in a forked child only close the descriptor's copy."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            if os.getpid() == self._pid:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _release_in_child() -> None:
+    # The lock belongs to the open file, which the child would keep open after its parent's death.
+    for lock in list(_locks):
+        lock.release()
+
+
+_locks = weakref.WeakSet()
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+@dataclass
+class _Delta:
+    """A sealed epoch on its way into a manifest."""
+
+    snapshot: Snapshot
+    ref: FileRef | None = None
+    tried: bool = False
+
+
+class Store:
+    """A durable keyed store; `pystate.open` makes it.
+
+    ``store["n"]`` is a state's handle. What was not checkpointed is gone after `close` and after a
+    crash alike.
+
+    Attributes
+    ----------
+    path : str
+        The store's folder.
+    set_current_key : callable
+        ``set_current_key(key)`` makes a key current; a tuple where the key has several columns.
+
+    Notes
+    -----
+    Checkpoints are incremental: one writes the keys and states that changed since the last. When
+    the deltas outweigh the base they were made on, the same call merges them, from the files, into
+    a new base.
+    """
+
+    set_current_key: Callable[[Any], None]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: KeyLike,
+        states: Mapping[str, State],
+        max_parallelism: int | None = None,
+        limit_bytes: int = 0,
+        retained: int = 3,
+        lock_timeout_ms: int = 0,
+        allow_unclaimed_state: bool = False,
+        allow_pickle: bool = True,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.path = os.path.abspath(folder_path(path, "ps.open: path"))
+        owner = f"the store {self.path}"
+        self._closed = False
+        if clock is not None and not callable(clock):
+            raise InvalidArgumentError(
+                f"{owner}: clock is a function that gives milliseconds since 1970, not "
+                f"{shown(clock)}"
+            )
+        self._clock = _wall_clock_ms if clock is None else clock
+        self._retained = integer(retained, f"{owner}: retained", least=1)
+        integer(lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0)
+        flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
+        states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
+        self._pending: list[_Delta] = []
+        self._rebase = False
+        self._unsynced = False
+        # What is wrong makes no folder.
+        groups = 128 if max_parallelism is None else max_parallelism
+        KeyedStateBackend(key, states=states, max_parallelism=groups, limit_bytes=limit_bytes)
+        if not flag(allow_pickle, f"{owner}: allow_pickle"):
+            refuse_pickled(states, owner)
+        by_event = [n for n, s in states.items() if s.ttl is not None and s.ttl.time == "event"]
+        if by_event:
+            raise NoEventTimeError(
+                f"{owner}: {', '.join(map(repr, by_event))} would never expire: a "
+                "store has no event time; declare StateTtl(..., time='processing')"
+            )
+        self._lock = _Lock(self.path, lock_timeout_ms)
+        try:
+            self._storage = LocalStorage(self.path)
+            job = open_job(self._storage, _UID, 1, max_parallelism)
+            self._history = History(self._storage)
+            self._history.refresh()
+            self._backend = KeyedStateBackend(
+                key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
+            )
+            self.set_current_key = self._backend.set_current_key
+            self._range = empty_range(0, job.max_parallelism, 1)
+            try:
+                self._tick()
+                self._restore(allow_unclaimed_state)
+            except BaseException:
+                self._backend.close()
+                raise
+            self._collect_orphans()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _tick(self) -> None:
+        """Begin an epoch: one processing time for all of it."""
+        self._now_ms = integer(self._clock(), f"the store {self.path}: what clock gives,")
+        self._backend.set_clock(processing_time=self._now_ms)
+
+    # -- access
+
+    def __getitem__(self, name: str) -> Any:
+        return self._backend[name]
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """The handles by name."""
+        return self._backend.states
+
+    @property
+    def epoch(self) -> int:
+        """The last checkpoint's number; 0 before the first."""
+        return 0 if self._history.head is None else self._history.head.epoch
+
+    def keys(self, columns: Any) -> KeyBatch:
+        """Hash and look up many keys; see `KeyedStateBackend.keys`."""
+        return self._backend.keys(columns)
+
+    def delete(self, keys: Any) -> None:
+        """Delete keys with all their states; absent ones are ignored."""
+        self._backend.delete(keys)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows: key columns, then state columns, null where absent; objects are pickled."""
+        return self._backend.to_arrow()
+
+    def __iter__(self) -> Iterator[Any]:
+        """All keys, in no particular order."""
+        return iter(self._backend)
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self._backend)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def stats(self) -> TableStats:
+        """The size of the table in memory."""
+        return self._backend.stats()
+
+    def reader(self) -> SealedReader:
+        """Read the last sealed state, beside the writer, from this or another thread."""
+        return self._backend.reader()
+
+    def rollback(self) -> None:
+        """Undo everything since the last call of `checkpoint`, or since the store was opened."""
+        self._backend.rollback()
+
+    # -- checkpoints
+
+    def checkpoint(self) -> int:
+        """Make everything so far durable.
+
+        Returns
+        -------
+        int
+            The checkpoint's number; the last one's where nothing changed since.
+
+        Raises
+        ------
+        NoSpaceError, CheckpointError
+            Nothing was published, the last checkpoint is intact and the store usable. What this
+            call sealed is kept in memory and written by the next one.
+        PoisonedError
+            An operation failed half way: `rollback` first.
+
+        Notes
+        -----
+        Durable when it returns: the delta and the manifest were synced, and their folders. Costs
+        O(rows changed); now and then, amortised, a merge of the files.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.path}: the store is closed")
+        head = self._history.head
+        epoch = self.epoch + 1
+        self._backend.expire()
+        if self._backend.dirty or (head is None and not self._pending):
+            base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
+            name = Lineage(uuid.uuid4().bytes, base.id, epoch)
+            self._pending.append(_Delta(self._backend.seal(name)))
+        else:
+            self._backend.end_idle_epoch()
+        if not self._pending and not self._unsynced:
+            self._tick()
+            return self.epoch
+        deltas = tuple(self._written(delta, epoch) for delta in self._pending)
+        newest = deltas[-1].id if deltas else self._range.id
+        state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
+        manifest = self._manifest(epoch, self._merged(state, epoch))
+        self._publish(manifest)
+        self._tick()
+        return epoch
+
+    def _written(self, delta: _Delta, epoch: int) -> FileRef:
+        """Write a sealed epoch's file, unless an earlier call did."""
+        if delta.ref is None:
+            first, last = self._backend.key_group_range
+            path = state_path(_UID, first, last, epoch, delta.snapshot.lineage.id.hex(), "delta")
+            if delta.tried:
+                self._storage.delete(path)
+            delta.tried = True
+            with self._storage.create(path) as out:
+                info = delta.snapshot.write(out)
+            delta.ref = FileRef.from_info(path, info)
+            delta.snapshot.close()
+        return delta.ref
+
+    def _merged(self, state: RangeState, epoch: int) -> RangeState:
+        """The range with its files merged into a new base, if it is time."""
+        sources = state.files if self._rebase else _POLICY.files_to_merge(state)
+        if not sources:
+            return state
+        first, last = state.first_key_group, state.last_key_group
+        path = state_path(_UID, first, last, epoch, uuid.uuid4().hex, "base")
+        try:
+            base = merge_range(self._storage, sources, state.id, path, first, last)
+        except NoSpaceError as error:
+            if self._rebase:
+                raise
+            _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
+            return state
+        return replace(state, base=base, deltas=())
+
+    def _manifest(self, epoch: int, state: RangeState) -> Manifest:
+        keys, states = self._schemas()
+        return Manifest(
+            epoch=epoch,
+            predecessor=self.epoch,
+            evaluation_id=uuid.uuid4().hex,
+            run_id=uuid.uuid4().hex,
+            term=0,
+            host=socket.gethostname(),
+            max_parallelism=self._backend.max_parallelism,
+            processing_time_ms=self._now_ms,
+            created_ms=_wall_clock_ms(),
+            library=library(),
+            operators=(OperatorState(_UID, 1, keys, states, (state,)),),
+            query_id=_UID,
+            batch_id=epoch,
+            offsets_hash="",
+            queries=(QueryProgress(_UID, epoch, "", epoch),),
+        )
+
+    def _publish(self, manifest: Manifest) -> None:
+        try:
+            self._storage.publish(manifest.path, manifest.encode())
+        except PystateError:
+            # Where only the last sync of the folder failed the manifest is there, and the next
+            # one that is published makes it durable.
+            if self._is_there(manifest):
+                self._adopt(manifest)
+                self._unsynced = True
+            raise
+        self._adopt(manifest)
+        self._unsynced = False
+        try:
+            delete_files(self._storage, self._history.retire(self._retained))
+        except (PystateError, OSError) as error:
+            _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            found = read_manifest(self._storage, manifest.path)
+        except (PystateError, OSError):
+            return False
+        return found.evaluation_id == manifest.evaluation_id
+
+    def _adopt(self, manifest: Manifest) -> None:
+        self._history.add(manifest)
+        self._range = manifest.operators[0].ranges[0]
+        self._pending.clear()
+        self._rebase = False
+
+    def _schemas(self) -> tuple[Schema, Schema]:
+        keys = tuple((name, type_.ddl) for name, type_ in self._backend.key)
+        return keys, tuple((n, d.stored_as()) for n, d in self._backend.declarations.items())
+
+    # -- opening and closing
+
+    def _restore(self, allow_unclaimed_state: bool) -> None:
+        head = self._history.head
+        operator = None if head is None else head.operator(_UID)
+        if operator is None:
+            self._backend.open()
+            return
+        stored = (operator.key_schema, operator.state_schema)
+        unclaimed = check_schemas(
+            _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state
+        )
+        # A dropped state leaves the files with the next checkpoint, so that it stays dropped.
+        self._rebase = bool(unclaimed)
+        self._range = operator.ranges[0]
+        files = self._range.files
+        if self._range.id != EMPTY_ID:
+            parent = bytes.fromhex(files[-1].parent) if files else bytes(16)
+            self._backend.restore(
+                [self._storage.local_path(ref.path) for ref in files],
+                Lineage(bytes.fromhex(self._range.id), parent, self.epoch),
+                expected=files,
+                allow_unclaimed_state=allow_unclaimed_state,
+            )
+
+    def _collect_orphans(self) -> None:
+        """Remove what a killed owner left behind; the lock says that nobody else is at work."""
+        try:
+            named = {path for e in self._history.epochs for path in self._history.manifest(e).paths}
+            doomed = [f.path for f in self._storage.list("state") if f.path not in named]
+            for folder in ("state", "manifests"):
+                doomed += [f.path for f in self._storage.list(folder, temporary=True)]
+            delete_files(self._storage, doomed)
+        except (CheckpointError, OSError) as error:
+            _LOG.warning("%s: leftovers could not be removed: %s", self.path, error)
+
+    def close(self, checkpoint: bool = False) -> None:
+        """Close the store. Does nothing the second time.
+
+        Parameters
+        ----------
+        checkpoint : bool
+            Whether to save first; without it what was not checkpointed is gone. Where saving
+            fails the store stays open.
+        """
+        if self._closed:
+            return
+        if flag(checkpoint, "close: checkpoint"):
+            self.checkpoint()
+        self._backend.close()
+        self._closed = True
+        for delta in self._pending:
+            with suppress(ClosedError):
+                delta.snapshot.close()
+        self._pending.clear()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"<Store {self.path!r} at checkpoint {self.epoch}{closed}>"
+
+    def _repr_html_(self) -> str:
+        """Where it is, how much it holds, and its states."""
+        facts: dict[str, object] = {"checkpoint": self.epoch}
+        if not self._closed:
+            stats = self.stats()
+            facts |= {"keys": stats.keys, "in memory": bytes_shown(stats.committed_bytes)}
+        rows = [(name, repr(state)) for name, state in self._backend.declarations.items()]
+        closed = ", closed" if self._closed else ""
+        return panel(f"Store {self.path}{closed}", facts, ("state", "declared as"), rows)
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    key: KeyLike,
+    states: Mapping[str, State],
+    max_parallelism: int | None = None,
+    limit_bytes: int = 0,
+    retained: int = 3,
+    lock_timeout_ms: int = 0,
+    allow_unclaimed_state: bool = False,
+    allow_pickle: bool = True,
+    clock: Callable[[], int] | None = None,
+) -> Store:
+    """Open a durable keyed store, making it where there is none.
+
+    Parameters
+    ----------
+    path : path
+        The store's folder, on a local file system.
+    key : type, or mapping or list of (name, type)
+        The key's type, or its columns.
+    states : mapping of str to declaration
+        What is kept per key. States can be added from one opening to the next.
+    max_parallelism : int, optional
+        Number of key groups, fixed when the store is made; 128 by default.
+    limit_bytes : int
+        Most memory of the table; 0: no limit of its own, but that of the process and its host (see
+        `pystate.memory.memory_use`), by default three quarters of what the machine or the container
+        has.
+    retained : int
+        How many checkpoints keep their files.
+    lock_timeout_ms : int
+        How long to wait for a store that another process has open.
+    allow_unclaimed_state : bool
+        Whether stored states that `states` does not name are dropped, for good with the next
+        checkpoint.
+    allow_pickle : bool
+        Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
+        write to the folder can have any code run where such a state is read.
+    clock : callable, optional
+        Gives milliseconds since 1970, by which states with a time to live expire; by default the
+        system's time. It is asked when the store is opened and at each checkpoint, and stands
+        still in between.
+
+    Returns
+    -------
+    Store
+        At its last checkpoint. A context manager that closes it, without a checkpoint.
+
+    Raises
+    ------
+    DeclarationError
+        The states cannot be kept like this, would be pickled although that is not allowed, or
+        would expire by event time (`NoEventTimeError`), which a store has not.
+    TableBusyError
+        Another process, or this one, has it open.
+    SchemaError, UnclaimedStateError
+        What is stored has another key or type, or a state that is not declared.
+    CorruptFileError, NewerFormatError, CheckpointError
+        A file is damaged, lost, or of a later version; the message names it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa, pystate as ps
+    >>> folder = tempfile.mkdtemp()
+    >>> with ps.open(folder, key="long", states={"n": ps.ValueState("long", default=0)}) as store:
+    ...     keys = store.keys(pa.array([1, 2, 1]))
+    ...     store["n"].add(keys, 1)
+    ...     store["n"].values(keys).to_pylist()
+    ...     store.checkpoint()
+    [2, 1, 2]
+    1
+    """
+    return Store(
+        path,
+        key=key,
+        states=states,
+        max_parallelism=max_parallelism,
+        limit_bytes=limit_bytes,
+        retained=retained,
+        lock_timeout_ms=lock_timeout_ms,
+        allow_unclaimed_state=allow_unclaimed_state,
+        allow_pickle=allow_pickle,
+        clock=clock,
+    )
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

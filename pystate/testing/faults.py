@@ -1,0 +1,155 @@
+"""Injected failures: an epoch that fails half way, and the proof that its replay stands alone.
+
+Thread safety: all objects belong to one harness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.errors import ReplayError
+from pystate.functions.base import StatefulFunction, shape
+from pystate.operator.call_shapes import are_batches, are_rows, is_batch
+from pystate.operator.rows import RowFactory
+
+__all__ = ["Fault", "InjectedFailureError", "Observer", "check_replay", "rows_of"]
+
+
+class InjectedFailureError(Exception):
+    """The failure that a harness was asked for. It never leaves the harness."""
+
+
+class Fault:
+    """Where an epoch is to fail. Rows and timers are counted over epochs until it does.
+
+    Parameters
+    ----------
+    rows, timers : int, optional
+        How many are handled first.
+    at : {"seal", "publish"}, optional
+        Before the tables are sealed, or when they are and the epoch is not published yet.
+    """
+
+    def __init__(
+        self,
+        rows: int | None = None,
+        timers: int | None = None,
+        at: Literal["seal", "publish"] | None = None,
+    ) -> None:
+        self.left = {"rows": rows, "timers": timers}
+        self.at = at
+
+    def count(self, what: str, number: int) -> None:
+        """Pass rows or timers that are about to be handled."""
+        left = self.left[what]
+        if left is not None:
+            if left <= 0:
+                raise InjectedFailureError
+            self.left[what] = left - number
+
+    def reach(self, point: Literal["seal", "publish"]) -> None:
+        """Pass a point of the epoch."""
+        used_up = any(left is not None and left <= 0 for left in self.left.values())
+        if self.at == point or (point == "seal" and used_up):
+            raise InjectedFailureError
+
+    def __str__(self) -> str:
+        if self.at is not None:
+            return f"fail_at({self.at!r})"
+        counts = [f"{name}={left}" for name, left in self.left.items() if left is not None]
+        return f"fail_after (left: {', '.join(counts)})"
+
+
+class Observer:
+    """Sees the calls of a task's function: counts them against a fault, and keeps what they yield.
+
+    Attributes
+    ----------
+    seen : list of tuple
+        What the function has yielded, row by row.
+    """
+
+    def __init__(self, function: StatefulFunction, fault: Fault | None) -> None:
+        self.seen: list[Any] = []
+        self._fault = fault
+        kind = shape(function)
+        # What another shape yields is a row, be it a dict.
+        self._in_batches = vectorized = kind == "vectorized"
+        name = "process" if vectorized else kind
+        self._watch(function, name, "rows", (lambda _: 1) if kind == "process" else _rows)
+        if vectorized:
+            self._watch(function, "on_timers", "timers", len)
+        else:
+            self._watch(function, "on_timer", "timers", lambda _: 1)
+
+    def _watch(self, function: Any, name: str, what: str, size: Callable[[Any], int]) -> None:
+        original = getattr(function, name)
+        returned = are_batches if self._in_batches else are_rows
+
+        def call(first: Any, second: Any, context: Any) -> Any:
+            if self._fault is not None:
+                self._fault.count(what, size(second))
+            result = original(first, second, context)
+            if result is None or not returned(result):
+                # The second is refused by who called.
+                return result
+            if is_batch(result):
+                self.seen += rows_of(result)
+                return result
+            return self._passed(result)
+
+        setattr(function, name, call)
+
+    def _passed(self, results: Any) -> Iterator[Any]:
+        for result in results:
+            self.seen += rows_of(result) if self._in_batches and is_batch(result) else [result]
+            yield result
+
+
+def _rows(batch: pa.RecordBatch) -> int:
+    rows: int = batch.num_rows
+    return rows
+
+
+def rows_of(piece: Any) -> list[Any]:
+    """The rows of a piece of output, as tuples with names where it has them."""
+    if isinstance(piece, dict):
+        piece = pa.table(piece)
+    if isinstance(piece, pa.Table):
+        return [row for batch in piece.to_batches() for row in rows_of(batch)]
+    if isinstance(piece, pa.RecordBatch):
+        return list(RowFactory(piece.schema.names).rows(piece))
+    return list(piece)
+
+
+def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> None:
+    """Compare what a failed attempt yielded with the beginning of what its replay did.
+
+    Raises
+    ------
+    ReplayError
+        They differ.
+    """
+    for i, before in enumerate(failed):
+        if i >= len(replayed) or not _same(before, replayed[i]):
+            now = repr(replayed[i])[:200] if i < len(replayed) else "nothing"
+            raise ReplayError(
+                f"epoch {epoch} was computed twice: before the injected failure its row {i} was "
+                f"{before!r:.200}, in the replay it is {now}. What a function yields may depend "
+                "on its rows, its declared states and ctx alone: not on other variables, which a "
+                "failure does not roll back, nor on a clock or random numbers"
+            )
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, (tuple, list)) and isinstance(two, (tuple, list)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
+        return one.shape == two.shape and _same(one.tolist(), two.tolist())
+    return bool(one == two or (one != one and two != two))

@@ -1,0 +1,553 @@
+"""A harness that runs a stateful function in a unit test: no Spark, no Java.
+
+Thread safety: a `Harness` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from pystate.arguments import choice, flag, integer, nearest, shown, text
+from pystate.backend.options import checked_parallelism
+from pystate.errors import InvalidArgumentError, NoEventTimeError
+from pystate.functions.base import StatefulFunction, declarations, require_state
+from pystate.functions.context import TimeDomain
+from pystate.operator.event_time import milliseconds
+from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operator.runtime import PROCESS_LATE, checked_late, late_tag
+from pystate.state.registry import unknown_state
+from pystate.testing.faults import Fault, InjectedFailureError, rows_of
+from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.local_operator import Attempt, Clock, Options, Trial, larger
+from pystate.testing.range_tables import Ranges
+from pystate.types.durations import Duration
+from pystate.types.durations import milliseconds as length_ms
+from pystate.types.keys import KeyColumns, KeyLike, parse_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Harness", "HarnessSnapshot"]
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """All state of a harness after an epoch, as files in memory; `Harness.restore` takes it.
+
+    It can be pickled, and read by later versions as checkpoints can.
+
+    Attributes
+    ----------
+    epoch : int
+        The last epoch in it.
+    """
+
+    epoch: int
+    _files: tuple[bytes, ...]
+    _key: KeyColumns | None
+    _columns: pa.Schema | None
+    _clock: Clock
+    _options: Options
+
+    def __repr__(self) -> str:
+        size = sum(map(len, self._files))
+        return f"<HarnessSnapshot of epoch {self.epoch}, {size} bytes>"
+
+
+class Harness:
+    """Runs a stateful function over rows that a test feeds it, an epoch at a time.
+
+    Parameters
+    ----------
+    function : KeyedProcessFunction or VectorizedFunction
+        An instance. As on Spark, every epoch works on a copy of it.
+    key : str, list of str, or mapping of str to type
+        The key columns. Their types are those of the first rows, unless a mapping says them. A
+        struct counts by its fields, which `state` takes one after the other.
+    schema : str, mapping or pyarrow.Schema, optional
+        The columns that the function yields (``"user string, clicks long"``); what it yields is
+        then checked as on Spark. Otherwise rows are taken as they are.
+    columns : str, mapping or pyarrow.Schema, optional
+        The input's columns; by default those of the first rows.
+    event_time : str, optional
+        The column that says when a row happened. Without one event-time timers are refused, unless
+        `advance_watermark` has set a watermark, as that of another operator would be.
+    allowed_delay : str, timedelta or int in milliseconds, optional
+        Move the watermark after each epoch to the largest event time seen minus this, as a job
+        does. Otherwise only `advance_watermark` moves it.
+    side_outputs : sequence of str, or mapping of str to schema
+        The tags that the function may give to ``ctx.output``.
+    late : {"process", "drop"} or str
+        What becomes of rows below the watermark, as in `KeyedFrame.process`: the function sees
+        them, they are dropped, or they go to the side output of this tag.
+    processing_time : int or datetime
+        The first epoch's; it stands still until `advance_processing_time`.
+    parallelism : int
+        Number of key-group ranges, each with a table and a copy of the function of its own.
+    max_parallelism : int
+        Number of key groups.
+    batch_rows : int
+        Most rows that a `VectorizedFunction` sees at once.
+    uid : str
+        The operator's name in errors and in `ctx`.
+    allow_pickle : bool
+        Whether states may be pickled, as of `Job`; a harness that is restored keeps to it.
+
+    Attributes
+    ----------
+    output : list
+        The rows that all epochs so far have yielded.
+    failures : int
+        Injected failures that have happened.
+
+    Notes
+    -----
+    Every call of `process`, `advance_watermark` and `advance_processing_time` is one epoch: its
+    rows are handled, then timers fire, then the tables are sealed, by the same code and in the same
+    tables that Spark's workers use. An epoch that raises changes nothing.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Clicks(ps.KeyedProcessFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, key, row, ctx):
+    ...         self.n.update(self.n.value() + 1)
+    ...         yield key, self.n.value()
+    >>> with ps.testing.Harness(Clicks(), key="user") as harness:
+    ...     harness.process([{"user": "ada"}, {"user": "bob"}, {"user": "ada"}])
+    ...     harness.state("n", "ada")
+    ...     harness.fail_after(1)
+    ...     harness.process([{"user": "ada"}, {"user": "bob"}])
+    [('ada', 1), ('bob', 1), ('ada', 2)]
+    2
+    [('ada', 3), ('bob', 2)]
+    """
+
+    def __init__(
+        self,
+        function: StatefulFunction,
+        key: str | Sequence[str] | KeyLike,
+        *,
+        schema: SchemaLike | None = None,
+        columns: SchemaLike | None = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        side_outputs: Sequence[str] | Mapping[str, SchemaLike] = (),
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+        processing_time: int | datetime = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        batch_rows: int = 10_000,
+        uid: str = "harness",
+        allow_pickle: bool = True,
+    ) -> None:
+        owner = f"operator {text(uid, 'Harness: uid')!r}"
+        if event_time is not None:
+            text(event_time, f"{owner}: event_time, the name of a column,")
+        delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        sides = parse_sides(side_outputs, owner)
+        options = Options(
+            key=(key,) if isinstance(key, str) else key,
+            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
+            sides=sides,
+            event_time=event_time,
+            allowed_delay_ms=delay,
+            late=checked_late(late, sides, owner),
+            max_parallelism=checked_parallelism(max_parallelism),
+            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
+            uid=uid,
+            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
+        )
+        clock = Clock(milliseconds(processing_time, "processing_time"))
+        self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
+        if not options.names_only:
+            self._make_ranges(parse_key(options.key))
+
+    def _begin(
+        self,
+        function: StatefulFunction,
+        options: Options,
+        clock: Clock,
+        rows: InputRows,
+        parallelism: int,
+    ) -> None:
+        options.check(function, rows.schema)
+        owner = f"operator {options.uid!r}"
+        require_state(function, owner)
+        integer(parallelism, f"{owner}: parallelism")
+        if not 1 <= parallelism <= options.max_parallelism:
+            raise InvalidArgumentError(
+                f"parallelism is 1 to max_parallelism ({options.max_parallelism}), "
+                f"not {parallelism}"
+            )
+        self._function = function
+        self._options = options
+        self._clock = clock
+        self._rows = rows
+        self._parallelism = parallelism
+        self._trial: Trial | None = None
+        self._sides: dict[str, list[Any]] = {tag: [] for tag in options.sides}
+        tag = late_tag(options.late)
+        if tag is not None:
+            self._sides.setdefault(tag, [])
+        self._fault: Fault | None = None
+        self.failures = 0
+        self.output: list[Any] = []
+
+    # -- epochs
+
+    def process(self, rows: Any) -> list[Any]:
+        """Run one epoch over some rows.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            In the order in which the function is to see them. None at all is an epoch, too.
+
+        Returns
+        -------
+        list
+            What the function has yielded, timers included: rows of the schema, which are tuples
+            with names, or without one whatever it yielded.
+
+        Raises
+        ------
+        WrongTypeError, InvalidArgumentError
+            The rows, or those that the function yields, are not of the declared columns.
+        ReplayError
+            An injected failure made the epoch run twice, with different results.
+        """
+        return self._process(rows)
+
+    def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
+        known, trial = self._rows.columns, self._trial
+        try:
+            batch = self._rows.batch(rows)
+            if batch is not None and self._trial is None:
+                self._make_ranges(key_of(batch.schema, self._options.key))
+            return self._epoch(batch, self._clock, drain=drain)
+        except BaseException:
+            # An epoch that failed has said nothing about columns and the key either.
+            self._rows.columns = known
+            if trial is None:
+                self.close()
+                self._trial = None
+            raise
+
+    def drain(self, rows: Any = ()) -> list[Any]:
+        """Run an epoch after whose rows event time ends, as a job's does with ``drain=True``.
+
+        All event-time timers fire, with `ctx.watermark` at ``ps.MAX_WATERMARK``. The watermark that
+        the epoch leaves behind is the one of its rows, so that the next epoch goes on from there.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            As for `process`; none by default.
+
+        Returns
+        -------
+        list
+            What the function has yielded.
+
+        Raises
+        ------
+        NoEventTimeError
+            The operator has no event time, and no watermark either.
+        """
+        if self._options.event_time is None and self.watermark is None:
+            raise NoEventTimeError(
+                f"operator {self._options.uid!r}: drain takes the watermark to its end, and there "
+                "is none: name the column that has the event time, event_time='column'"
+            )
+        return self._process(rows, drain=True)
+
+    def advance_watermark(self, to: int | datetime) -> list[Any]:
+        """Move the watermark, and run an epoch without rows: event-time timers fire.
+
+        Parameters
+        ----------
+        to : int or datetime
+            Milliseconds since 1970, or a datetime with a time zone.
+
+        Returns
+        -------
+        list
+            What the function has yielded.
+        """
+        clock, wanted = self._clock, milliseconds(to, "the watermark")
+        _not_backwards("watermark", clock.watermark, wanted)
+        return self._epoch(None, replace(clock, watermark=wanted))
+
+    def advance_processing_time(self, to: int | datetime | timedelta) -> list[Any]:
+        """Move the processing time, and run an epoch without rows: its timers fire.
+
+        Parameters
+        ----------
+        to : int, datetime or timedelta
+            As for `advance_watermark`; a timedelta counts from where the processing time stands.
+
+        Returns
+        -------
+        list
+            What the function has yielded.
+        """
+        before = self._clock.processing_time
+        if isinstance(to, timedelta):
+            wanted = before + length_ms(to, "the processing time's step")
+        else:
+            wanted = milliseconds(to, "the processing time")
+        _not_backwards("processing time", before, wanted)
+        return self._epoch(None, replace(self._clock, processing_time=wanted))
+
+    def _epoch(
+        self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
+    ) -> list[Any]:
+        clock = replace(clock, epoch=clock.epoch + 1)
+        attempt, columns = Attempt(replace(clock), drain=drain), self._rows.schema
+        if self._trial is not None:
+            try:
+                self._trial.run(rows, columns, attempt, self._fault)
+            except InjectedFailureError:
+                self._fault = None
+                self.failures += 1
+                failed, attempt = attempt, Attempt(replace(clock), drain=drain)
+                self._trial.run(rows, columns, attempt, None, failed)
+        clock = self._clock = attempt.clock
+        delay = self._options.allowed_delay_ms
+        if delay is not None and clock.max_event_time is not None:
+            clock.watermark = larger(clock.watermark, clock.max_event_time - delay)
+        self.output += attempt.rows
+        for tag, piece in attempt.sides:
+            self._sides[tag] += rows_of(piece)
+        return attempt.rows
+
+    # -- failures
+
+    def fail_after(self, rows: int | None = None, *, timers: int | None = None) -> None:
+        """Have an epoch fail after so many more rows, or timers, and be computed again.
+
+        The failed attempt leaves neither state nor output. What it had yielded by then is compared
+        with what its replay yields: where they differ the function keeps something outside of its
+        states, and a `ReplayError` says so.
+
+        Parameters
+        ----------
+        rows : int, optional
+            Rows that the function handles first. The failure comes before the next one, or at the
+            epoch's end. A function that sees several rows in a call fails between two calls.
+        timers : int, optional
+            Timers that fire first.
+        """
+        if (rows is None) == (timers is None):
+            raise InvalidArgumentError("fail_after takes a number of rows or of timers")
+        integer(timers if rows is None else rows, "fail_after: the number", least=0)
+        self._fault = Fault(rows=rows, timers=timers)
+
+    def fail_at(self, point: Literal["seal", "publish"]) -> None:
+        """Have the next epoch fail at a point of its commit, and be computed again.
+
+        Parameters
+        ----------
+        point : {"seal", "publish"}
+            When everything was handled and no table is sealed yet; or when all tables are sealed
+            and the epoch is not published, so that sealed tables are rolled back.
+        """
+        choice(point, "fail_at: point", ("seal", "publish"))
+        self._fault = Fault(at=point)
+
+    # -- what came of it
+
+    def take_output(self) -> list[Any]:
+        """Return `output` and empty it."""
+        taken, self.output = self.output, []
+        return taken
+
+    def side_output(self, tag: str) -> list[Any]:
+        """The rows that went to a side output in all epochs so far.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No such tag was declared.
+        """
+        if tag not in self._sides:
+            known = ", ".join(map(repr, self._sides)) or "none"
+            raise InvalidArgumentError(
+                f"no side output {tag!r:.80}; declared: {known}{nearest(tag, self._sides)}"
+            )
+        return self._sides[tag]
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs there were."""
+        return self._clock.epoch
+
+    @property
+    def watermark(self) -> int | None:
+        """The next epoch's watermark, in milliseconds since 1970."""
+        return self._clock.watermark
+
+    @property
+    def processing_time(self) -> int:
+        """The next epoch's processing time, in milliseconds since 1970."""
+        return self._clock.processing_time
+
+    @property
+    def late_rows(self) -> int:
+        """Rows with an event time before the watermark, over all epochs."""
+        return self._clock.late_rows
+
+    def keys(self) -> list[Any]:
+        """All keys that have state, in no particular order."""
+        return [key for share in self._ranges or () for key in share.backend]
+
+    def state(self, name: str, key: Any, namespace: Any = None) -> Any:
+        """One state of one key.
+
+        Parameters
+        ----------
+        name : str
+            The state.
+        key : object
+            The key, a tuple where it has several columns.
+        namespace : object, optional
+            The namespace; by default the default one.
+
+        Returns
+        -------
+        object
+            What the handle returns: a value, a list, an aggregate's result; of a map a dict.
+        """
+        if name not in declarations(self._function):
+            raise unknown_state(name, declarations(self._function))
+        if self._ranges is None:
+            raise InvalidArgumentError(
+                "no row has come yet, and the key's type is not known; say it: "
+                "key={'user': 'string'}"
+            )
+        return self._ranges.look(name, key, namespace)
+
+    def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
+        """All states of one key by name; see `state`."""
+        return {n: self.state(n, key, namespace) for n in declarations(self._function)}
+
+    def next_timer(self, domain: TimeDomain) -> int | None:
+        """When the earliest timer is due, in milliseconds since 1970; None where there is none."""
+        choice(domain, "next_timer: domain", ("event", "processing"))
+        backends: list[Any] = [share.backend for share in self._ranges or ()]
+        due = [found for b in backends if (found := b.next_timer(domain)) is not None]
+        return min(due, default=None)
+
+    # -- snapshots
+
+    def snapshot(self) -> HarnessSnapshot:
+        """All state as of the last epoch. It stays valid whatever the harness does next."""
+        ranges = self._ranges
+        return HarnessSnapshot(
+            epoch=self._clock.epoch,
+            _files=() if ranges is None else ranges.files(),
+            _key=None if ranges is None else ranges.key,
+            _columns=self._rows.schema,
+            _clock=replace(self._clock),
+            _options=self._options,
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: HarnessSnapshot,
+        function: StatefulFunction,
+        *,
+        parallelism: int = 1,
+        allow_unclaimed_state: bool = False,
+    ) -> Self:
+        """Make a harness that goes on from a snapshot, with its times and options.
+
+        Parameters
+        ----------
+        snapshot : HarnessSnapshot
+            From any harness.
+        function : KeyedProcessFunction or VectorizedFunction
+            May be another one than before, as after a change of the code.
+        parallelism : int
+            Number of key-group ranges, whatever it was before.
+        allow_unclaimed_state : bool
+            Drop states that `function` does not declare.
+
+        Returns
+        -------
+        Harness
+            Its outputs are empty.
+
+        Raises
+        ------
+        SchemaError, UnclaimedStateError
+            The snapshot holds states in other types, or states that `function` does not declare.
+        """
+        if not isinstance(snapshot, HarnessSnapshot):
+            raise InvalidArgumentError(
+                f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
+            )
+        harness = cls.__new__(cls)
+        rows = InputRows(snapshot._options.key_names, snapshot._columns)
+        clock = replace(snapshot._clock)
+        harness._begin(function, snapshot._options, clock, rows, parallelism)
+        if snapshot._key is not None:
+            ranges = harness._make_ranges(snapshot._key)
+            try:
+                ranges.restore(snapshot._files, allow_unclaimed_state)
+            except BaseException:
+                ranges.close()
+                raise
+        return harness
+
+    # -- life
+
+    def close(self) -> None:
+        """Free the tables. Does nothing the second time."""
+        if self._ranges is not None:
+            self._ranges.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        if error is None and self._fault is not None:
+            raise InvalidArgumentError(
+                f"{self._fault}: the failure never happened; were there too few rows, or no epoch?"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Harness of {type(self._function).__name__} after {self.epoch} epochs>"
+
+    def _make_ranges(self, key: KeyColumns) -> Ranges:
+        options = self._options
+        ranges = Ranges(
+            self._function, key, options.max_parallelism, self._parallelism, options.uid
+        )
+        self._trial = Trial(self._function, options, ranges)
+        return ranges
+
+    @property
+    def _ranges(self) -> Ranges | None:
+        return None if self._trial is None else self._trial.ranges
+
+
+def _not_backwards(what: str, before: int | None, wanted: int) -> None:
+    if before is not None and wanted < before:
+        raise InvalidArgumentError(f"the {what} is {before} and never goes back, to {wanted}")

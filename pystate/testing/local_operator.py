@@ -1,0 +1,249 @@
+"""One operator computed in this process, an epoch at a time, as a job's tasks compute it.
+
+Thread safety: all objects belong to one thread.
+
+Invariants
+----------
+1. An attempt that fails leaves the tables as they were before it.
+2. Each task of each attempt works on a copy of the function of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from pystate.errors import InvalidArgumentError
+from pystate.functions.base import StatefulFunction, copied, declarations, shape
+from pystate.functions.context import RuntimeContext
+from pystate.operator.event_time import event_times
+from pystate.operator.output import Output
+from pystate.operator.runtime import PROCESS_LATE, FunctionRuntime, FunctionSpec
+from pystate.state.registry import refuse_pickled
+from pystate.testing.faults import Fault, Observer, check_replay, rows_of
+from pystate.testing.range_tables import Range, Ranges
+from pystate.types.keys import parse_key
+from pystate.types.state_type import StateType, parse_type
+
+__all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the operator is put together; a restored harness takes them over."""
+
+    key: Any
+    output: Output
+    sides: Mapping[str, Output]
+    event_time: str | None
+    late: str
+    allowed_delay_ms: int | None
+    max_parallelism: int
+    batch_rows: int
+    uid: str
+    allow_pickle: bool = True
+
+    @property
+    def names_only(self) -> bool:
+        """Whether the key's types are those of the first rows."""
+        names = self.key if isinstance(self.key, (list, tuple)) else ()
+        return bool(names) and all(isinstance(name, str) for name in names)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key columns."""
+        if self.names_only:
+            return tuple(self.key)
+        return tuple(name for name, _ in parse_key(self.key))
+
+    def check(self, function: StatefulFunction, columns: pa.Schema | None) -> None:
+        """Refuse what makes no sense together, as far as the input's columns are known.
+
+        Raises
+        ------
+        DeclarationError, InvalidArgumentError, WrongTypeError
+            As for an operator on Spark.
+        """
+        shape(function)
+        owner = f"operator {self.uid!r}"
+        if not self.allow_pickle:
+            refuse_pickled(declarations(function), owner)
+        if self.event_time is None:
+            for name, given in (
+                ("allowed_delay", self.allowed_delay_ms is not None),
+                ("late", self.late != PROCESS_LATE),
+            ):
+                if given:
+                    raise InvalidArgumentError(
+                        f"{owner}: {name} is about how late rows are by their event time: name "
+                        "the column of that, event_time='column', too"
+                    )
+        if columns is None:
+            return
+        self.spec(function, self.key_names, columns)
+        for name in self.key_names:
+            if name not in columns.names:
+                raise InvalidArgumentError(
+                    f"{owner}: key column {name!r} is not among {', '.join(columns.names)}"
+                )
+        if self.event_time is not None:
+            what = f"{owner}: event-time column {self.event_time!r}"
+            event_times(pa.array([], columns.field(self.event_time).type), what)
+
+    def spec(
+        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
+    ) -> FunctionSpec:
+        """What a task is given; without columns there are no rows."""
+        known = columns is not None
+        return FunctionSpec(
+            function,
+            key=key,
+            columns=tuple(columns.names) if columns is not None else (),
+            output=self.output,
+            event_time=self.event_time if known else None,
+            side_outputs=self.sides,
+            late=self.late if known else PROCESS_LATE,
+            key_types=self._key_types(columns),
+        )
+
+    def _key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
+        """Of the key's columns, where one is a struct."""
+        if columns is None or not self.names_only:
+            return ()
+        types = [columns.field(name).type for name in self.key_names if name in columns.names]
+        if not any(map(at.is_struct, types)):
+            return ()
+        return tuple(parse_type(type_, "the key") for type_ in types)
+
+
+@dataclass
+class Clock:
+    """What carries over from epoch to epoch beside the states."""
+
+    processing_time: int
+    epoch: int = 0
+    watermark: int | None = None
+    max_event_time: int | None = None
+    late_rows: int = 0
+
+
+@dataclass
+class Attempt:
+    """What one computation of an epoch did; it counts once the epoch is published."""
+
+    clock: Clock
+    rows: list[Any] = field(default_factory=list)
+    sides: list[tuple[str, Any]] = field(default_factory=list)
+    observed: list[list[Any]] = field(default_factory=list)
+    drain: bool = False
+    """Whether event time ends after the rows."""
+
+
+class Trial:
+    """An operator whose tables are there.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        Copied for each task.
+    options : Options
+        How the operator is put together.
+    ranges : Ranges
+        Its tables.
+    """
+
+    def __init__(self, function: StatefulFunction, options: Options, ranges: Ranges) -> None:
+        self.function = function
+        self.options = options
+        self.ranges = ranges
+
+    def run(
+        self,
+        rows: pa.RecordBatch | None,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+        fault: Fault | None,
+        failed: Attempt | None = None,
+    ) -> None:
+        """Compute an epoch and seal it.
+
+        Parameters
+        ----------
+        rows : RecordBatch, optional
+            The epoch's input.
+        columns : pyarrow.Schema, optional
+            The input's columns, as far as they are known.
+        attempt : Attempt
+            Takes what comes of it, also where it fails half way.
+        fault : Fault, optional
+            Where it is to fail.
+        failed : Attempt, optional
+            An earlier attempt at the same epoch, to compare with.
+        """
+
+        def reach(point: Literal["seal", "publish"]) -> None:
+            if fault is not None:
+                fault.reach(point)
+
+        with self.ranges.epoch(lambda: reach("publish")):
+            for share, part in self.ranges.shares(rows):
+                self._task(share, part, columns, attempt, fault, failed is not None)
+            if failed is not None:
+                for before, after in zip(failed.observed, attempt.observed, strict=False):
+                    check_replay(attempt.clock.epoch, before, after)
+            reach("seal")
+
+    def _task(
+        self,
+        share: Range,
+        rows: pa.RecordBatch | None,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+        fault: Fault | None,
+        observe: bool,
+    ) -> None:
+        function = copied(self.function)
+        if fault is not None or observe:
+            observer = Observer(function, fault)
+            attempt.observed.append(observer.seen)
+        clock, size = attempt.clock, self.options.batch_rows
+        key = tuple(name for name, _ in self.ranges.key)
+        context = RuntimeContext(
+            uid=self.options.uid,
+            epoch=clock.epoch,
+            key_group_range=(share.first, share.last),
+            parallelism=len(self.ranges),
+            max_parallelism=self.options.max_parallelism,
+            processing_time=clock.processing_time,
+            watermark=clock.watermark,
+        )
+        runtime = FunctionRuntime(
+            self.options.spec(function, key, columns),
+            share.backend,
+            context,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+            drain=attempt.drain,
+        )
+        try:
+            runtime.open()
+            if rows is not None:
+                for begin in range(0, rows.num_rows, size):
+                    for piece in runtime.process(rows.slice(begin, size)):
+                        attempt.rows += rows_of(piece)
+            for piece in runtime.finish():
+                attempt.rows += rows_of(piece)
+        finally:
+            runtime.close()
+        clock.late_rows += runtime.late_rows
+        clock.max_event_time = larger(clock.max_event_time, runtime.max_event_time)
+
+
+def larger(one: int | None, two: int | None) -> int | None:
+    """The larger of two numbers that may be unknown."""
+    if one is None or two is None:
+        return two if one is None else one
+    return max(one, two)

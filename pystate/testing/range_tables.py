@@ -1,0 +1,188 @@
+"""The tables of a harness: one for each range of key groups, as a job's tasks have them.
+
+Thread safety: all objects belong to one thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
+from pystate.errors import InvalidArgumentError
+from pystate.functions.base import StatefulFunction, declarations, has_timers, namespace_type
+from pystate.types.arrays import as_array, hash_keys, key_groups
+from pystate.types.keys import KeyColumns, key_columns
+
+__all__ = ["Range", "Ranges"]
+
+
+@dataclass
+class Range:
+    """One task's share of the key groups: its table, and the files that its epochs wrote."""
+
+    first: int
+    last: int
+    backend: KeyedStateBackend
+    files: list[bytes] = field(default_factory=list)
+
+
+class Ranges:
+    """All tables of an operator.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        Declares the states.
+    key : tuple of (name, StateType)
+        The key columns.
+    max_parallelism, parallelism : int
+        Number of key groups, and of ranges.
+    uid : str
+        The operator's name in errors.
+    """
+
+    def __init__(
+        self,
+        function: StatefulFunction,
+        key: KeyColumns,
+        max_parallelism: int,
+        parallelism: int,
+        uid: str,
+    ) -> None:
+        self.key = key
+        self._max_parallelism = max_parallelism
+        namespace = namespace_type(function)
+        self._ranges = []
+        for index in range(parallelism):
+            first, last = range_bounds(index, max_parallelism, parallelism)
+            backend = KeyedStateBackend(
+                key,
+                states=declarations(function),
+                max_parallelism=max_parallelism,
+                key_group_range=(first, last),
+                uid=uid,
+                namespace=namespace,
+                timers=has_timers(function),
+            )
+            backend.open()
+            self._ranges.append(Range(first, last, backend))
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def shares(self, rows: pa.RecordBatch | None) -> Iterator[tuple[Range, pa.RecordBatch | None]]:
+        """Every range with its part of some rows."""
+        if rows is None or len(self._ranges) == 1:
+            for share in self._ranges:
+                yield share, rows
+            return
+        owners = self._owners(key_columns(self.key, rows))
+        for index, share in enumerate(self._ranges):
+            own = np.flatnonzero(owners == index).astype(np.int64)
+            yield share, rows.take(pa.array(own, pa.int64())) if len(own) else None
+
+    def find(self, key: Any) -> Range:
+        """The range of one key, a tuple where it has several columns."""
+        values = (key,) if len(self.key) == 1 else key
+        if not isinstance(values, tuple) or len(values) != len(self.key):
+            names = ", ".join(name for name, _ in self.key)
+            raise InvalidArgumentError(f"the key {key!r:.80} is no tuple of {names}")
+        return self._ranges[int(self._owners([[value] for value in values])[0])]
+
+    def look(self, name: str, key: Any, namespace: Any) -> Any:
+        """One state of one key, as a Python value; nothing is changed by it."""
+        backend: Any = self.find(key).backend
+        backend.set_current_key(key)
+        try:
+            if namespace is not None or backend.namespace is not None:
+                backend.set_current_namespace(namespace)
+            handle = backend[name]
+            if hasattr(handle, "value"):
+                return handle.value()
+            if hasattr(handle, "items"):
+                return dict(handle.items())
+            found = handle.get()
+            return list(found) if isinstance(found, Iterator) else found
+        finally:
+            backend.rollback()
+
+    def _owners(self, columns: Iterable[Any]) -> np.ndarray[Any, Any]:
+        arrays = [
+            as_array(column, type_, f"key column {name!r}")
+            for (name, type_), column in zip(self.key, columns, strict=True)
+        ]
+        groups = key_groups(hash_keys(arrays), self._max_parallelism).astype(np.int64)
+        owners: np.ndarray[Any, Any] = groups * len(self._ranges) // self._max_parallelism
+        return owners
+
+    @contextmanager
+    def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
+        """Seal all tables when the block ends, or roll all of them back where anything fails.
+
+        Parameters
+        ----------
+        sealed : callable
+            Called when the tables are sealed; it may still fail.
+        """
+        done: list[Range] = []
+        files = []
+        try:
+            yield
+            for share in self._ranges:
+                share.backend.expire()
+                if share.backend.dirty:
+                    out = io.BytesIO()
+                    with share.backend.seal() as snapshot:
+                        done.append(share)
+                        snapshot.write(out)
+                    files.append((share, out.getvalue()))
+                else:
+                    share.backend.end_idle_epoch()
+            sealed()
+        except BaseException:
+            for share in self._ranges:
+                share.backend.rollback(1 if share in done else 0)
+            raise
+        for share, data in files:
+            share.files.append(data)
+
+    def files(self) -> tuple[bytes, ...]:
+        """The state as of the last epoch: one file of each range that has any."""
+        for share in self._ranges:
+            if len(share.files) > 1:
+                out = io.BytesIO()
+                merge_files([io.BytesIO(data) for data in share.files], out)
+                share.files = [out.getvalue()]
+        return tuple(data for share in self._ranges for data in share.files)
+
+    def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
+        """Fill the tables, which are empty, from files of any other ranges."""
+        files = list(files)
+        for share in self._ranges:
+            share.backend.restore(
+                [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
+            )
+            out = io.BytesIO()
+            if files:
+                merge_files(
+                    [io.BytesIO(data) for data in files],
+                    out,
+                    first_key_group=share.first,
+                    last_key_group=share.last,
+                )
+                share.files = [out.getvalue()]
+
+    def close(self) -> None:
+        """Free all tables."""
+        for share in self._ranges:
+            share.backend.close()

@@ -1,0 +1,1 @@
+"""Types of keys and states: their declaration, and columns of them in and out."""

@@ -1,0 +1,343 @@
+"""Nested values: structs, arrays and maps as bytes, one by one and as columns.
+
+The core keeps a nested value as bytes: a struct of fixed-width fields in a form of constant width
+that lies in the row itself, any other in a form of variable width. ``csrc/FORMAT.md`` describes
+both byte by byte. Nothing is pickled, and bytes are checked before they are believed.
+
+Thread safety: a codec is immutable and safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate import _core
+from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.types.arrays import as_array, bits, is_column, sound
+from pystate.types.state_type import StateType, TypeLike, inline_layout, parse_type
+
+__all__ = ["NestedCodec"]
+
+_BINARY = StateType("binary")
+_NO_PLACE = (-1, -1)
+
+
+class NestedCodec(_core.NestedCodec):
+    """Turns the values of one nested type into bytes and back.
+
+    Parameters
+    ----------
+    type : str or pyarrow.DataType
+        A struct, an array or a map, as `pystate.types.state_type.parse_type` reads it.
+    name : str
+        The state's name, for errors.
+
+    Attributes
+    ----------
+    type : StateType
+        The values' type.
+
+    Raises
+    ------
+    DeclarationError
+        The type is not nested.
+
+    Notes
+    -----
+    Equal values have equal bytes: a map's entries are sorted by their keys, every NaN is the quiet
+    positive one, and -0.0 as a map's key is 0.0. Elsewhere -0.0 keeps its sign, as it does in a
+    ``double`` state.
+
+    A struct is taken as a mapping, a named tuple or a Spark ``Row``, by the names of its fields, or
+    as a plain tuple of all its fields; a field that is missing is null, an unknown one is refused.
+    An array is taken as a list, tuple, another sequence, a numpy or Arrow array; a map as a mapping
+    or a list of (key, value). What comes back is a dict, a list, and a dict in the keys' order.
+
+    Examples
+    --------
+    >>> codec = NestedCodec("struct<x:int,tags:array<string>>", "point")
+    >>> codec.decode(codec.encode({"x": 1, "tags": ["a", None]}))
+    {'x': 1, 'tags': ['a', None]}
+    >>> codec.encode({"tags": ["a", 7]})
+    Traceback (most recent call last):
+    pystate.errors.WrongTypeError: state 'point': field tags[1] is string: it does not take 7 (int)
+    """
+
+    type: StateType
+
+    def __new__(cls, type: TypeLike, name: str = "value") -> NestedCodec:
+        """Read the type, and lay it out."""
+        parsed = parse_type(type, f"state {name!r}")
+        if not parsed.is_nested:
+            raise DeclarationError(f"state {name!r}: {parsed.ddl} is no struct, array or map")
+        size, places = inline_layout(parsed) or (0, ())
+        root = _node(parsed, False, iter((_NO_PLACE, *places)))
+        codec = super().__new__(cls, name, parsed.code, parsed.ddl, root, size)
+        codec.type = parsed
+        return codec
+
+    def __init__(self, type: TypeLike, name: str = "value") -> None:
+        super().__init__(name, self.type.code, self.type.ddl, self.root, self.inline_bytes)
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return NestedCodec, (self.type.ddl, self.name)
+
+    def encode(self, value: Any) -> bytes:
+        """Return the value's bytes.
+
+        Raises
+        ------
+        WrongTypeError
+            The value, or something inside it, has another type. The message names the state, the
+            path, and both types.
+        StateOverflowError
+            A number inside it is out of its type's range.
+        InvalidArgumentError
+            It takes more than 256 MiB.
+        """
+        return self.pack(value)
+
+    def decode(self, data: bytes | bytearray | memoryview) -> Any:
+        """Return the value that was encoded.
+
+        Raises
+        ------
+        CorruptFileError
+            `encode` cannot have written these bytes.
+        StateOverflowError
+            A date or timestamp inside is outside Python's years 1 to 9999.
+        """
+        return self.unpack(data)
+
+    def encode_array(self, values: Any) -> pa.Array[Any]:
+        """Encode a column.
+
+        Parameters
+        ----------
+        values : array-like
+            An Arrow array or chunked array, or a sequence of Python values. An Arrow column may
+            differ from the declared type where a cast loses nothing, at any depth: see
+            `pystate.types.arrays.as_array`. Fields of structs are matched by name.
+
+        Returns
+        -------
+        pyarrow.Array
+            ``binary``, or ``fixed_size_binary`` for an inline struct; null where a row is null.
+
+        Raises
+        ------
+        WrongTypeError
+            The column has another type, or a row holds what `encode` refuses.
+        """
+        what = f"state {self.name!r}"
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            raise InvalidArgumentError(
+                f"{what}: a column of more than 2 GiB does not fit one array: pass it in parts"
+            )
+        if not isinstance(values, pa.Array):
+            return self._encode_python(values, what)
+        sound(values, what)
+        columns = _core.NestedColumns(self)
+        _bind(columns, 0, _of_kind(values, self.type, what), self.type, what)
+        offsets, data = columns.encode(len(values))
+        nulls = values.null_count
+        buffers = [None if offsets is None else pa.py_buffer(offsets), pa.py_buffer(data)]
+        validity = bits(np.asarray(values.is_valid(), np.uint8)) if nulls else None
+        return pa.Array.from_buffers(
+            self.type.stored_arrow,
+            len(values),
+            [validity, *(b for b in buffers if b is not None)],
+            nulls,
+        )
+
+    def _encode_python(self, values: Any, what: str) -> pa.Array[Any]:
+        if is_column(values):
+            values = values.tolist()
+        elif not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+            raise WrongTypeError(f"{what}: a column is a sequence of values, got {values!r:.80}")
+        encoded = [None if value is None else self.pack(value) for value in values]
+        return pa.array(encoded, self.type.stored_arrow)
+
+    def decode_array(self, array: pa.Array[Any]) -> pa.Array[Any]:
+        """Decode a column of bytes into one of the declared type; null where a row is null.
+
+        Raises
+        ------
+        CorruptFileError
+            `encode` cannot have written the bytes of some row; the message names it.
+        WrongTypeError
+            The array does not hold bytes.
+        """
+        array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
+        buffers = array.buffers()
+        offsets = 0 if self.inline_bytes else _address(buffers[1])
+        targets = _core.NestedTargets(self)
+        targets.decode(
+            len(array),
+            array.offset,
+            _validity(array),
+            offsets,
+            _address(buffers[-1]),
+            _size(buffers[-1]),
+        )
+        return _built(self.type, iter(targets.take()))
+
+    def _stored(self, array: pa.Array[Any]) -> pa.Array[Any]:
+        if array.type.equals(self.type.stored_arrow):
+            return array
+        array = as_array(array, _BINARY, f"state {self.name!r}: the stored column")
+        if not self.inline_bytes:
+            return array
+        try:
+            return array.cast(self.type.stored_arrow)
+        except pa.ArrowInvalid as error:
+            raise CorruptFileError(
+                f"state {self.name!r}: stored bytes are no {self.type.ddl}, which takes "
+                f"{self.inline_bytes}: {error}"
+            ) from error
+
+
+def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> _core.NestedNode:
+    bit, at = next(places, _NO_PLACE)
+    children = tuple(
+        _node(child, type.name == "map" and i == 0, places)
+        for i, (_, child) in enumerate(type.children)
+    )
+    return _core.NestedNode(
+        type.name,
+        0 if type.is_nested else type.code,
+        type.precision,
+        type.scale,
+        type.ddl,
+        tuple(name for name, _ in type.children),
+        children,
+        type.width_bytes,
+        is_key,
+        bit,
+        at,
+    )
+
+
+# -- Arrow in
+
+
+def _bind(columns: _core.NestedColumns, i: int, array: Any, type: StateType, what: str) -> int:
+    """Tell where type `i` of the preorder and all below it lie; returns the next one's number."""
+    if not type.is_nested:
+        array = as_array(array, type, what)
+        buffers = array.buffers()
+        offsets = _address(buffers[1]) if len(buffers) > 2 else 0
+        values, size = _address(buffers[-1]), _size(buffers[-1])
+        columns.set(i, array.offset, _validity(array), values, offsets, 0, len(array), size, array)
+        return i + 1
+    array = _of_kind(array, type, what)
+    if type.name == "struct":
+        columns.set(i, array.offset, _validity(array), 0, 0, 0, len(array), 0, array)
+        i += 1
+        for (name, child), field in zip(type.children, _fields(array, type, what), strict=True):
+            i = _bind(columns, i, field, child, _path(what, f".{name}"))
+        return i
+    first = last = 0
+    if len(array):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    offsets = _address(array.buffers()[1])
+    columns.set(i, array.offset, _validity(array), 0, offsets, first, len(array), 0, array)
+    i += 1
+    below = [array.values] if type.name == "array" else [array.keys, array.items]
+    steps = ["[]"] if type.name == "array" else [".key", ".value"]
+    for (_, child), values, step in zip(type.children, below, steps, strict=True):
+        i = _bind(columns, i, values.slice(first, last - first), child, _path(what, step))
+    return i
+
+
+def _path(what: str, step: str) -> str:
+    return what + step if ": field " in what else f"{what}: field {step.removeprefix('.')}"
+
+
+def _validity(array: pa.Array[Any]) -> int:
+    return _address(array.buffers()[0]) if array.null_count else 0
+
+
+def _address(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else buffer.address
+
+
+def _size(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else buffer.size
+
+
+def _of_kind(array: pa.Array[Any], type: StateType, what: str) -> Any:
+    """The array as a struct, a list with 32-bit offsets, or a map."""
+    source = array.type
+    if pa.types.is_null(source):
+        return _nulls(len(array), type)
+    if type.name == "struct" and pa.types.is_struct(source):
+        return array
+    if type.name == "map" and pa.types.is_map(source):
+        return array
+    if type.name == "array":
+        if pa.types.is_list(source):
+            return array
+        if _is_other_list(source):
+            return array.cast(pa.list_(source.value_field))
+    raise WrongTypeError(f"{what} is {type.ddl}: a column of {source} is not cast to it")
+
+
+def _nulls(length: int, type: StateType) -> pa.Array[Any]:
+    wanted: Any = type.arrow
+    nulls: pa.Array[Any] = pa.nulls(length, wanted)
+    return nulls
+
+
+def _is_other_list(source: pa.DataType) -> bool:
+    return (
+        pa.types.is_large_list(source)
+        or pa.types.is_fixed_size_list(source)
+        or pa.types.is_list_view(source)
+        or pa.types.is_large_list_view(source)
+    )
+
+
+def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
+    """The struct's fields in the declared order, their row 0 being the array's."""
+    names = [array.type.field(i).name for i in range(array.type.num_fields)]
+    known = dict(type.children)
+    for name in names:
+        if name not in known or names.count(name) > 1:
+            why = "has no such field" if name not in known else "has it once"
+            raise WrongTypeError(f"{what} is {type.ddl}: a column's field {name!r}: it {why}")
+    # What lies under a null is not cast: it may be anything.
+    hide = array.null_count and not array.type.equals(type.arrow)
+    fields = array.flatten() if hide else [array.field(i) for i in range(len(names))]
+    found = dict(zip(names, fields, strict=True))
+    return [
+        found[name] if name in found else _nulls(len(array), child) for name, child in type.children
+    ]
+
+
+# -- Arrow out
+
+
+def _built(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
+    length, nulls, valid, values, offsets = next(parts)
+    validity = bits(np.frombuffer(valid, np.uint8, length)) if nulls else None
+    children = [_built(child, parts) for _, child in type.children]
+    wanted: Any = type.arrow
+    buffers: list[pa.Buffer | None] = [validity]
+    if type.name == "boolean":
+        buffers.append(bits(np.frombuffer(values, np.uint8, length)))
+    elif not type.is_nested:
+        buffers += [pa.py_buffer(offsets)] if type.is_bytes else []
+        buffers.append(pa.py_buffer(values))
+    elif type.name != "struct":
+        buffers.append(pa.py_buffer(offsets))
+    if type.name == "map":
+        fields = pa.struct([wanted.key_field, wanted.item_field])
+        children = [pa.Array.from_buffers(fields, len(children[0]), [None], 0, children=children)]
+    return pa.Array.from_buffers(wanted, length, buffers, nulls, children=children)

@@ -1,0 +1,497 @@
+"""The types that keys and states may have.
+
+A type is written as a Spark DDL string (``"long"``, ``"decimal(12,2)"``), as a `pyarrow.DataType`,
+as a type of PySpark (``LongType()``), or as ``object`` for pickled Python objects. All types are
+immutable; everything here is safe from any thread.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from pystate import _core
+from pystate.arguments import nearest
+from pystate.errors import DeclarationError
+from pystate.types import ddl
+
+__all__ = [
+    "MAX_INLINE_BYTES",
+    "SUPPORTED",
+    "StateType",
+    "TypeLike",
+    "from_code",
+    "inline_layout",
+    "is_spark_type",
+    "parse_type",
+    "refuse_nested_key",
+]
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+TypeLike: TypeAlias = "str | pa.DataType | DataType | type[object] | StateType"
+
+SUPPORTED = (
+    "boolean, byte (tinyint), short (smallint), int, long (bigint), float, double, date, "
+    "timestamp, timestamp_ntz, decimal(p,s), string, binary; of these struct<name:type,...>, "
+    "array<type> and map<key,value>; and object for states"
+)
+
+#: Up to this width a struct of fixed-width fields lies in the row.
+MAX_INLINE_BYTES = 256
+
+_FIXED_CODE, _NESTED_CODE = 14, 15
+
+_UTC_MICROSECONDS = pa.timestamp("us", tz="UTC")
+
+_ARROW: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": _UTC_MICROSECONDS,
+    "timestamp_ntz": pa.timestamp("us"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "object": pa.binary(),
+}
+
+_NUMBERS = ("byte", "short", "int", "long", "float", "double", "decimal")
+
+_SYNONYMS = {
+    "tinyint": "byte",
+    "smallint": "short",
+    "integer": "int",
+    "bigint": "long",
+    "real": "float",
+    "timestamp_ltz": "timestamp",
+    "dec": "decimal",
+    "numeric": "decimal",
+}
+
+_PYTHON_TYPES = {
+    "bool": "boolean",
+    "int": "long",
+    "float": "double",
+    "str": "string",
+    "bytes": "binary",
+    "bytearray": "binary",
+    "date": "date",
+    "datetime": "timestamp",
+    "Decimal": "decimal(p,s)",
+}
+
+#: Bytes of a fixed-width value inside a nested one.
+_WIDTHS = {
+    "boolean": 1,
+    "byte": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float": 4,
+    "double": 8,
+    "date": 4,
+    "timestamp": 8,
+    "timestamp_ntz": 8,
+    "decimal": 16,
+}
+
+_SPARK_TYPES = "pyspark.sql.types"
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class StateType:
+    """The type of a key column or a state.
+
+    Attributes
+    ----------
+    name : str
+        Without parameters: ``"long"``, ``"decimal"``.
+    precision, scale : int
+        Of a decimal, else 0.
+    children : tuple of (str, StateType)
+        The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
+
+    Examples
+    --------
+    >>> parse_type("bigint")
+    StateType('long')
+    >>> parse_type("decimal(12, 2)").arrow
+    Decimal128Type(decimal128(12, 2))
+    >>> point = parse_type("STRUCT<x: double, y: double>")
+    >>> point.ddl, point.is_inline, point.inline_bytes
+    ('struct<x:double,y:double>', True, 24)
+    """
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+    children: tuple[tuple[str, StateType], ...] = ()
+
+    @property
+    def ddl(self) -> str:
+        """The type as Spark DDL, ``"object"`` for pickled objects."""
+        if self.name == "decimal":
+            return f"decimal({self.precision},{self.scale})"
+        if self.name == "struct":
+            fields = (f"{ddl.quoted(name)}:{child.ddl}" for name, child in self.children)
+            return f"struct<{','.join(fields)}>"
+        if self.children:
+            return f"{self.name}<{','.join(child.ddl for _, child in self.children)}>"
+        return self.name
+
+    @property
+    def code(self) -> int:
+        """The core's number for the type, part of the file format."""
+        if self.is_nested:
+            return _FIXED_CODE if self.is_inline else _NESTED_CODE
+        return _core.TYPE_CODES["timestamp" if self.name == "timestamp_ntz" else self.name]
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type that columns of it have."""
+        if self.name == "decimal":
+            return pa.decimal128(self.precision, self.scale)
+        children = [child.arrow for _, child in self.children]
+        if self.name == "struct":
+            names = (name for name, _ in self.children)
+            return pa.struct([pa.field(n, t) for n, t in zip(names, children, strict=True)])
+        if self.name == "array":
+            return pa.list_(pa.field("element", children[0]))
+        if self.name == "map":
+            return pa.map_(*children)
+        return _ARROW[self.name]
+
+    @property
+    def stored_arrow(self) -> pa.DataType:
+        """The Arrow type of the core's columns: bytes for nested values, else `arrow`."""
+        if self.is_nested:
+            return pa.binary(self.inline_bytes or -1)
+        return self.arrow
+
+    @property
+    def is_object(self) -> bool:
+        """Whether values are pickled."""
+        return self.name == "object"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether values can be added."""
+        return self.name in _NUMBERS
+
+    @property
+    def is_time(self) -> bool:
+        """Whether values are days or times, which have an order and no sum."""
+        return self.name in ("date", "timestamp", "timestamp_ntz")
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether values have a variable width."""
+        return self.name in ("string", "binary", "object") or (
+            self.is_nested and not self.is_inline
+        )
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether values are structs, arrays or maps."""
+        return self.name in ddl.NESTED
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether values are structs of fixed-width fields, stored in the row itself."""
+        return inline_layout(self) is not None
+
+    @property
+    def inline_bytes(self) -> int:
+        """The width of an inline struct, a multiple of 8 up to 256; 0 for any other type."""
+        layout = inline_layout(self)
+        return 0 if layout is None else layout[0]
+
+    @property
+    def width_bytes(self) -> int:
+        """The width of a scalar inside a nested value; 0 where it varies."""
+        return _WIDTHS.get(self.name, 0)
+
+    def codec(self, name: str, label: str = "") -> _core.Codec:
+        """What turns this type's Python values into the core's and back.
+
+        Parameters
+        ----------
+        name : str
+            The state's, or the column's.
+        label : str
+            What errors begin with, where it is not the state.
+        """
+        if self.is_nested:
+            # Loaded late: it builds on types.
+            from pystate.types.nested import NestedCodec
+
+            return NestedCodec(self, name)
+        return _core.Codec(name, self.code, self.precision, self.scale, self.ddl, label)
+
+    def __repr__(self) -> str:
+        return f"StateType({self.ddl!r})"
+
+    def __str__(self) -> str:
+        return self.ddl
+
+
+@lru_cache(maxsize=1024)
+def inline_layout(type: StateType) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """Where the fields of an inline struct lie.
+
+    Returns
+    -------
+    (int, tuple of (int, int)) or None
+        The width in bytes; and of each field, an inner struct before its own fields, the bit that
+        says that it is not null, and the offset of its value (of an inner struct -1). None if
+        the type is not an inline struct.
+
+    Notes
+    -----
+    Bits first, then values from narrow to wide, so that no more is lost to alignment than once per
+    width.
+    """
+    if type.name != "struct":
+        return None
+    fields = list(_flattened(type))
+    if not all(field.name == "struct" or field.width_bytes for field in fields):
+        return None
+    offsets = [-1] * len(fields)
+    at = (len(fields) + 7) // 8
+    for i in sorted(range(len(fields)), key=lambda i: fields[i].width_bytes):
+        width = fields[i].width_bytes
+        if width:
+            alignment = min(width, 8)
+            offsets[i] = -(-at // alignment) * alignment
+            at = offsets[i] + width
+    size = -(-at // 8) * 8
+    return (size, tuple(enumerate(offsets))) if size <= MAX_INLINE_BYTES else None
+
+
+def _flattened(struct: StateType) -> Iterator[StateType]:
+    for _, child in struct.children:
+        yield child
+        if child.name == "struct":
+            yield from _flattened(child)
+
+
+def parse_type(type: TypeLike, what: str = "type") -> StateType:
+    """Read a type in any of its spellings.
+
+    Parameters
+    ----------
+    type : str, pyarrow.DataType, pyspark DataType or object
+        A Spark DDL string, in any case; an Arrow type; one of Spark's; or the class ``object``.
+    what : str
+        What the type is of, for errors: ``"state 'legs'"``.
+
+    Raises
+    ------
+    DeclarationError
+        Unknown, or not supported yet. The message names the type and those that are supported.
+
+    Notes
+    -----
+    Any field of a struct, any element and any map value may be null: ``NOT NULL`` and ``COMMENT``
+    in DDL, and ``nullable=False`` of an Arrow field, are read and have no effect. A map's key is
+    never null, and is a scalar. Names of fields keep their case; a name that is no identifier
+    stands in backticks.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> parse_type("array< struct<`a b`:INT NOT NULL> >")
+    StateType('array<struct<`a b`:int>>')
+    >>> parse_type("LONG") == parse_type(pa.int64())
+    True
+    >>> parse_type(object).is_object
+    True
+    """
+    if isinstance(type, StateType):
+        return type
+    if type is object:
+        return StateType("object")
+    if isinstance(type, str):
+        return _parse_ddl(type, what)
+    if isinstance(type, pa.DataType):
+        return _parse_arrow(type, what)
+    if is_spark_type(type):
+        return _parse_spark(type, what)
+    name = getattr(type, "__name__", None)
+    hint = f"; for {name} write {_PYTHON_TYPES[name]!r}" if name in _PYTHON_TYPES else ""
+    if name is not None and builtins.type(type).__module__ == _SPARK_TYPES:
+        hint = f"; pass an object of it, {name}()"
+    raise DeclarationError(
+        f"{what}: {type!r:.80} is no type{hint}; write a Spark DDL string, a type of pyarrow or "
+        f"pyspark, or object. Supported: {SUPPORTED}"
+    )
+
+
+def _parse_ddl(text: str, what: str) -> StateType:
+    if ddl.is_nested(text):
+        return _of_word(ddl.read_nested(text, what), text, what)
+    name = text.strip().lower()
+    name = _SYNONYMS.get(name, name)
+    match = _DECIMAL.fullmatch(name)
+    if match:
+        return _decimal(int(match[1] or 10), int(match[2] or 0), text, what)
+    if name in _ARROW:
+        return StateType(name)
+    if re.match(r"string\s+collate\b", name):
+        raise DeclarationError(
+            f"{what}: {text!r}: strings with a collation are refused, because equal keys would "
+            "have unequal bytes; use a plain string"
+        )
+    raise _unsupported(text, what)
+
+
+def _of_word(word: ddl.Word, text: str, what: str) -> StateType:
+    if word.text in ddl.NESTED:
+        children = [(name, _of_word(child, text, what)) for name, child in word.children]
+        return _nested(word.text, children, text, what)
+    what = f"{what}: {text!r:.200}"
+    found = _parse_ddl(word.text, what)
+    if found.is_object:
+        raise DeclarationError(
+            f"{what}: there are no objects inside a nested type; declare the state as object"
+        )
+    return found
+
+
+def _nested(kind: str, children: list[tuple[str, StateType]], text: object, what: str) -> StateType:
+    what = f"{what}: {str(text)!r:.200}"
+    if not children:
+        raise DeclarationError(f"{what}: a struct has at least one field")
+    if len(dict(children)) != len(children):
+        raise DeclarationError(f"{what}: a struct has two fields of the same name")
+    if kind == "map" and children[0][1].is_nested:
+        raise DeclarationError(
+            f"{what}: a map's keys are scalars, not {children[0][1].ddl}: Python's dict cannot "
+            "hold such keys; use an array of structs"
+        )
+    return StateType(kind, children=tuple(children))
+
+
+def _decimal(precision: int, scale: int, text: object, what: str) -> StateType:
+    if not (1 <= precision <= 38 and 0 <= scale <= precision):
+        raise DeclarationError(
+            f"{what}: {text}: a decimal has a precision of 1 to 38, and a scale of 0 to that"
+        )
+    return StateType("decimal", precision, scale)
+
+
+def _parse_arrow(type: pa.DataType, what: str, depth: int = 0) -> StateType:
+    if _is_list(type) or pa.types.is_map(type) or pa.types.is_struct(type):
+        return _parse_nested_arrow(type, what, depth)
+    if isinstance(type, pa.Decimal128Type):
+        return _decimal(type.precision, type.scale, type, what)
+    if isinstance(type, pa.TimestampType):
+        if type.unit != "us":
+            raise DeclarationError(
+                f"{what}: {type}: timestamps have microseconds: pa.timestamp('us', tz='UTC'), or "
+                "without tz for timestamp_ntz"
+            )
+        return StateType("timestamp_ntz" if type.tz is None else "timestamp")
+    if pa.types.is_large_string(type):
+        return StateType("string")
+    if pa.types.is_large_binary(type):
+        return StateType("binary")
+    for name, arrow in _ARROW.items():
+        if arrow.equals(type):
+            return StateType(name)
+    raise _unsupported(type, what)
+
+
+def _is_list(type: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type)
+    )
+
+
+def _parse_nested_arrow(type: Any, what: str, depth: int) -> StateType:
+    if depth >= ddl.MAX_DEPTH:
+        raise DeclarationError(f"{what}: more than {ddl.MAX_DEPTH} levels of nesting")
+    kind, fields = (
+        "struct",
+        [(type.field(i).name, type.field(i).type) for i in range(type.num_fields)],
+    )
+    if pa.types.is_map(type):
+        kind, fields = "map", [("key", type.key_type), ("value", type.item_type)]
+    elif _is_list(type):
+        kind, fields = "array", [("element", type.value_type)]
+    children = [(name, _parse_arrow(child, what, depth + 1)) for name, child in fields]
+    return _nested(kind, children, type, what)
+
+
+def is_spark_type(type: object) -> bool:
+    """Whether something is one of PySpark's types, which need not be installed."""
+    kinds = builtins.type(type).__mro__
+    return any(k.__module__ == _SPARK_TYPES and k.__name__ == "DataType" for k in kinds)
+
+
+def _parse_spark(type: Any, what: str, depth: int = 0) -> StateType:
+    if depth >= ddl.MAX_DEPTH:
+        raise DeclarationError(f"{what}: more than {ddl.MAX_DEPTH} levels of nesting")
+    kind = type.typeName()
+    if kind == "struct":
+        fields = [(field.name, field.dataType) for field in type.fields]
+    elif kind == "array":
+        fields = [("element", type.elementType)]
+    elif kind == "map":
+        fields = [("key", type.keyType), ("value", type.valueType)]
+    else:
+        return _parse_ddl(type.simpleString(), what)
+    children = [(name, _parse_spark(child, what, depth + 1)) for name, child in fields]
+    return _nested(kind, children, type.simpleString(), what)
+
+
+def _unsupported(type: object, what: str) -> DeclarationError:
+    text = str(type)
+    later = re.match(r"\s*(variant|interval|void|null)\b", text)
+    known = "is not supported yet" if later else "is not supported"
+    near = nearest(text, [*_ARROW, *_SYNONYMS, "decimal"])
+    return DeclarationError(f"{what}: type {text!r} {known}{near}. Supported: {SUPPORTED}")
+
+
+def refuse_nested_key(type: StateType, what: str) -> StateType:
+    """Return a key column's type.
+
+    Raises
+    ------
+    DeclarationError
+        The type is nested: keys are hashed as Spark SQL hashes scalars.
+    """
+    if type.is_nested:
+        instead = (
+            "make each field that counts a key column of its own"
+            if type.ddl.startswith("struct")
+            else "make a string, or binary, of it"
+        )
+        raise DeclarationError(f"{what}: {type.ddl} is no type of a key; {instead}")
+    return type
+
+
+def from_code(code: int, precision: int, scale: int) -> StateType:
+    """The type that a file's column has.
+
+    Notes
+    -----
+    Files do not tell ``timestamp`` and ``timestamp_ntz`` apart: both are 64 bits of microseconds.
+    """
+    for name, number in _core.TYPE_CODES.items():
+        if number == code:
+            return StateType(name, precision, scale)
+    raise DeclarationError(f"type code {code} is not known")
