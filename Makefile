@@ -15,7 +15,7 @@ export CC PYTHON
 
 C_FILES := $(wildcard csrc/*.c csrc/*/*.c)
 C_HEADERS := $(wildcard csrc/*.h csrc/*/*.h)
-CORE := $(filter-out csrc/tests/%,$(C_FILES) $(C_HEADERS)) $(wildcard pystate/_c*.p*) setup.py
+CORE := $(filter-out csrc/tests/%,$(C_FILES) $(C_HEADERS)) $(wildcard pystate/_core/*.p*) setup.py
 C_CHECK := -std=c11 -D_GNU_SOURCE -O2 -Icsrc -Wall -Wextra -Wno-missing-field-initializers -Wconversion -Wshadow \
            -Wstrict-prototypes -Werror
 
@@ -42,7 +42,7 @@ lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(PY) -m mypy.stubtest pystate._core --mypy-config-file pyproject.toml
+	@$(PY) -m mypy.stubtest pystate._core.core --mypy-config-file pyproject.toml
 	@$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES) $(C_HEADERS)
 	@for cc in gcc clang; do \
 	    command -v $$cc >/dev/null 2>&1 || continue; \
@@ -54,7 +54,7 @@ lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
 
 clean: ## remove the environment and everything that was built or written by a tool
 	@[ ! -f csrc/tests/Makefile ] || $(MAKE) -s -C csrc/tests clean
-	@rm -rf $(VENV) build dist *.egg-info pystate/_core.c pystate/_core*.so bench/results \
+	@rm -rf $(VENV) build dist *.egg-info pystate/_core/*.c pystate/_core/*.so bench/results \
 	    .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	@find bench pystate tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

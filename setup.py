@@ -1,4 +1,4 @@
-"""Builds `pystate._core`: the C core under its own strict flags, the Cython wrapper under none.
+"""Builds `pystate._core.core`: the core under its own strict flags, the Cython wrapper under none.
 
 ``PYSTATE_SANITIZE=address,undefined`` or ``PYSTATE_SANITIZE=thread`` instruments both.
 ``PYSTATE_WERROR=0`` lets warnings of an unknown compiler pass.
@@ -77,8 +77,8 @@ class BuildCore(build_ext):
 
 if __name__ == "__main__":
     extension = Extension(
-        "pystate._core",
-        ["pystate/_core.pyx"],
+        "pystate._core.core",
+        ["pystate/_core/core.pyx"],
         include_dirs=["csrc"],
         depends=["csrc/pystate.h"],
     )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from pystate import errors
 
 try:
-    importlib.import_module("pystate._core")
+    importlib.import_module("pystate._core.core")
 except ImportError as error:
     _folder = os.path.dirname(__file__)
     _reason = (

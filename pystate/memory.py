@@ -9,7 +9,7 @@ import os
 import threading
 from typing import NamedTuple
 
-from pystate import _core
+from pystate._core import core
 from pystate.errors import InvalidArgumentError
 
 __all__ = ["MemoryUse", "memory_limit_bytes", "memory_use", "process_budget"]
@@ -38,7 +38,7 @@ def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") 
     proc, cgroups : str
         Where the kernel's files are.
     """
-    return _core.memory_bytes(os.fsencode(proc), os.fsencode(cgroups))
+    return core.memory_bytes(os.fsencode(proc), os.fsencode(cgroups))
 
 
 class _Process:
@@ -49,12 +49,12 @@ class _Process:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._budget: _core.Budget | None = None
+        self._budget: core.Budget | None = None
 
-    def budget(self) -> _core.Budget:
+    def budget(self) -> core.Budget:
         with self._lock:
             if self._budget is None:
-                self._budget = _core.Budget(_chosen_limit())
+                self._budget = core.Budget(_chosen_limit())
             return self._budget
 
 
@@ -71,7 +71,7 @@ _process = _Process()
 os.register_at_fork(after_in_child=_process.reset)
 
 
-def process_budget() -> _core.Budget:
+def process_budget() -> core.Budget:
     """Return what tables, snapshots, files and merges of this process are charged to.
 
     Its limit is that of the environment variable ``PYSTATE_MEMORY_LIMIT_BYTES``, or three quarters

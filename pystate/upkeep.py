@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pystate import janitor
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import RangeState, uid_folder
 from pystate.host import TableHome, process_start
 from pystate.shared_tables import TableSpec

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from pystate._core import key_group, range_bounds, range_of
+from pystate._core.core import key_group, range_bounds, range_of
 from pystate.arguments import integer, shown
 from pystate.backend.options import UNDO_EPOCHS, Identity, TableStats
 from pystate.backend.restore import BackendFiles

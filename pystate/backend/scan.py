@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.backend.snapshots import SealedReader
 from pystate.backend.table import BackendTable
 from pystate.state.declarations import AggregatingState, ListState, MapState, State
@@ -79,7 +79,7 @@ class BackendRows(BackendTable):
     def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
         self.open()
         self._flush()
-        walk = _core.Walk(self._table, changed)
+        walk = core.Walk(self._table, changed)
         while True:
             batch = KeyBatch(self._table, None, self._key_types())
             if not batch.take_rows(walk, max_rows):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.errors import InvalidArgumentError
 from pystate.state.columns import NAMESPACE, core_schema, timers_column
@@ -45,7 +45,7 @@ class Snapshot:
         Bytes of keys and changed states.
     """
 
-    def __init__(self, sealed: _core.Sealed) -> None:
+    def __init__(self, sealed: core.Sealed) -> None:
         self._sealed = sealed
         self.lineage = Lineage(*sealed.lineage)
         self.rows: int = sealed.rows
@@ -112,7 +112,7 @@ class SealedReader:
 
     def __init__(
         self,
-        table: _core.Table | None,
+        table: core.Table | None,
         key: Sequence[tuple[str, StateType]],
         states: Mapping[str, State],
         path: str | os.PathLike[str] | None = None,
@@ -127,7 +127,7 @@ class SealedReader:
         if timers:
             columns.append(timers_column())
         schema = core_schema(self._keys, namespace, columns)
-        self._reader = _core.Reader(table, schema, path, where)
+        self._reader = core.Reader(table, schema, path, where)
         self._states: dict[str, tuple[int, ValueState]] = {}
         column = 0
         for name, declaration in states.items():

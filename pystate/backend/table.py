@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import choice, flag, folder_path, integer, mapping, shown
 from pystate.backend.options import (
     Identity,
@@ -104,7 +104,7 @@ class BackendTable:
         )
         self._create = flag(create, f"{owner}: create")
         self.namespace = None if namespace is None else _namespace_type(namespace)
-        self._table = _core.Table(owner, self.open)
+        self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
         self._states = StateRegistry(
             self._table, self._reserved_names(), flag(timers, f"{owner}: timers")
@@ -317,7 +317,7 @@ class BackendTable:
     def _key_types(self) -> list[StateType]:
         return [type_ for _, type_ in self._key_columns()]
 
-    def _seal(self, name: Lineage, wanted: bool) -> _core.Sealed | None:
+    def _seal(self, name: Lineage, wanted: bool) -> core.Sealed | None:
         """End the open epoch under that name; what changed, if it is wanted."""
         self._flush()
         sealed = self._table.seal(*name, wanted)

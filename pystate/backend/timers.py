@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pystate import _core
+from pystate._core import core
 from pystate.state.handles import KeyBatch, checked_batch
 from pystate.types.arrays import as_array, check_rows, is_many, reference
 from pystate.types.state_type import StateType
@@ -21,7 +21,7 @@ TimeDomain: TypeAlias = Literal["event", "processing"]
 _LONG = StateType("long")
 
 
-class DueTimers(_core.DueTimers):
+class DueTimers(core.DueTimers):
     """Timers that are due, of each key in order; they stay registered until they are fired.
 
     Attributes
@@ -44,9 +44,9 @@ class Timers:
     A timer is a key, a namespace, a domain and a time; registered twice it is one.
     """
 
-    def __init__(self, table: _core.Table) -> None:
+    def __init__(self, table: core.Table) -> None:
         self._table = table
-        self._core = _core.TimerService(table)
+        self._core = core.TimerService(table)
         #: Of the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
         self.register = self._core.register
         self.delete = self._core.delete
@@ -61,10 +61,10 @@ class Timers:
 
     def _batch(
         self, keys: KeyBatch, domain: TimeDomain, timestamps: Any
-    ) -> tuple[KeyBatch, TimeDomain, _core.ArrayRef]:
+    ) -> tuple[KeyBatch, TimeDomain, core.ArrayRef]:
         checked_batch(keys, self._table, "timers")
         alone = not is_many(timestamps)
-        given = [_core.timer_time(timestamps)] if alone else timestamps
+        given = [core.timer_time(timestamps)] if alone else timestamps
         array = as_array(given, _LONG, "timers: timestamps")
         if not alone:
             check_rows(array, len(keys), "timers: timestamps")

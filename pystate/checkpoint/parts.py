@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.refs import (
     EMPTY_ID,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
 from pystate.errors import CorruptFileError, InvalidArgumentError
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import shown
 from pystate.errors import (
     CheckpointError,
@@ -138,11 +138,11 @@ class OpenFile:
 
     def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
         self._place = (name, size_bytes, descriptor, file)
-        self.reader = _core.FileReader(name, size_bytes, descriptor, file, process_budget())
+        self.reader = core.FileReader(name, size_bytes, descriptor, file, process_budget())
 
     def checksum(self) -> int:
         """XXH64 of the whole file, read for it from end to end."""
-        return _core.file_checksum(*self._place)
+        return core.file_checksum(*self._place)
 
     def check(self, expected: FileIdentity) -> None:
         """Compare the whole file with the checksum that it was written with."""
@@ -213,7 +213,7 @@ def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
             )
 
 
-def file_schema(reader: _core.FileReader) -> FileSchema:
+def file_schema(reader: core.FileReader) -> FileSchema:
     """The columns of an open file."""
     keys, states, hashed = reader.schema()
     return FileSchema(tuple(Column(*c) for c in keys), tuple(Column(*c) for c in states), hashed)
@@ -327,10 +327,10 @@ def merge_files(
             ]
             mappings.append(_mapping(reader.name, schema, taken, readers[-1].name, target))
         chosen = Lineage(*readers[-1].lineage()) if lineage is None else lineage
-        result = _core.merge(
+        result = core.merge(
             readers,
             mappings,
-            _core.Schema(target.keys, target.states, target.hashed),
+            core.Schema(target.keys, target.states, target.hashed),
             kind,
             *chosen,
             newest.max_parallelism,
@@ -412,7 +412,7 @@ def _shown(namespace: StateType | None) -> str:
 
 
 def claim(
-    reader: _core.FileReader,
+    reader: core.FileReader,
     key: KeyColumns,
     namespace: StateType | None,
     columns: Sequence[Column],

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.job_file import JobFile, OperatorEntry, check_schemas
 from pystate.checkpoint.manifest import (
     ClockReading,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import overload
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, Manifest, RangeState, read_manifest
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.rescale import rescaled

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState
 
 __all__ = ["rescaled"]

@@ -21,7 +21,8 @@ _RAISED = re.compile(
 )
 #: What pystate itself imports in a worker; user's functions may lack whatever else they import.
 _NO_MODULE = re.compile(
-    r"ModuleNotFoundError: No module named '(pystate|pystate\._core|numpy|pyarrow|lz4|pandas)'"
+    r"ModuleNotFoundError: No module named "
+    r"'(pystate|pystate\._core\.core|numpy|pyarrow|lz4|pandas)'"
 )
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 

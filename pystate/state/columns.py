@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pystate import _core
+from pystate._core import core
 from pystate.types.state_type import StateType, from_code, parse_type
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ ELEMENT = "#element"
 _TIMERS_NAME = "#timers"
 _TIME_SUFFIX = "#time"
 _LONG, _INT, _BINARY = StateType("long"), StateType("int"), StateType("binary")
-_FIXED_CODE, _NESTED_CODE = _core.FIXED, _core.NESTED
+_FIXED_CODE, _NESTED_CODE = core.FIXED, core.NESTED
 
 
 class Column(NamedTuple):
-    """A key or state column as `_core.Schema` takes it, and as `_core.FileReader.schema` gives it.
+    """A key or state column as `core.Schema` takes it, and as `core.FileReader.schema` gives it.
 
     Attributes
     ----------
@@ -82,8 +82,8 @@ class Column(NamedTuple):
     map_precision: int = 0
     map_scale: int = 0
     width: int = 0
-    codec: _core.Codec | None = None
-    map_codec: _core.Codec | None = None
+    codec: core.Codec | None = None
+    map_codec: core.Codec | None = None
 
     @property
     def is_hidden(self) -> bool:
@@ -174,7 +174,7 @@ def accumulator_column(name: str, bound: BoundAggregator) -> Column:
     shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
     if bound.width is None:
         return _of(name, _BINARY)._replace(ddl=shown)
-    codec = _core.Codec(name, _FIXED_CODE, 0, 0, shown)
+    codec = core.Codec(name, _FIXED_CODE, 0, 0, shown)
     return Column(name, _FIXED_CODE, ddl=shown, width=bound.width, codec=codec)
 
 
@@ -208,7 +208,7 @@ def timers_column() -> Column:
 
 def core_schema(
     key: Sequence[tuple[str, StateType]], namespace: StateType | None, columns: Sequence[Column]
-) -> _core.Schema:
+) -> core.Schema:
     """A table's schema.
 
     Parameters
@@ -223,4 +223,4 @@ def core_schema(
     keys = [key_column(name, type_) for name, type_ in key]
     if namespace is not None:
         keys.append(key_column(NAMESPACE, namespace))
-    return _core.Schema(keys, columns, len(key))
+    return core.Schema(keys, columns, len(key))

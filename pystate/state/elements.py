@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.declarations import ListState, MapState
 from pystate.state.habits import LIST_NAMES, MAP_NAMES, Named
@@ -33,17 +33,17 @@ __all__ = ["ListHandle", "MapHandle", "ObjectListHandle", "ObjectMapHandle"]
 _LENGTHS = "they have different lengths"
 
 
-class _Elements(Named, _core.CollectionHandle):
+class _Elements(Named, core.CollectionHandle):
     """What lists and maps share."""
 
     def __init__(
         self,
-        table: _core.Table,
+        table: core.Table,
         column: int,
         name: str,
         type: StateType,
-        codec: _core.Codec,
-        map_codec: _core.Codec | None,
+        codec: core.Codec,
+        map_codec: core.Codec | None,
     ) -> None:
         self.name = name
         self.type = type
@@ -75,7 +75,7 @@ class _Elements(Named, _core.CollectionHandle):
         return [unpickled(self.name, v) for v in values] if self._pickles else values
 
     def _column_of(
-        self, values: Any, type: StateType, codec: _core.Codec, what: str
+        self, values: Any, type: StateType, codec: core.Codec, what: str
     ) -> pa.Array[Any]:
         if type.is_object:
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
@@ -86,8 +86,8 @@ class _Elements(Named, _core.CollectionHandle):
         return encoded(values, type, codec, what)
 
     def _reference(
-        self, keys: KeyBatch, values: Any, type: StateType, codec: _core.Codec, what: str
-    ) -> _core.ArrayRef:
+        self, keys: KeyBatch, values: Any, type: StateType, codec: core.Codec, what: str
+    ) -> core.ArrayRef:
         array = self._column_of(values, type, codec, what)
         check_rows(array, len(keys), what)
         return reference(array, type)
@@ -96,7 +96,7 @@ class _Elements(Named, _core.CollectionHandle):
         return f"<{type(self).__name__} {self.name!r}>"
 
 
-class ListHandle(_Elements, _core.ListElements):
+class ListHandle(_Elements, core.ListElements):
     """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
 
     ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
@@ -113,7 +113,7 @@ class ListHandle(_Elements, _core.ListElements):
         The items' type.
     """
 
-    def __init__(self, table: _core.Table, column: int, name: str, declaration: ListState) -> None:
+    def __init__(self, table: core.Table, column: int, name: str, declaration: ListState) -> None:
         type_ = declaration.type
         super().__init__(table, column, name, type_, type_.codec(name), None)
 
@@ -269,7 +269,7 @@ class ObjectListHandle(ListHandle):
         super().add(packed)
 
 
-class MapHandle(_Elements, _core.MapElements):
+class MapHandle(_Elements, core.MapElements):
     """A map per key. `MapState` declares it, a backend's `register` or a store gives it.
 
     ``get``, ``put``, ``remove``, ``contains`` and the other methods that a map has work on the
@@ -290,11 +290,11 @@ class MapHandle(_Elements, _core.MapElements):
     do what they do with a dict.
     """
 
-    map_codec: _core.Codec
+    map_codec: core.Codec
 
     _others = MAP_NAMES
 
-    def __init__(self, table: _core.Table, column: int, name: str, declaration: MapState) -> None:
+    def __init__(self, table: core.Table, column: int, name: str, declaration: MapState) -> None:
         type_ = declaration.type
         self.key_type = declaration.key_type
         super().__init__(
@@ -444,7 +444,7 @@ class MapHandle(_Elements, _core.MapElements):
         maps: pa.Array[Any] = self.maps(keys, raw=True)
         return maps
 
-    def _map_keys(self, keys: KeyBatch, map_keys: Any) -> _core.ArrayRef:
+    def _map_keys(self, keys: KeyBatch, map_keys: Any) -> core.ArrayRef:
         what = f"state {self.name!r}, map keys"
         return self._reference(self._checked(keys), map_keys, self.key_type, self.map_codec, what)
 

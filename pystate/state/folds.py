@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.errors import WrongTypeError
 from pystate.state.aggregators import AggregateFunction, Operation
 from pystate.state.declarations import AggregatingState, ReducingState, ValueState
@@ -36,7 +36,7 @@ _CORE: dict[Any, Operation] = {
 _EXACT = decimal.Context(prec=100)
 
 
-def _value_handle(table: _core.Table, column: int, name: str, type: StateType) -> ValueHandle:
+def _value_handle(table: core.Table, column: int, name: str, type: StateType) -> ValueHandle:
     kind = ObjectHandle if type.is_object else ValueHandle
     return kind(table, column, name, ValueState(type))
 
@@ -57,7 +57,7 @@ class _Fold(NoValue):
         """The handle of the value that is kept."""
         return self._kept
 
-    def __init__(self, table: _core.Table, column: int, name: str) -> None:
+    def __init__(self, table: core.Table, column: int, name: str) -> None:
         self.table = table
         self.column = column
         self.name = name
@@ -151,7 +151,7 @@ class ReducingHandle(_Fold):
     """
 
     def __init__(
-        self, table: _core.Table, column: int, name: str, declaration: ReducingState
+        self, table: core.Table, column: int, name: str, declaration: ReducingState
     ) -> None:
         super().__init__(table, column, name)
         self.type = declaration.type
@@ -260,7 +260,7 @@ class AggregatingHandle(_Fold):
     """
 
     def __new__(
-        cls, table: _core.Table, column: int, name: str, declaration: AggregatingState
+        cls, table: core.Table, column: int, name: str, declaration: AggregatingState
     ) -> AggregatingHandle:
         """Choose what runs the aggregate."""
         kind: type[AggregatingHandle]
@@ -273,7 +273,7 @@ class AggregatingHandle(_Fold):
         return super().__new__(kind)
 
     def __init__(
-        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
     ) -> None:
         super().__init__(table, column, name)
         self.declaration = declaration
@@ -306,7 +306,7 @@ class _ColumnAggregate(AggregatingHandle):
     """Count, sum, minimum or maximum: a value that the core updates."""
 
     def __init__(
-        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
     ) -> None:
         super().__init__(table, column, name, declaration)
         bound = declaration.bound
@@ -423,20 +423,20 @@ class _CoreAggregate(AggregatingHandle):
     """An accumulator that the core changes."""
 
     def __init__(
-        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
     ) -> None:
         super().__init__(table, column, name, declaration)
         bound = declaration.bound
         assert bound is not None
         self._bound = bound
         self._codec = declaration.type.codec(name)
-        self._accumulator = _core.Accumulator(
+        self._accumulator = core.Accumulator(
             table, column, self._codec, bound.aggregator.kind, bound.aggregator.parameter
         )
         raw = declaration.columns(name)[0]
         codec = raw.codec
         assert codec is not None
-        self._raw = _core.ScalarHandle(table, column, codec, None)
+        self._raw = core.ScalarHandle(table, column, codec, None)
         self.clear = self._raw.clear
 
     @property
@@ -493,7 +493,7 @@ class _PythonAggregate(AggregatingHandle):
     """An `AggregateFunction`: its accumulators are objects."""
 
     def __init__(
-        self, table: _core.Table, column: int, name: str, declaration: AggregatingState
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
     ) -> None:
         super().__init__(table, column, name, declaration)
         aggregate = declaration.aggregate

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import integer
 from pystate.errors import (
     InUseError,
@@ -62,7 +62,7 @@ MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<mis
 _ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
 
 
-class KeyBatch(_core.Batch):
+class KeyBatch(core.Batch):
     """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
 
     Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
@@ -77,12 +77,12 @@ class KeyBatch(_core.Batch):
 
     def __init__(
         self,
-        table: _core.Table,
+        table: core.Table,
         arrays: Sequence[pa.Array[Any]] | None,
         types: Sequence[StateType],
     ) -> None:
         self._arrays: list[pa.Array[Any]] | None = None
-        self._copies: list[_core.ArrayRef] = []
+        self._copies: list[core.ArrayRef] = []
         if arrays is None:
             super().__init__(table, None)
         else:
@@ -204,7 +204,7 @@ def for_batches(what: str, method: str, instead: str) -> InvalidArgumentError:
     )
 
 
-def checked_batch(keys: KeyBatch, table: _core.Table, name: str) -> KeyBatch:
+def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
     """The batch, if it is one of the table's."""
     if not isinstance(keys, KeyBatch):
         raise InvalidArgumentError(
@@ -246,7 +246,7 @@ def copied(
     type_: StateType,
     rows: int,
     get: Callable[[int, int], None],
-    get_bytes: Callable[[int, int], _core.Memory],
+    get_bytes: Callable[[int, int], core.Memory],
 ) -> pa.Array[Any]:
     """An array of what the core copies, in its form, null where it says so."""
     valid = np.empty(rows, np.uint8)
@@ -259,7 +259,7 @@ def copied(
     return from_parts(type_, rows, valid, data, offsets)
 
 
-class ValueHandle(NoValue, _core.ScalarHandle):
+class ValueHandle(NoValue, core.ScalarHandle):
     """One value per key. `ValueState` declares it, a backend's `register` or a store gives it.
 
     ``value()``, ``update(v)`` and ``clear()`` work on the current key and raise `NoCurrentKeyError`
@@ -275,7 +275,7 @@ class ValueHandle(NoValue, _core.ScalarHandle):
 
     _others = VALUE_NAMES
 
-    def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
+    def __init__(self, table: core.Table, column: int, name: str, declaration: ValueState) -> None:
         self.name = name
         self.type = declaration.type
         self._declaration = declaration
@@ -366,7 +366,7 @@ class ValueHandle(NoValue, _core.ScalarHandle):
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         return checked_batch(keys, self.table, self.name)
 
-    def _as_values(self, keys: KeyBatch, values: Any) -> _core.ArrayRef:
+    def _as_values(self, keys: KeyBatch, values: Any) -> core.ArrayRef:
         what = f"state {self.name!r}"
         alone = not is_many(values)
         if self.type.is_nested:
@@ -403,7 +403,7 @@ class ObjectHandle(ValueHandle):
     #: The clock by which its values expire, if they do.
     domain = "processing"
 
-    def __init__(self, table: _core.Table, column: int, name: str, declaration: ValueState) -> None:
+    def __init__(self, table: core.Table, column: int, name: str, declaration: ValueState) -> None:
         super().__init__(table, column, name, declaration)
         self._cache: dict[Any, Any] = {}
         self._dirty: dict[Any, None] = {}

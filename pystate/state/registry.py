@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
 from pystate.state.columns import Column, timers_column
@@ -43,7 +43,7 @@ class StateRegistry:
         Whether keys have timers.
     """
 
-    def __init__(self, table: _core.Table, reserved: Mapping[str, str], timers: bool) -> None:
+    def __init__(self, table: core.Table, reserved: Mapping[str, str], timers: bool) -> None:
         self._table = table
         self._reserved = reserved
         self._timers = timers
@@ -101,9 +101,9 @@ class StateRegistry:
                 f"state {name!r}: states are registered before the table's first use"
             )
         columns = declaration.columns(name)
-        if len(self.columns) + len(columns) > _core.MAX_STATES:
+        if len(self.columns) + len(columns) > core.MAX_STATES:
             raise DeclarationError(
-                f"an operator has at most {_core.MAX_STATES} columns for states; one with a time "
+                f"an operator has at most {core.MAX_STATES} columns for states; one with a time "
                 "to live takes two, timers take one"
             )
         handle = _handle(self._table, len(self._columns), name, declaration)
@@ -180,7 +180,7 @@ def _kept(handle: Handle) -> ObjectHandle | None:
     return kept if isinstance(kept, ObjectHandle) else None
 
 
-def _handle(table: _core.Table, column: int, name: str, declaration: State) -> Handle:
+def _handle(table: core.Table, column: int, name: str, declaration: State) -> Handle:
     if isinstance(declaration, ListState):
         lists = ObjectListHandle if declaration.type.is_object else ListHandle
         return lists(table, column, name, declaration)

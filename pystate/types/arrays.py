@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import NO_INSTANT, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types.state_type import StateType, parse_type, refuse_nested_key
@@ -237,7 +237,7 @@ def _hint(source: pa.DataType, type: StateType) -> str:
     return ""
 
 
-def array_of(ref: _core.ArrayRef, type: StateType) -> pa.Array[Any]:
+def array_of(ref: core.ArrayRef, type: StateType) -> pa.Array[Any]:
     """The array of the copy that a reference refers to."""
     if not len(ref):
         return pa.array([], type.arrow)
@@ -250,7 +250,7 @@ def array_of(ref: _core.ArrayRef, type: StateType) -> pa.Array[Any]:
     return pa.Array.from_buffers(type.arrow, len(ref), buffers, -1, offset)
 
 
-def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
+def reference(array: pa.Array[Any], type: StateType) -> core.ArrayRef:
     """The addresses of an array of exactly the declared type; the array stays alive with them.
 
     Raises
@@ -268,7 +268,7 @@ def reference(array: pa.Array[Any], type: StateType) -> _core.ArrayRef:
             values_bytes = buffers[2].size if buffers[2] is not None else 0
         else:
             values = buffers[1].address if buffers[1] is not None else 0
-    return _core.ArrayRef(
+    return core.ArrayRef(
         type.code,
         type.precision,
         len(array),
@@ -295,7 +295,7 @@ def datetimes(array: pa.Array[Any]) -> list[Any]:
     Arrow's own conversion takes 3 µs a value, as long as a whole row may take.
     """
     validity, times = (0 if buffer is None else buffer.address for buffer in array.buffers())
-    return _core.instants(times, validity, array.offset, len(array), array.type.tz is None)
+    return core.instants(times, validity, array.offset, len(array), array.type.tz is None)
 
 
 def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any]:
@@ -395,7 +395,7 @@ def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
         references.append(reference(as_array(array, parsed, what), parsed))
     rows = len(references[0]) if references else 0
     hashes = np.empty(rows, np.uint64)
-    _core.hash_keys(references, hashes.ctypes.data)
+    core.hash_keys(references, hashes.ctypes.data)
     return hashes
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate import _core
+from pystate._core import core
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import is_column
 from pystate.types.ddl import path_parts, quoted
@@ -65,8 +65,8 @@ def parse_key(key: KeyLike) -> KeyColumns:
                 "binary yourself if equal ones have equal bytes"
             )
         columns.append((name, type_))
-    if not 0 < len(columns) <= _core.MAX_KEYS:
-        raise DeclarationError(f"a key has 1 to {_core.MAX_KEYS} columns, got {len(columns)}")
+    if not 0 < len(columns) <= core.MAX_KEYS:
+        raise DeclarationError(f"a key has 1 to {core.MAX_KEYS} columns, got {len(columns)}")
     if len(dict(columns)) != len(columns):
         raise DeclarationError(f"key: a column's name is used twice: {describe(columns)}")
     return tuple(columns)

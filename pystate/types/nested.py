@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import as_array, bits, is_column, sound
 from pystate.types.state_type import StateType, TypeLike, inline_layout, parse_type
@@ -26,7 +26,7 @@ _BINARY = StateType("binary")
 _NO_PLACE = (-1, -1)
 
 
-class NestedCodec(_core.NestedCodec):
+class NestedCodec(core.NestedCodec):
     """Turns the values of one nested type into bytes and back.
 
     Parameters
@@ -143,7 +143,7 @@ class NestedCodec(_core.NestedCodec):
         if not isinstance(values, pa.Array):
             return self._encode_python(values, what)
         sound(values, what)
-        columns = _core.NestedColumns(self)
+        columns = core.NestedColumns(self)
         _bind(columns, 0, _of_kind(values, self.type, what), self.type, what)
         offsets, data = columns.encode(len(values))
         nulls = values.null_count
@@ -177,7 +177,7 @@ class NestedCodec(_core.NestedCodec):
         array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
         buffers = array.buffers()
         offsets = 0 if self.inline_bytes else _address(buffers[1])
-        targets = _core.NestedTargets(self)
+        targets = core.NestedTargets(self)
         targets.decode(
             len(array),
             array.offset,
@@ -203,13 +203,13 @@ class NestedCodec(_core.NestedCodec):
             ) from error
 
 
-def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> _core.NestedNode:
+def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> core.NestedNode:
     bit, at = next(places, _NO_PLACE)
     children = tuple(
         _node(child, type.name == "map" and i == 0, places)
         for i, (_, child) in enumerate(type.children)
     )
-    return _core.NestedNode(
+    return core.NestedNode(
         type.name,
         0 if type.is_nested else type.code,
         type.precision,
@@ -227,7 +227,7 @@ def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> _
 # -- Arrow in
 
 
-def _bind(columns: _core.NestedColumns, i: int, array: Any, type: StateType, what: str) -> int:
+def _bind(columns: core.NestedColumns, i: int, array: Any, type: StateType, what: str) -> int:
     """Tell where type `i` of the preorder and all below it lie; returns the next one's number."""
     if not type.is_nested:
         array = as_array(array, type, what)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from pystate import _core
+from pystate._core import core
 from pystate.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.types import ddl
@@ -157,7 +157,7 @@ class StateType:
         """The core's number for the type, part of the file format."""
         if self.is_nested:
             return _FIXED_CODE if self.is_inline else _NESTED_CODE
-        return _core.TYPE_CODES["timestamp" if self.name == "timestamp_ntz" else self.name]
+        return core.TYPE_CODES["timestamp" if self.name == "timestamp_ntz" else self.name]
 
     @property
     def arrow(self) -> pa.DataType:
@@ -224,7 +224,7 @@ class StateType:
         """The width of a scalar inside a nested value; 0 where it varies."""
         return _WIDTHS.get(self.name, 0)
 
-    def codec(self, name: str, label: str = "") -> _core.Codec:
+    def codec(self, name: str, label: str = "") -> core.Codec:
         """What turns this type's Python values into the core's and back.
 
         Parameters
@@ -239,7 +239,7 @@ class StateType:
             from pystate.types.nested import NestedCodec
 
             return NestedCodec(self, name)
-        return _core.Codec(name, self.code, self.precision, self.scale, self.ddl, label)
+        return core.Codec(name, self.code, self.precision, self.scale, self.ddl, label)
 
     def __repr__(self) -> str:
         return f"StateType({self.ddl!r})"
@@ -491,7 +491,7 @@ def from_code(code: int, precision: int, scale: int) -> StateType:
     -----
     Files do not tell ``timestamp`` and ``timestamp_ntz`` apart: both are 64 bits of microseconds.
     """
-    for name, number in _core.TYPE_CODES.items():
+    for name, number in core.TYPE_CODES.items():
         if number == code:
             return StateType(name, precision, scale)
     raise DeclarationError(f"type code {code} is not known")

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import (
     ClockReading,
     FileRef,

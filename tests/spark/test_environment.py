@@ -120,7 +120,7 @@ def test_an_error_from_a_worker_is_found_again() -> None:
     assert found.__cause__ is spark
     for other in (RuntimeError("pystate.errors.Nonsense: x"), RuntimeError("x")):
         assert original_error(other) is other
-    for module in ("pystate", "pystate._core", "pyarrow"):
+    for module in ("pystate", "pystate._core.core", "pyarrow"):
         lacking = original_error(
             RuntimeError(f"{text}ModuleNotFoundError: No module named '{module}'")
         )

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate import _core
+from pystate._core import core
 from pystate.errors import ClosedError, InvalidArgumentError
 from pystate.types.arrays import reference
 
-SOURCES = sorted(Path(_core.__file__).parent.glob("_core*.p[yx]*"))
+SOURCES = sorted(Path(core.__file__).parent.glob("*.p[yx]*"))
 #: Functions that use nobody's handle.
 NO_HANDLE = {"hash_keys"}
 
@@ -97,8 +97,8 @@ def test_the_rule_sees_what_breaks_it() -> None:
 # -- types that were made by __new__ alone ---------------------------------------------------------
 
 TYPES = sorted(
-    (value for value in vars(_core).values() if isinstance(value, type)
-     and value.__module__ == _core.__name__),
+    (value for value in vars(core).values() if isinstance(value, type)
+     and value.__module__ == core.__name__),
     key=lambda kind: kind.__name__,
 )  # fmt: skip
 
@@ -120,7 +120,7 @@ def unmade(kind: type) -> list[Any]:
 
 def use_unmade(name: str) -> None:
     """Call everything that objects of a type have, with all kinds of arguments."""
-    kind = getattr(_core, name)
+    kind = getattr(core, name)
     for thing in unmade(kind):
         for attribute in dir(kind):
             if attribute in ("__class__", "__init__", "__new__", "__init_subclass__"):
@@ -161,7 +161,7 @@ def test_unmade_objects_raise(kind: type) -> None:
 
 def test_an_unmade_handle_says_so() -> None:
     """In words."""
-    for kind in (ps.KeyBatch, _core.ScalarHandle, _core.TimerService, _core.DueTimers):
+    for kind in (ps.KeyBatch, core.ScalarHandle, core.TimerService, core.DueTimers):
         thing: Any = kind.__new__(kind)
         with pytest.raises(ClosedError, match="made by __new__ alone"):
             {
@@ -185,9 +185,9 @@ def test_what_is_made_is_made_once() -> None:
         again: list[Any] = [
             lambda: table.__init__("x", lambda: None),
             lambda: keys.__init__(table, [array], [n.type]),
-            lambda: _core.Batch.__init__(keys, table, None),
-            lambda: _core.ScalarHandle.__init__(n, table, 0, n.codec, None),
-            lambda: _core.DueTimers.__init__(due, keys, memoryview(b""), None, "event"),
+            lambda: core.Batch.__init__(keys, table, None),
+            lambda: core.ScalarHandle.__init__(n, table, 0, n.codec, None),
+            lambda: core.DueTimers.__init__(due, keys, memoryview(b""), None, "event"),
             lambda: n.codec.__init__("n", 5, 0, 0, "long"),
         ]
         if made is not None:

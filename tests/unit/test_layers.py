@@ -1,7 +1,6 @@
-"""Who may know whom: the layers of the package and of the core, read from their imports.
+"""Who may know whom: the layers of the package, read from its folders and imports.
 
-A new module goes into the layer that it belongs to below; a new arrow between layers is a change
-of the architecture.
+Their order stands in CONTRIBUTING.md; what is imported for type checkers counts as well.
 """
 
 from __future__ import annotations
@@ -18,96 +17,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pystate"
 CORE = ROOT / "csrc"
-
-#: Layer -> its modules, and the layers that it may use beside itself.
-LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "errors": ({"arguments", "errors", "markup"}, set()),
-    "core": ({"_core"}, {"errors"}),
-    "declarations": (
-        {
-            "accumulators",
-            "aggregates",
-            "aggregators",
-            "arrays",
-            "columns",
-            "context",
-            "ddl",
-            "declarations",
-            "durations",
-            "elements",
-            "folds",
-            "functions",
-            "habits",
-            "handles",
-            "keys",
-            "nested",
-            "sketches",
-            "stored",
-            "tables",
-            "ttl",
-            "types",
-        },
-        {"core", "errors"},
-    ),
-    "files": ({"files"}, {"core", "declarations", "errors"}),
-    "storage": (
-        {
-            "document",
-            "history",
-            "host",
-            "janitor",
-            "jobfile",
-            "manifest",
-            "marks",
-            "parts",
-            "refs",
-            "runs",
-            "storage",
-        },
-        {"errors"},
-    ),
-    "backend": (
-        {
-            "backend",
-            "backend_files",
-            "backend_rows",
-            "backend_table",
-            "backend_time",
-            "registry",
-            "snapshots",
-            "timers",
-        },
-        {"core", "declarations", "errors", "files", "storage"},
-    ),
-    "rows": (
-        {"event_time", "output", "output_nested", "rows", "yielded"},
-        {"declarations", "errors"},
-    ),
-    "runtime": ({"calls", "drain", "runtime"}, {"backend", "declarations", "errors", "rows"}),
-    "testing": (
-        {"faults", "feeding", "ranges", "testing", "trial"},
-        {"backend", "declarations", "errors", "rows", "runtime"},
-    ),
-    "housekeeping": ({"maintenance", "rescale", "retention"}, {"errors", "files", "storage"}),
-    "coordinator": (
-        {
-            "clock",
-            "coordinator",
-            "epoch",
-            "evaluation",
-            "evolution",
-            "ownership",
-            "rivals",
-            "settling",
-            "succession",
-        },
-        {"errors", "housekeeping", "storage"},
-    ),
-    "live state": (
-        {"attach", "embedded", "inspection", "planned", "upkeep"},
-        {"backend", "declarations", "errors", "files", "housekeeping", "storage"},
-    ),
-}
 
 CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "public": ({"pystate"}, set()),
@@ -197,97 +106,129 @@ def layer_of(module: str, layers: dict[str, tuple[set[str], set[str]]]) -> str:
     return found[0]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Absolute names of everything that a file imports, lazily too, but for type checkers only."""
+def entries() -> list[set[str]]:
+    """The rows of CONTRIBUTING's table of the package, lowest layer first: names in `pystate/`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `pystate/([^|]+)\|", text, re.M)
+    return [{re.sub(r"(\.py|/)$", "", n) for n in re.split(r"[`\s]+", row) if n} for row in rows]
+
+
+ROWS = entries()
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a folder's `__init__` by the folder's."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+#: They export what is below them, and belong to no layer.
+FACES = {"pystate", "pystate.spark", "pystate.testing"}
+
+
+def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
+    """Absolute names of everything that a file imports: at its top, lazily, for type checkers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If)
-        and isinstance(block.test, ast.Name)
-        and block.test.id == "TYPE_CHECKING"
-        for statement in block.body
-        for node in ast.walk(statement)
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
     }
     for node in ast.walk(tree):
-        if id(node) in typing_only:
+        if id(node) in guarded and not typing:
             continue
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def modules_used(path: Path) -> set[str]:
-    """Modules of the package, by their first part, that a file imports."""
-    known = {p.stem for p in PACKAGE.glob("*.py")} | {"_core", "spark", "examples"}
-    used = {name.split(".")[1] for name in imports(path) if name.startswith("pystate.")}
-    return used & known
+def used(name: str) -> set[str]:
+    """Modules of the package that a module imports, without the faces."""
+    found = set()
+    for imported in imports(MODULES[name]):
+        while imported not in MODULES and "." in imported:
+            imported = imported.rpartition(".")[0]
+        found.add(imported)
+    return (found & set(MODULES)) - FACES - {name}
 
 
-MODULES = sorted(p for p in PACKAGE.glob("*.py") if p.stem not in ("__init__", "__main__", "cli"))
+def entry(name: str) -> str:
+    """The file or folder of `pystate/` that a module lies in."""
+    return name.split(".")[1]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
-def test_a_module_uses_only_the_layers_below(path: Path) -> None:
-    own = layer_of(path.stem, LAYERS)
-    allowed = LAYERS[own][1] | {own}
-    for used in modules_used(path) - {path.stem}:
-        assert used not in ("spark", "examples"), f"{path.stem} imports pystate.{used}"
-        assert layer_of(used, LAYERS) in allowed, f"{path.stem} ({own}) imports {used}"
+def row_of(name: str) -> int:
+    [row] = [number for number, names in enumerate(ROWS) if entry(name) in names]
+    return row
 
 
-def test_the_layers_have_no_cycle() -> None:
-    for layers in (LAYERS, CORE_LAYERS):
-        done: set[str] = set()
-        while len(done) < len(layers):
-            ready = {name for name, (_, uses) in layers.items() if uses <= done} - done
-            assert ready, f"a cycle among {sorted(set(layers) - done)}"
-            done |= ready
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Who reaches himself, with all whom he meets on the way back."""
+    reached = {}
+    for start in arrows:
+        todo, seen = list(arrows[start]), set()
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += arrows.get(at, ())
+        reached[start] = seen
+    return [{n for n in reached[s] if s in reached.get(n, ())} for s in arrows if s in reached[s]]
 
 
-def test_every_listed_module_exists_and_none_twice() -> None:
-    listed = [m for modules, _ in LAYERS.values() for m in modules]
-    assert len(listed) == len(set(listed))
-    assert set(listed) - {"_core"} == {p.stem for p in MODULES}
+INNER = sorted(set(MODULES) - FACES)
 
 
-def test_the_coordinator_never_reaches_live_state() -> None:
-    reached, todo = set(), {"coordinator"}
-    while todo:
-        module = todo.pop()
-        reached.add(module)
-        path = PACKAGE / f"{module}.py"
-        if path.exists():
-            todo |= modules_used(path) - reached
-    assert not reached & {"attach", "backend", "embedded", "snapshots"}
+def test_the_table_names_all_and_only_what_is_there() -> None:
+    listed = [name for names in ROWS for name in names]
+    assert len(listed) == len(set(listed)), listed
+    assert set(listed) == {entry(name) for name in MODULES if name != "pystate"}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_module_uses_only_the_layers_below(name: str) -> None:
+    for other in used(name):
+        assert row_of(other) <= row_of(name), f"{name} imports {other}"
+
+
+def test_no_circle_of_folders() -> None:
+    arrows: dict[str, set[str]] = {entry(name): set() for name in INNER}
+    for name in INNER:
+        arrows[entry(name)] |= {entry(other) for other in used(name)} - {entry(name)}
+    assert circles(arrows) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}, {"b", "c"}]
 
 
 def test_only_the_spark_layer_imports_pyspark() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE).parts
-        if parts[0] in ("spark", "examples"):
+    for name, path in MODULES.items():
+        if name != "pystate" and entry(name) in ("spark", "examples"):
             continue
-        roots = {name.split(".")[0] for name in imports(path)}
+        roots = {imported.split(".")[0] for imported in imports(path, typing=False)}
         assert not roots & {"pyspark", "py4j"}, path
 
 
-def test_spark_does_not_know_the_examples() -> None:
-    for path in (PACKAGE / "spark").rglob("*.py"):
-        assert "examples" not in modules_used(path), path
-
-
 def test_only_core_knows_the_header() -> None:
-    for path in [*PACKAGE.glob("*.pyx"), *PACKAGE.glob("*.pxi"), *PACKAGE.glob("*.pxd")]:
+    folder = PACKAGE / "_core"
+    for path in [*folder.glob("*.pyx"), *folder.glob("*.pxi"), *folder.glob("*.pxd")]:
         text = path.read_text(encoding="utf-8")
         headers = set(re.findall(r'cdef extern from "([^"]+)"', text))
-        wanted = {"pystate.h"} if path.stem == "_cpystate" else {"Python.h", "pthread.h"}
+        wanted = {"pystate.h"} if path.stem == "cpystate" else {"Python.h", "pthread.h"}
         assert headers <= wanted, path
         for name in re.findall(r"^\s*(?:from|c?import)\s+(pystate[.\w]*)", text, re.M):
-            assert name in ("pystate", "pystate._cpystate"), (path, name)
+            assert name in ("pystate", "pystate._core.cpystate"), (path, name)
         for names in re.findall(r"^\s*from pystate import (.+)$", text, re.M):
             assert names == "errors", path
 

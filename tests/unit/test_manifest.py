@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pystate._core import range_bounds
+from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
     FORMAT_VERSION,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import pystate as ps
-from pystate import _core
+from pystate._core import core
 from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.host import choose_home, counted_home
@@ -34,7 +34,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], Memor
     """Gives this process a limit of its own; returns what tells how much is taken."""
 
     def set_limit(limit_bytes: int) -> Callable[[], MemoryUse]:
-        budget = _core.Budget(limit_bytes)
+        budget = core.Budget(limit_bytes)
         for module in ("backend.table", "checkpoint.state_files"):
             monkeypatch.setattr(f"pystate.{module}.process_budget", lambda: budget)
         return lambda: MemoryUse(*budget.stats())

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import types as st
 
 import pystate as ps
-from pystate import _core
+from pystate._core import core
 from pystate.errors import DeclarationError, StateOverflowError, WrongTypeError
 from pystate.operator.output import parse_columns
 from pystate.types.arrays import as_array, from_parts, hash_keys, key_groups
@@ -337,15 +337,15 @@ def test_key_groups_take_the_hash_as_signed() -> None:
     for parallelism in (1, 3, 128, 32768):
         wanted = [int(h.astype(np.int64)) % parallelism for h in hashes]
         assert key_groups(hashes, parallelism).tolist() == wanted
-        assert [_core.key_group(int(h), parallelism) for h in hashes] == wanted
+        assert [core.key_group(int(h), parallelism) for h in hashes] == wanted
 
 
 def test_ranges_are_flinks() -> None:
-    assert [_core.range_bounds(i, 128, 3) for i in range(3)] == [(0, 42), (43, 85), (86, 127)]
+    assert [core.range_bounds(i, 128, 3) for i in range(3)] == [(0, 42), (43, 85), (86, 127)]
     for total, parts in ((128, 3), (7, 7), (32768, 11), (10, 4)):
         for i in range(parts):
-            first, last = _core.range_bounds(i, total, parts)
-            assert {_core.range_of(g, total, parts) for g in range(first, last + 1)} == {i}
+            first, last = core.range_bounds(i, total, parts)
+            assert {core.range_of(g, total, parts) for g in range(first, last + 1)} == {i}
 
 
 # -- types of PySpark

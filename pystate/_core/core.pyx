@@ -31,7 +31,7 @@ from posix.unistd cimport pread
 cimport cython
 cimport cpython.datetime as cdt
 
-from pystate._cpystate cimport *
+from pystate._core.cpystate cimport *
 
 import datetime
 import operator
@@ -148,22 +148,22 @@ cdef int check(pst_status status, const pst_detail *detail, str where, Schema sc
     raise make_error(status, detail, where, schema)
 
 
-include "_core_guard.pxi"
-include "_core_budget.pxi"
-include "_core_instants.pxi"
-include "_core_cells.pxi"
-include "_core_nested_bytes.pxi"
-include "_core_nested.pxi"
-include "_core_nested_columns.pxi"
-include "_core_nested_targets.pxi"
-include "_core_lineage.pxi"
-include "_core_table.pxi"
-include "_core_handles.pxi"
-include "_core_files.pxi"
-include "_core_rows.pxi"
-include "_core_elements.pxi"
-include "_core_maps.pxi"
-include "_core_timers.pxi"
+include "guard.pxi"
+include "budget.pxi"
+include "instants.pxi"
+include "cells.pxi"
+include "nested_bytes.pxi"
+include "nested.pxi"
+include "nested_columns.pxi"
+include "nested_targets.pxi"
+include "lineage.pxi"
+include "table.pxi"
+include "handles.pxi"
+include "files.pxi"
+include "rows.pxi"
+include "elements.pxi"
+include "maps.pxi"
+include "timers.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------
