@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pystate import KeyedStateBackend
-    from pystate.state.declarations import State
+    from pystate.state.declaration import State
 
     Works = dict[str, Work]
 
@@ -51,7 +51,7 @@ def repeated(n_keys: int, times: int) -> Iterator[np.ndarray[Any, np.dtype[np.in
         yield np.arange(n_keys, dtype=np.int64)
 
 
-def backend_of(**states: State) -> KeyedStateBackend:
+def backend_of(**states: State[Any]) -> KeyedStateBackend:
     """A heap table with a long key."""
     return ps.KeyedStateBackend(key="long", states=states)
 
@@ -265,7 +265,7 @@ def add_works(scale: Scale, scalar: bool, *, mean: bool) -> Works:
     n_keys, rows = scale.elements, rows_of(scale, scalar)
     keys: Any = random_keys(n_keys, rows)
     values: Any = random_values(rows, 1_000, 43)
-    state: State = ps.ReducingState("long", operator.add)
+    state: State[Any] = ps.ReducingState("long", operator.add)
     if mean:
         values = values.astype(np.float64)
         state = ps.AggregatingState(ps.Mean(), "double")

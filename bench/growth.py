@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pystate import KeyedStateBackend
-    from pystate.state.declarations import State
+    from pystate.state.declaration import State
 
 ADDED = 1_000
 """Elements of an epoch."""
@@ -36,7 +36,7 @@ class Kind:
     """What grows: elements come by `add`, from numpy columns of names and values."""
 
     name: str
-    state: State
+    state: State[Any]
     add: Callable[[KeyedStateBackend, Any, Any], None]
     in_order: bool
     peer: Callable[[Any, Any, Any], None]

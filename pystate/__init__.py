@@ -62,6 +62,7 @@ from pystate.functions.aggregates import count, max, mean, min, sum
 from pystate.functions.base import KeyedProcessFunction, RuntimeContext, VectorizedFunction
 from pystate.inspection import read_state, scan_state
 from pystate.operator.drain import MAX_WATERMARK
+from pystate.state.aggregating import AggregatingHandle, AggregatingState
 from pystate.state.aggregators import (
     AggregateFunction,
     ApproxDistinct,
@@ -75,17 +76,12 @@ from pystate.state.aggregators import (
     TopK,
     Variance,
 )
-from pystate.state.declarations import (
-    AggregatingState,
-    ListState,
-    MapState,
-    ReducingState,
-    ValueState,
-)
-from pystate.state.elements import ListHandle, MapHandle
-from pystate.state.folds import AggregatingHandle, ReducingHandle
-from pystate.state.handles import KeyBatch, ValueHandle
+from pystate.state.key_batch import KeyBatch
+from pystate.state.list import ListHandle, ListState
+from pystate.state.map import MapHandle, MapState
+from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
+from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
 
 __version__ = "0.1.0"

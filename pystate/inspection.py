@@ -27,7 +27,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage, open_storage
 from pystate.errors import CheckpointError
-from pystate.state.stored import declared_as
+from pystate.state.kinds import declared_as
 from pystate.types.state_type import StateType
 
 __all__ = ["StateScan", "read_all", "read_state", "scan_state"]

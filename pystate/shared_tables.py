@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, KeyLike, Lineage, parse_key
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
@@ -44,7 +44,7 @@ from pystate.errors import (
     TableMismatchError,
 )
 from pystate.host import TableHome
-from pystate.state.declarations import State
+from pystate.state.declaration import State
 
 if TYPE_CHECKING:
     from pystate.types.state_type import StateType
@@ -74,7 +74,7 @@ class TableSpec:
     home: TableHome
     uid: str
     key: KeyLike
-    states: Mapping[str, State]
+    states: Mapping[str, State[Any]]
     max_parallelism: int
     limit_bytes: int = 0
     lock_timeout_ms: int = 6000

@@ -54,8 +54,8 @@ from pystate.errors import (
     TableBusyError,
 )
 from pystate.markup import bytes_shown, panel
-from pystate.state.declarations import State
-from pystate.state.handles import KeyBatch
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
 from pystate.state.registry import refuse_pickled
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Store:
         path: str | os.PathLike[str],
         *,
         key: KeyLike,
-        states: Mapping[str, State],
+        states: Mapping[str, State[Any]],
         max_parallelism: int | None = None,
         limit_bytes: int = 0,
         retained: int = 3,
@@ -482,7 +482,7 @@ def open(
     path: str | os.PathLike[str],
     *,
     key: KeyLike,
-    states: Mapping[str, State],
+    states: Mapping[str, State[Any]],
     max_parallelism: int | None = None,
     limit_bytes: int = 0,
     retained: int = 3,

@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.host import TableHome
 from pystate.shared_tables import Attachment, TableCache, TableSpec
-from pystate.state.declarations import ValueState
+from pystate.state.value import ValueState
 
 KEY = {"k": "long"}
 STATES = {"n": ValueState("long", default=0), "s": ValueState("string")}

@@ -28,7 +28,7 @@ from pystate.checkpoint.state_files import (
     verify_file,
 )
 from pystate.errors import InvalidArgumentError, LineageError
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyLike, key_columns, parse_key
 

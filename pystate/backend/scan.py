@@ -13,8 +13,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.backend.snapshots import SealedReader
 from pystate.backend.table import BackendTable
-from pystate.state.declarations import AggregatingState, ListState, MapState, State
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 
 __all__ = ["BackendRows"]
 
@@ -73,7 +72,7 @@ class BackendRows(BackendTable):
     def arrow_schema(self) -> pa.Schema:
         """The columns of `to_arrow`."""
         keys = [pa.field(name, type_.arrow) for name, type_ in self._key_columns()]
-        states = [pa.field(name, _arrow_type(d)) for name, d in self.declarations.items()]
+        states = [pa.field(name, d.arrow_type) for name, d in self.declarations.items()]
         return pa.schema([*keys, *states])
 
     def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
@@ -102,14 +101,3 @@ class BackendRows(BackendTable):
             namespace=self.namespace,
             timers=self._states.has_timers,
         )
-
-
-def _arrow_type(declaration: State) -> pa.DataType:
-    type_ = declaration.type.arrow
-    if isinstance(declaration, ListState):
-        return pa.list_(type_)
-    if isinstance(declaration, MapState):
-        return pa.map_(declaration.key_type.arrow, type_)
-    if isinstance(declaration, AggregatingState) and declaration.bound is not None:
-        return declaration.bound.result_type
-    return type_

@@ -6,7 +6,6 @@ Thread safety: each object may be used by one thread at a time, any thread, besi
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,8 +16,9 @@ from pystate._core import core
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.errors import InvalidArgumentError
 from pystate.state.columns import NAMESPACE, core_schema, timers_column
-from pystate.state.declarations import State, ValueState
+from pystate.state.declaration import State
 from pystate.types.arrays import decoded, from_parts
+from pystate.types.codecs import codec_of
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class SealedReader:
         self,
         table: core.Table | None,
         key: Sequence[tuple[str, StateType]],
-        states: Mapping[str, State],
+        states: Mapping[str, State[Any]],
         path: str | os.PathLike[str] | None = None,
         where: str = "reader",
         *,
@@ -128,10 +128,10 @@ class SealedReader:
             columns.append(timers_column())
         schema = core_schema(self._keys, namespace, columns)
         self._reader = core.Reader(table, schema, path, where)
-        self._states: dict[str, tuple[int, ValueState]] = {}
+        self._states: dict[str, tuple[int, State[Any]]] = {}
         column = 0
         for name, declaration in states.items():
-            if isinstance(declaration, ValueState):
+            if declaration.in_readers:
                 self._states[name] = column, declaration
             column += len(declaration.columns(name))
 
@@ -165,14 +165,10 @@ class SealedReader:
         found = self._reader.get(key)
         if found is None:
             return None
-        result = {}
-        for name, (column, declaration) in self._states.items():
-            value = found[column]
-            if value is None:
-                result[name] = declaration.default
-            else:
-                result[name] = pickle.loads(value) if declaration.type.is_object else value
-        return result
+        return {
+            name: declaration.loaded(name, found[column])
+            for name, (column, declaration) in self._states.items()
+        }
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows: key columns, then value states, null where absent; objects are pickled."""
@@ -188,7 +184,7 @@ class SealedReader:
             ]
             for name, (column, declaration) in self._states.items():
                 stored = from_parts(declaration.type, n, *parts[n_keys + column])
-                arrays.append(decoded(stored, declaration.type, declaration.type.codec(name)))
+                arrays.append(decoded(stored, declaration.type, codec_of(declaration.type, name)))
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _arrow_schema(self) -> pa.Schema:

@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -26,17 +26,8 @@ from pystate.checkpoint.state_files import Lineage
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.memory import process_budget
 from pystate.state.columns import NAMESPACE, core_schema
-from pystate.state.declarations import (
-    AggregatingState,
-    ListState,
-    MapState,
-    ReducingState,
-    State,
-    ValueState,
-)
-from pystate.state.elements import ListHandle, MapHandle
-from pystate.state.folds import AggregatingHandle, ReducingHandle
-from pystate.state.handles import KeyBatch, ValueHandle
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
 from pystate.state.registry import StateRegistry, unknown_state
 from pystate.types.keys import KeyColumns, KeyLike, describe, parse_key
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
@@ -48,6 +39,8 @@ __all__ = ["BackendTable"]
 
 
 _MOST = (1 << 63) - 1
+
+H = TypeVar("H")
 
 
 class BackendTable:
@@ -71,7 +64,7 @@ class BackendTable:
         self,
         key: KeyLike,
         *,
-        states: Mapping[str, State] | None = None,
+        states: Mapping[str, State[Any]] | None = None,
         max_parallelism: int = 128,
         key_group_range: tuple[int, int] | None = None,
         home: Literal["heap", "shared", "disk"] = "heap",
@@ -137,25 +130,7 @@ class BackendTable:
 
     # -- states
 
-    @overload
-    def register(self, name: str, declaration: ValueState) -> ValueHandle: ...
-
-    @overload
-    def register(self, name: str, declaration: ListState) -> ListHandle: ...
-
-    @overload
-    def register(self, name: str, declaration: MapState) -> MapHandle: ...
-
-    @overload
-    def register(self, name: str, declaration: ReducingState) -> ReducingHandle: ...
-
-    @overload
-    def register(self, name: str, declaration: AggregatingState) -> AggregatingHandle: ...
-
-    @overload
-    def register(self, name: str, declaration: State) -> Any: ...
-
-    def register(self, name: str, declaration: State) -> Any:
+    def register(self, name: str, declaration: State[H]) -> H:
         """Declare a state and get its handle; the same declaration again gives the same handle.
 
         Raises
@@ -163,7 +138,8 @@ class BackendTable:
         DeclarationError
             The name is taken by another declaration or a key column, or the table is open already.
         """
-        return self._states.register(name, declaration)
+        handle: H = self._states.register(name, declaration)
+        return handle
 
     @property
     def states(self) -> Mapping[str, Any]:
@@ -171,7 +147,7 @@ class BackendTable:
         return self._states.handles
 
     @property
-    def declarations(self) -> Mapping[str, State]:
+    def declarations(self) -> Mapping[str, State[Any]]:
         """The declarations by name, in the order of the table's columns."""
         return self._states.declarations
 

@@ -10,7 +10,7 @@ from typing import Any
 from pystate.arguments import integer
 from pystate.backend.table import BackendTable
 from pystate.backend.timers import DueTimers, TimeDomain
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 
 __all__ = ["BackendTime"]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pystate._core import core
-from pystate.state.handles import KeyBatch, checked_batch
+from pystate.state.key_batch import KeyBatch, checked_batch
 from pystate.types.arrays import as_array, check_rows, is_many, reference
 from pystate.types.state_type import StateType
 

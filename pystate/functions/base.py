@@ -20,8 +20,8 @@ import pyarrow as pa
 from pystate.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.functions.context import RuntimeContext
-from pystate.state.declarations import State
-from pystate.state.handles import KeyBatch
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
 __all__ = [
@@ -359,11 +359,11 @@ class VectorizedFunction(StatefulFunction):
 class Registry(Protocol):
     """What states are registered with: a backend."""
 
-    def register(self, name: str, declaration: State) -> Any:
+    def register(self, name: str, declaration: State[Any]) -> Any:
         """Return the state's handle."""
 
 
-def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State]:
+def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State[Any]]:
     """The states of a function or its class by name, those of base classes first.
 
     Examples

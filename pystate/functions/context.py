@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 from pystate.errors import InvalidArgumentError
 from pystate.state.habits import Elsewhere
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 
 __all__ = ["RuntimeContext", "Task", "TimeDomain", "Timers"]
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.timers import DueTimers
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
-from pystate.functions.context import TimeDomain
+from pystate.functions.context import RuntimeContext, TimeDomain
+from pystate.operator.drain import EndingTimers
+from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.rows import RowFactory, key_maker, python_values
 from pystate.types.keys import leaf
-
-if TYPE_CHECKING:
-    from pystate.operator.runtime import FunctionRuntime
 
 __all__ = [
     "OUTPUT_ROWS",
@@ -51,13 +51,30 @@ _ROWS_KEYS = (
 Firing: TypeAlias = "Generator[Any, None, int]"
 
 
+class Run(Protocol):
+    """The run of a function in a task, as its calls see it."""
+
+    spec: FunctionSpec
+    backend: KeyedStateBackend
+    context: RuntimeContext
+    named: bool
+    """Whether there are namespaces."""
+    row_clock: Callable[[int | None], None] | None
+    """Tells the backend the event time of what is handled next, where a state needs it."""
+    ending: EndingTimers | None
+    """Where timers are registered once event time has ended."""
+
+    def leave_namespace(self) -> None:
+        """Go back to the default namespace, after a call that may have left it."""
+
+
 class Calls:
     """How a function of one shape is called; the shapes below fill it in."""
 
     #: Whether a call is about one key, which is current.
     one_key = True
 
-    def __init__(self, run: FunctionRuntime) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
         self.function: Any = run.spec.function
         self.context = run.context
@@ -133,7 +150,7 @@ class Calls:
 class _KeyedCalls(Calls):
     """What the shapes of `KeyedProcessFunction` share: `on_timer`, and rows that are held back."""
 
-    def __init__(self, run: FunctionRuntime) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.emitted: list[Any] = []
         self._timers_return = self.returns("on_timer")
@@ -197,7 +214,7 @@ class _KeyedCalls(Calls):
 class RowCalls(_KeyedCalls):
     """`KeyedProcessFunction.process`: one call per row, keys looked up a batch at a time."""
 
-    def __init__(self, run: FunctionRuntime) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._factory = RowFactory(run.spec.columns)
 
@@ -252,7 +269,7 @@ class _KeyRowsCalls(_KeyedCalls):
     The task's rows of the epoch are held until the input ends.
     """
 
-    def __init__(self, run: FunctionRuntime) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._batches: list[pa.RecordBatch] = []
         self._times: list[pa.Array[Any]] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from pystate.errors import EvaluationError
 from pystate.functions.context import TimeDomain, Timers
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 
 __all__ = ["MAX_WATERMARK", "EndingTimers"]
 

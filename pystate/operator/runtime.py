@@ -1,6 +1,6 @@
 """Runs a stateful function over one task's rows; Spark's bodies and the test harness drive it.
 
-Thread safety: a `FunctionSpec` is immutable; a `FunctionRuntime` belongs to one task and thread.
+Thread safety: a `FunctionRuntime` belongs to one task and thread.
 
 Invariants
 ----------
@@ -14,15 +14,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.arguments import text
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import (
     DeclarationError,
@@ -50,23 +48,13 @@ from pystate.operator.call_shapes import (
 )
 from pystate.operator.drain import MAX_WATERMARK, EndingTimers
 from pystate.operator.event_time import event_times, instants
-from pystate.operator.output import Output
-from pystate.operator.rows import RowFactory
-from pystate.state.handles import KeyBatch
-from pystate.types.state_type import StateType
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.state.key_batch import KeyBatch
 
 __all__ = [
-    "DROP_LATE",
-    "PROCESS_LATE",
     "FunctionRuntime",
-    "FunctionSpec",
     "Side",
-    "checked_late",
-    "late_tag",
 ]
-
-#: What becomes of late rows, where it is not the tag of a side output.
-PROCESS_LATE, DROP_LATE = "process", "drop"
 
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
@@ -80,94 +68,6 @@ _NO_EVENT_TIME = (
 
 #: Takes a tag and a piece of that side output.
 Side: TypeAlias = "Callable[[str, Any], None]"
-
-
-@dataclass(frozen=True)
-class FunctionSpec:
-    """A function and how an operator's rows become its calls. Pickled to the workers.
-
-    Attributes
-    ----------
-    function : KeyedProcessFunction or VectorizedFunction
-        An instance.
-    key : tuple of str
-        The key columns.
-    columns : tuple of str
-        All columns of the input, in order.
-    output : Output
-        What it yields.
-    event_time : str or callable, optional
-        The column that says when a row happened; see `event_times` for its types. For elements
-        that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
-    side_outputs : mapping of str to Output
-        By tag, what `RuntimeContext.output` takes.
-    late : str
-        What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
-        output to which they go instead of the function. If `side_outputs` has the tag too, they
-        are cast to its columns, else they have the input's.
-    key_types : tuple of StateType
-        Of the columns that the key is made of, where one of them is a struct, of which `key` names
-        the fields.
-
-    Raises
-    ------
-    DeclarationError
-        The function has none or too many of the methods.
-    InvalidArgumentError
-        Two columns have one name, there is no column of that name for the event time, or none at
-        all for late rows.
-    """
-
-    function: StatefulFunction
-    key: tuple[str, ...]
-    columns: tuple[str, ...]
-    output: Output
-    event_time: str | Callable[[Any], object] | None = None
-    side_outputs: Mapping[str, Output] = field(default_factory=dict)
-    late: str = PROCESS_LATE
-    key_types: tuple[StateType, ...] = ()
-
-    def __post_init__(self) -> None:
-        if shape(self.function) == "process":
-            RowFactory(self.columns)
-        namespace_type(self.function)
-        if isinstance(self.event_time, str) and self.event_time not in self.columns:
-            raise InvalidArgumentError(
-                f"event_time={self.event_time!r} is not a column; columns: "
-                f"{', '.join(self.columns)}"
-            )
-        if self.late != PROCESS_LATE and self.event_time is None:
-            raise InvalidArgumentError(
-                f"late={self.late!r}: rows are late by their event time; name its "
-                "column with event_time"
-            )
-
-    @property
-    def late_tag(self) -> str | None:
-        """The side output that takes late rows, if one does."""
-        return late_tag(self.late)
-
-
-def late_tag(late: str) -> str | None:
-    """The side output that takes late rows, if one does."""
-    return None if late in (PROCESS_LATE, DROP_LATE) else late
-
-
-def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
-    """Return what becomes of late rows.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no string; or a side output is called as one of the two words is.
-    """
-    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
-    for word in (PROCESS_LATE, DROP_LATE):
-        if word in sides:
-            raise InvalidArgumentError(
-                f"{owner}: side_outputs: {word!r} says what becomes of late rows, and is no tag"
-            )
-    return found
 
 
 class FunctionRuntime:
@@ -229,7 +129,9 @@ class FunctionRuntime:
         domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
         self._has_ttl = bool(domains)
         #: Tells the backend the event time of what is handled next, where a state needs it.
-        self.row_clock = self._set_clock if "event" in domains else None
+        self.row_clock: Callable[[int | None], None] | None = (
+            self._set_clock if "event" in domains else None
+        )
         self._calls: Calls = SHAPES[shape(spec.function)](self)
 
     def open(self) -> None:

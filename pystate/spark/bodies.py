@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 from pystate.errors import StateOverflowError
 from pystate.functions.base import RuntimeContext
 from pystate.operator.event_time import event_times
+from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import FunctionRuntime, FunctionSpec
+from pystate.operator.runtime import FunctionRuntime
 from pystate.spark.worker import RangeTask
-from pystate.state.handles import KeyBatch
+from pystate.state.key_batch import KeyBatch
 
 __all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
 

@@ -52,7 +52,7 @@ from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nes
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.state.declarations import State
+    from pystate.state.declaration import State
 
 __all__ = ["Evaluation", "Split", "TableOptions"]
 
@@ -177,7 +177,7 @@ class Evaluation:
         self,
         uid: str,
         keys: KeySchema,
-        states: Mapping[str, State],
+        states: Mapping[str, State[Any]],
         *,
         allowed_delay_ms: int | None = None,
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
@@ -438,7 +438,7 @@ def large_batches(session: SparkSession) -> Iterator[None]:
 def _check_table(
     uid: str,
     keys: KeySchema,
-    states: Mapping[str, State],
+    states: Mapping[str, State[Any]],
     namespace: StateType | None,
     timers: bool,
 ) -> None:

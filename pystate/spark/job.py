@@ -26,7 +26,7 @@ from pystate.coordinator.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.functions.base import KeyedProcessFunction
 from pystate.inspection import read_all
-from pystate.operator.runtime import PROCESS_LATE
+from pystate.operator.function_spec import PROCESS_LATE
 from pystate.spark.arguments import (
     checked_callback,
     checked_count,

@@ -24,8 +24,8 @@ from pystate.functions.base import (
     require_state,
     sent,
 )
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.spark.arguments import (
     OrderBy,
     allowed_delay_ms,
@@ -46,7 +46,8 @@ from pystate.spark.schemas import (
     refuse_reserved,
 )
 from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
-from pystate.state.declarations import State, ValueState
+from pystate.state.declaration import State
+from pystate.state.value import ValueState
 from pystate.types.ddl import quoted
 from pystate.types.durations import Duration
 from pystate.types.state_type import StateType, parse_type
@@ -365,7 +366,7 @@ class _AggregatePlan:
     def __init__(self, owner: str, schema: st.StructType) -> None:
         self._owner = owner
         self._schema = schema
-        self.states: dict[str, State] = {}
+        self.states: dict[str, State[Any]] = {}
         self.updates: list[StateUpdate] = []
         self.inputs: dict[str, Column] = {}
         self.results: list[tuple[str, str | None]] = []

@@ -23,8 +23,8 @@ from pystate.functions.base import (
     sent,
     shape,
 )
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import RowsAsYielded
-from pystate.operator.runtime import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.routing import KeyRouter, Routed, route_rdd

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from pystate.backend.keyed import KeyedStateBackend
-    from pystate.state.declarations import State
+    from pystate.state.declaration import State
     from pystate.types.state_type import StateType
 
 __all__ = ["STAGING", "ArrowOperator", "Body", "OperatorPlan", "RangeTask"]
@@ -74,7 +74,7 @@ class OperatorPlan:
 
     uid: str
     key_schema: KeySchema
-    states: Mapping[str, State]
+    states: Mapping[str, State[Any]]
     ranges: Sequence[RangeState]
     storage: CheckpointStorage
     application: bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,54 @@ from pystate.errors import CorruptFileError, InvalidArgumentError
 from pystate.state.sketches import estimate
 from pystate.types.state_type import StateType
 
-if TYPE_CHECKING:
-    from pystate.state.aggregators import Aggregator
-
-__all__ = ["COLUMN", "DISTINCT", "FIRST", "LAST", "MEAN", "TOP_K", "VARIANCE", "BoundAggregator"]
+__all__ = [
+    "COLUMN",
+    "DISTINCT",
+    "FIRST",
+    "LAST",
+    "MEAN",
+    "TOP_K",
+    "VARIANCE",
+    "Aggregates",
+    "BoundAggregator",
+    "Operation",
+]
 
 #: The core's numbers of accumulators, part of the file format; 0: an operation on a column.
 COLUMN, MEAN, VARIANCE, FIRST, LAST, TOP_K, DISTINCT = range(7)
 
+#: What `PST_ADD`, `PST_MIN` and `PST_MAX` do to a column.
+Operation: TypeAlias = Literal["add", "min", "max"]
+
 _MOST_FIXED_BYTES = 256
 
 _Words = npt.NDArray[np.uint64]
+
+
+class Aggregates(Protocol):
+    """What an aggregator says of itself."""
+
+    @property
+    def kind(self) -> int:
+        """The core's number of the accumulator's kind."""
+
+    @property
+    def operation(self) -> Operation | None:
+        """What is done to a column, where that is all."""
+
+    @property
+    def parameter(self) -> int:
+        """The core's parameter: `k`, or the precision; else 0."""
+
+    @property
+    def freedom(self) -> int:
+        """What a variance's divisor is less than the number of values."""
+
+    def column(self, type: StateType) -> StateType | None:
+        """The type of the one column that is kept, for a column operation."""
+
+    def result_type(self, type: StateType) -> pa.DataType:
+        """The Arrow type of the results for values of `type`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +91,7 @@ class BoundAggregator:
     2.5
     """
 
-    aggregator: Aggregator
+    aggregator: Aggregates
     input: StateType
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from pystate.state.accumulators import (
     TOP_K,
     VARIANCE,
     BoundAggregator,
+    Operation,
 )
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
@@ -43,9 +44,6 @@ __all__ = [
     "TopK",
     "Variance",
 ]
-
-#: What `PST_ADD`, `PST_MIN` and `PST_MAX` do to a column.
-Operation: TypeAlias = Literal["add", "min", "max"]
 
 _INTEGERS = ("byte", "short", "int", "long")
 _FLOATS = ("float", "double")

@@ -6,13 +6,11 @@ Pure functions and immutable values, safe from any thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pystate._core import core
+from pystate.types.codecs import codec_of
 from pystate.types.state_type import StateType, from_code, parse_type
-
-if TYPE_CHECKING:
-    from pystate.state.accumulators import BoundAggregator
 
 __all__ = [
     "ELEMENT",
@@ -23,11 +21,9 @@ __all__ = [
     "TIMERS",
     "VALUE",
     "Column",
-    "accumulator_column",
+    "column_of",
     "core_schema",
     "key_column",
-    "list_column",
-    "map_column",
     "time_column",
     "timers_column",
     "value_column",
@@ -44,7 +40,7 @@ ELEMENT = "#element"
 
 _TIMERS_NAME = "#timers"
 _TIME_SUFFIX = "#time"
-_LONG, _INT, _BINARY = StateType("long"), StateType("int"), StateType("binary")
+_LONG, _INT = StateType("long"), StateType("int")
 _FIXED_CODE, _NESTED_CODE = core.FIXED, core.NESTED
 
 
@@ -146,7 +142,8 @@ def _plain(type: StateType) -> StateType:
     return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
-def _of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
+def column_of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
+    """A column of values of a type."""
     return Column(
         name,
         type.code,
@@ -154,56 +151,29 @@ def _of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
         type.scale,
         type.ddl,
         width=type.inline_bytes,
-        codec=type.codec(name, label),
+        codec=codec_of(type, name, label),
         **more,
     )
 
 
 def key_column(name: str, type: StateType) -> Column:
     """A column of the key, or its namespace."""
-    return _of(name, type, f"key column {name!r}" if name != NAMESPACE else "the namespace")
+    return column_of(name, type, f"key column {name!r}" if name != NAMESPACE else "the namespace")
 
 
 def value_column(name: str, type: StateType, default: Any = None) -> Column:
     """One value per key."""
-    return _of(name, type, default=None if type.is_nested else default)
-
-
-def accumulator_column(name: str, bound: BoundAggregator) -> Column:
-    """What an aggregator keeps: a struct of fixed width, or bytes."""
-    shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
-    if bound.width is None:
-        return _of(name, _BINARY)._replace(ddl=shown)
-    codec = core.Codec(name, _FIXED_CODE, 0, 0, shown)
-    return Column(name, _FIXED_CODE, ddl=shown, width=bound.width, codec=codec)
-
-
-def list_column(name: str, type: StateType) -> Column:
-    """A list of `type` per key."""
-    return _of(name, type, kind=LIST)
-
-
-def map_column(name: str, key: StateType, type: StateType) -> Column:
-    """A map per key."""
-    return _of(
-        name,
-        type,
-        kind=MAP,
-        map_key=key.code,
-        map_precision=key.precision,
-        map_scale=key.scale,
-        map_codec=key.codec(name),
-    )
+    return column_of(name, type, default=None if type.is_nested else default)
 
 
 def time_column(name: str) -> Column:
     """When state `name`, whose column comes before, was last written."""
-    return _of(name + _TIME_SUFFIX, _LONG, kind=TIME)
+    return column_of(name + _TIME_SUFFIX, _LONG, kind=TIME)
 
 
 def timers_column() -> Column:
     """How many timers a key has."""
-    return _of(_TIMERS_NAME, _INT, kind=TIMERS)
+    return column_of(_TIMERS_NAME, _INT, kind=TIMERS)
 
 
 def core_schema(

@@ -7,27 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any
 
 from pystate._core import core
 from pystate.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
 from pystate.state.columns import Column, timers_column
-from pystate.state.declarations import (
-    AggregatingState,
-    ListState,
-    MapState,
-    ReducingState,
-    State,
-    ValueState,
-)
-from pystate.state.elements import ListHandle, MapHandle, ObjectListHandle, ObjectMapHandle
-from pystate.state.folds import AggregatingHandle, ReducingHandle
-from pystate.state.handles import NestedHandle, ObjectHandle, ValueHandle
+from pystate.state.declaration import State
+from pystate.state.handle import Objects, StateHandle
 
-__all__ = ["Handle", "StateRegistry", "refuse_pickled", "unknown_state"]
-
-Handle: TypeAlias = "ValueHandle | ListHandle | MapHandle | ReducingHandle | AggregatingHandle"
+__all__ = ["StateRegistry", "refuse_pickled", "unknown_state"]
 
 
 class StateRegistry:
@@ -48,18 +37,18 @@ class StateRegistry:
         self._reserved = reserved
         self._timers = timers
         self._columns: list[Column] = []
-        self._handles: dict[str, Handle] = {}
-        self._declarations: dict[str, State] = {}
+        self._handles: dict[str, StateHandle] = {}
+        self._declarations: dict[str, State[Any]] = {}
         #: Those of `objects` whose values expire.
-        self.timed_objects: list[ObjectHandle] = []
+        self.timed_objects: list[Objects] = []
 
     @property
-    def handles(self) -> Mapping[str, Handle]:
+    def handles(self) -> Mapping[str, StateHandle]:
         """The handles by name."""
         return MappingProxyType(self._handles)
 
     @property
-    def declarations(self) -> Mapping[str, State]:
+    def declarations(self) -> Mapping[str, State[Any]]:
         """The declarations by name."""
         return MappingProxyType(self._declarations)
 
@@ -69,14 +58,13 @@ class StateRegistry:
         return [*self._columns, timers_column()] if self._timers else list(self._columns)
 
     @property
-    def objects(self) -> Iterator[ObjectHandle]:
+    def objects(self) -> Iterator[Objects]:
         """The handles that keep Python objects until they are flushed."""
         for handle in self._handles.values():
-            kept = _kept(handle)
-            if kept is not None:
-                yield kept
+            if handle.objects is not None:
+                yield handle.objects
 
-    def register(self, name: str, declaration: State) -> Handle:
+    def register(self, name: str, declaration: State[Any]) -> Any:
         """Declare a state and get its handle; the same declaration again gives the same handle."""
         if not isinstance(name, str):
             raise DeclarationError(f"a state's name is a string, not {shown(name)}")
@@ -106,11 +94,11 @@ class StateRegistry:
                 f"an operator has at most {core.MAX_STATES} columns for states; one with a time "
                 "to live takes two, timers take one"
             )
-        handle = _handle(self._table, len(self._columns), name, declaration)
+        handle = declaration.handle(self._table, len(self._columns), name)
         self._columns += columns
         self._handles[name] = handle
         self._declarations[name] = declaration
-        kept = _kept(handle)
+        kept = handle.objects
         if kept is not None and declaration.ttl is not None:
             kept.domain = declaration.ttl.time
             self.timed_objects.append(kept)
@@ -148,7 +136,7 @@ def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
     return UnknownStateError(f"no state {name!r:.80}; declared: {listed}{nearest(name, names)}")
 
 
-def refuse_pickled(states: Mapping[str, State], owner: str) -> None:
+def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
     """Refuse states whose values would be unpickled where they are read.
 
     Parameters
@@ -171,29 +159,3 @@ def refuse_pickled(states: Mapping[str, State], owner: str) -> None:
             "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
             "of object, and one of pystate's aggregators in place of an AggregateFunction"
         )
-
-
-def _kept(handle: Handle) -> ObjectHandle | None:
-    kept: object = handle
-    if isinstance(handle, (ReducingHandle, AggregatingHandle)):
-        kept = handle._kept
-    return kept if isinstance(kept, ObjectHandle) else None
-
-
-def _handle(table: core.Table, column: int, name: str, declaration: State) -> Handle:
-    if isinstance(declaration, ListState):
-        lists = ObjectListHandle if declaration.type.is_object else ListHandle
-        return lists(table, column, name, declaration)
-    if isinstance(declaration, MapState):
-        maps = ObjectMapHandle if declaration.type.is_object else MapHandle
-        return maps(table, column, name, declaration)
-    if isinstance(declaration, ReducingState):
-        return ReducingHandle(table, column, name, declaration)
-    if isinstance(declaration, AggregatingState):
-        return AggregatingHandle(table, column, name, declaration)
-    if not isinstance(declaration, ValueState):
-        raise DeclarationError(f"state {name!r}: there is no handle for {declaration!r:.80}")
-    if declaration.type.is_object:
-        return ObjectHandle(table, column, name, declaration)
-    kind = NestedHandle if declaration.type.is_nested else ValueHandle
-    return kind(table, column, name, declaration)

@@ -19,8 +19,8 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.base import StatefulFunction, declarations, require_state
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
+from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
-from pystate.operator.runtime import PROCESS_LATE, checked_late, late_tag
 from pystate.state.registry import unknown_state
 from pystate.testing.faults import Fault, InjectedFailureError, rows_of
 from pystate.testing.input_rows import InputRows, key_of

@@ -21,8 +21,9 @@ from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction, copied, declarations, shape
 from pystate.functions.context import RuntimeContext
 from pystate.operator.event_time import event_times
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
 from pystate.operator.output import Output
-from pystate.operator.runtime import PROCESS_LATE, FunctionRuntime, FunctionSpec
+from pystate.operator.runtime import FunctionRuntime
 from pystate.state.registry import refuse_pickled
 from pystate.testing.faults import Fault, Observer, check_replay, rows_of
 from pystate.testing.range_tables import Range, Ranges

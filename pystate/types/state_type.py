@@ -224,23 +224,6 @@ class StateType:
         """The width of a scalar inside a nested value; 0 where it varies."""
         return _WIDTHS.get(self.name, 0)
 
-    def codec(self, name: str, label: str = "") -> core.Codec:
-        """What turns this type's Python values into the core's and back.
-
-        Parameters
-        ----------
-        name : str
-            The state's, or the column's.
-        label : str
-            What errors begin with, where it is not the state.
-        """
-        if self.is_nested:
-            # Loaded late: it builds on types.
-            from pystate.types.nested import NestedCodec
-
-            return NestedCodec(self, name)
-        return core.Codec(name, self.code, self.precision, self.scale, self.ddl, label)
-
     def __repr__(self) -> str:
         return f"StateType({self.ddl!r})"
 

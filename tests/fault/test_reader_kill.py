@@ -20,7 +20,7 @@ WRITER = """
 import sys
 import pyarrow as pa
 import pystate as ps
-from pystate.state.declarations import ValueState
+from pystate.state.value import ValueState
 rows = pa.array(range(int(sys.argv[2])))
 states = {"n": ValueState("long", default=0)}
 with ps.KeyedStateBackend("long", states=states, home="shared", path=sys.argv[1]) as backend:

@@ -20,7 +20,7 @@ from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.merges import MergePolicy
 from pystate.host import TableHome, choose_home
 from pystate.shared_tables import TableCache, TableSpec
-from pystate.state.declarations import State
+from pystate.state.declaration import State
 
 KEY = (("k", "bigint"),)
 KEYS = 24

@@ -20,8 +20,8 @@ from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.epoch import RangeReport
 from pystate.errors import EvaluationError, WrongKeyGroupError
+from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import FunctionSpec
 from pystate.spark.bodies import FunctionBody
 from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
 

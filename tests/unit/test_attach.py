@@ -18,7 +18,7 @@ from pystate.coordinator.rescale import rescaled
 from pystate.errors import CheckpointError, CorruptFileError, UnclaimedStateError
 from pystate.host import TableHome, choose_home
 from pystate.shared_tables import TableCache
-from pystate.state.declarations import ValueState
+from pystate.state.value import ValueState
 from tests.peer import STATES, Peer, Worker
 
 EMPTY = empty_range(0, 128, 1)

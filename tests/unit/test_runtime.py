@@ -20,8 +20,9 @@ from pystate.errors import (
 )
 from pystate.functions.base import has_timers
 from pystate.operator.call_shapes import OUTPUT_ROWS
+from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
-from pystate.operator.runtime import FunctionRuntime, FunctionSpec
+from pystate.operator.runtime import FunctionRuntime
 from pystate.testing import Harness
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])

@@ -18,6 +18,7 @@ from pystate._core import core
 from pystate.errors import DeclarationError, StateOverflowError, WrongTypeError
 from pystate.operator.output import parse_columns
 from pystate.types.arrays import as_array, from_parts, hash_keys, key_groups
+from pystate.types.codecs import codec_of
 from pystate.types.state_type import from_code, parse_type
 
 UTC = dt.timezone.utc
@@ -136,7 +137,7 @@ ROUND_TRIPS = [
 @pytest.mark.parametrize(("ddl", "value", "wanted"), ROUND_TRIPS)
 def test_values_come_back_as_they_went_in(ddl: str, value: object, wanted: object) -> None:
     wanted = value if wanted is None else wanted
-    found = parse_type(ddl).codec("x").normalize(value)
+    found = codec_of(parse_type(ddl), "x").normalize(value)
     assert found == wanted
     assert type(found) in (bool, int, float, str, bytes, dt.date, dt.datetime, Decimal)
     if isinstance(found, float):
@@ -193,12 +194,12 @@ def test_a_value_of_another_type_is_refused(
     ddl: str, value: object, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"^state 'legs'") as caught:
-        parse_type(ddl).codec("legs").normalize(value)
+        codec_of(parse_type(ddl), "legs").normalize(value)
     assert ddl in str(caught.value)
 
 
 def test_nan_has_one_normal_form() -> None:
-    codec = parse_type("double").codec("x")
+    codec = codec_of(parse_type("double"), "x")
     other = float(np.array([0x7FF8_0000_0000_0001], np.uint64).view(np.float64)[0])
     assert codec.normalize(other) is codec.normalize(float("nan"))
 

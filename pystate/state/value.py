@@ -1,265 +1,162 @@
-"""Handles: one state of the current key, or of a batch of keys.
+"""Value states: one value per key. The declaration and its handles.
 
-Thread safety: a handle belongs to its table, and a table to one thread at a time.
+Thread safety: a declaration is immutable; a handle belongs to its table, and a table to one thread
+at a time.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate._core import core
-from pystate.arguments import integer
-from pystate.errors import (
-    InUseError,
-    InvalidArgumentError,
-    PystateError,
-    SchemaError,
-    WrongTypeError,
-)
-from pystate.state.declarations import ValueState
+from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
+from pystate.state.columns import Column, value_column
+from pystate.state.declaration import State, spelled, written
 from pystate.state.habits import VALUE_NAMES, NoValue
-from pystate.types.arrays import (
-    array_of,
-    as_array,
-    check_rows,
-    decoded,
-    encoded,
-    from_parts,
-    is_many,
-    reference,
-)
-from pystate.types.state_type import StateType
+from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
+from pystate.state.key_batch import KeyBatch, copied
+from pystate.state.objects import pickled, unpickled
+from pystate.state.ttl import StateTtl
+from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
+from pystate.types.codecs import codec_of
+from pystate.types.state_type import TypeLike
 
-__all__ = [
-    "MISSING",
-    "KeyBatch",
-    "NestedHandle",
-    "ObjectHandle",
-    "ValueHandle",
-    "checked_batch",
-    "copied",
-    "for_batches",
-    "pickled",
-    "unpickled",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+__all__ = ["NestedHandle", "ObjectHandle", "ValueHandle", "ValueState"]
+
+_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _ADD, _MIN, _MAX = 1, 2, 3
-_WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
 #: Objects are written to the core in pieces of so many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
-
-#: Stands for an argument that was left out.
-MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<missing>"})()
 
 _ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
 
 
-class KeyBatch(core.Batch):
-    """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
+class ValueState(State["ValueHandle"]):
+    """Declares one value per key.
 
-    Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
-    the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
-    the default and is made by its first write. The keys are copied: what they were made of may be
-    changed.
+    Parameters
+    ----------
+    type : str, pyarrow.DataType or object
+        A Spark DDL string (``"long"``), an Arrow type, or ``object`` for any object that can be
+        pickled.
+    default : optional
+        What `value()` returns where nothing is stored, and what `add` starts from. Each key gets
+        its own copy of a mutable default.
+    ttl : StateTtl, optional
+        When values expire; never by default.
 
-    ``select(i)`` makes key `i` current for the scalar form of the handles. Where keys are known
-    before, going through them in order so is several times as fast as one `set_current_key` after
-    the other: rows come into the cache ahead of their turn.
+    Raises
+    ------
+    DeclarationError
+        The type is unknown or not supported, or the default is not of the type.
+
+    See Also
+    --------
+    pystate.ValueHandle : what the declaration becomes while a function or a store runs.
+
+    Notes
+    -----
+    ``timestamp`` holds instants: it takes datetimes with a time zone and gives them back in UTC. A
+    datetime without one is refused, because its meaning would depend on the host; use
+    ``timestamp_ntz`` for wall-clock times. Integers are range-checked, bools are no integers, and
+    an int is taken for a float or double where it fits without loss. An object is unpickled once
+    per epoch, and pickled once if it was updated: a change in place needs an `update` after it, or
+    it is gone with the epoch.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Legs(ps.KeyedProcessFunction):
+    ...     legs = ps.ValueState("long", default=0)
+    ...
+    ...     def process(self, key, row, ctx):
+    ...         self.legs.update(self.legs.value() + 1)
+    >>> Legs.legs
+    ValueState('long', default=0)
     """
 
-    def __init__(
-        self,
-        table: core.Table,
-        arrays: Sequence[pa.Array[Any]] | None,
-        types: Sequence[StateType],
-    ) -> None:
-        self._arrays: list[pa.Array[Any]] | None = None
-        self._copies: list[core.ArrayRef] = []
-        if arrays is None:
-            super().__init__(table, None)
-        else:
-            # Keys are looked at again for as long as the batch lives, and an array may be a view of
-            # a numpy array that the caller fills anew.
-            self._copies = [reference(a, t) for a, t in zip(arrays, types, strict=True)]
-            for copy in self._copies:
-                copy.own()
-            super().__init__(table, self._copies)
-        self._types = types
-        self._spaces = int(table.has_namespaces)
-        self._normal: list[Any] | None = None
-        self._normal_spaces: list[Any] | None = None
+    __slots__ = ("_default", "_shared")
 
-    def key_arrays(self) -> list[pa.Array[Any]]:
-        """The key columns, cast to the key's types."""
-        arrays = self._columns()
-        return arrays[:-1] if self._spaces else arrays
+    in_readers = True
 
-    def namespaces(self) -> pa.Array[Any]:
-        """The namespace of each row, null for the default one."""
-        if not self._spaces:
-            raise InvalidArgumentError("the table has no namespaces")
-        return self._columns()[-1]
+    _default: Any
+    _shared: bool
 
-    def namespace_at(self, i: int) -> Any:
-        """The namespace of row `i`, None for the default one."""
-        return self._namespace_names()[i] if self._spaces else None
+    def __init__(self, type: TypeLike, default: Any = None, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+        parsed = self._type
+        if default is not None and not parsed.is_object:
+            try:
+                default = codec_of(parsed, "default", "the default").normalize(default)
+            except PystateError as error:
+                raise DeclarationError(f"ValueState({parsed.ddl!r}): {error}") from error
+        shared = not (parsed.is_object or parsed.is_nested) or isinstance(default, _IMMUTABLE)
+        object.__setattr__(self, "_default", copy.deepcopy(default))
+        object.__setattr__(self, "_shared", shared)
 
-    def in_namespaces(self, namespaces: Any) -> KeyBatch:
-        """The same keys, in other namespaces.
+    @property
+    def default(self) -> Any:
+        """The default; a fresh copy where it could be changed."""
+        return self._default if self._shared else copy.deepcopy(self._default)
 
-        Parameters
-        ----------
-        namespaces : array-like or scalar
-            A namespace per key, null for the default one; or one for all, None for the default one.
+    @property
+    def has_shared_default(self) -> bool:
+        """Whether the default is immutable, so that all keys may see one object."""
+        return self._shared
 
-        Returns
-        -------
-        KeyBatch
-            What is read and written with it is that of these namespaces, timers too.
+    def _column(self, name: str) -> Column:
+        return value_column(name, self._type, self._default)
 
-        Raises
-        ------
-        DeclarationError
-            There are no namespaces.
-        WrongTypeError
-            They are of another type.
-        """
-        self.check()
-        if not self._spaces:
-            # Says how a table gets them.
-            self.table.normal_namespace(None)
-        keys, type_ = self.key_arrays(), self._types[-1]
-        if is_many(namespaces):
-            spaces = as_array(namespaces, type_, "the namespaces")
-            check_rows(spaces, len(self), "the namespaces")
-        else:
-            one = as_array([namespaces], type_, "the namespaces")
-            spaces = pa.repeat(one[0], len(self))
-        return KeyBatch(self.table, [*keys, spaces], self._types)
+    def handle(self, table: core.Table, column: int, name: str) -> ValueHandle:
+        """Make the state's handle."""
+        if self._type.is_object:
+            return ObjectHandle(table, column, name, self)
+        kind = NestedHandle if self._type.is_nested else ValueHandle
+        return kind(table, column, name, self)
 
-    def _namespace_names(self) -> list[Any]:
-        """The namespaces in normal form."""
-        if self._normal_spaces is None:
-            normal = self.table.normal_namespace
-            self._normal_spaces = [
-                name if name is None else normal(name) for name in self.namespaces().to_pylist()
-            ]
-        return self._normal_spaces
+    def loaded(self, name: str, stored: Any) -> Any:
+        """Return what a reader gives for a stored value, the default for an absent one."""
+        if stored is None:
+            return self.default
+        return unpickled(name, stored) if self._type.is_object else stored
 
-    def _columns(self) -> list[pa.Array[Any]]:
-        if self._arrays is None and self._copies:
-            self._arrays = [
-                array_of(copy, type_) for copy, type_ in zip(self._copies, self._types, strict=True)
-            ]
-        elif self._arrays is None:
-            self._arrays = [
-                copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
-                for i, type_ in enumerate(self._types)
-            ]
-        return self._arrays
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """Return a value of that type: what no other kind takes is one."""
+        return cls(object if stored == "object" else stored)
 
-    def key_at(self, i: int) -> Any:
-        """Key `i` as a Python value, a tuple where it has several columns."""
-        if not 0 <= integer(i, "key_at: the row") < len(self):
-            raise InvalidArgumentError(f"there is no row {i} in a key batch of {len(self)}")
-        values = [array[i].as_py() for array in self.key_arrays()]
-        return values[0] if len(values) == 1 else tuple(values)
+    def _arguments(self) -> tuple[Any, ...]:
+        return spelled(self._type), self._default
 
-    def to_pylist(self) -> list[Any]:
-        """All keys as Python values."""
-        arrays = self.key_arrays()
-        if len(arrays) == 1:
-            return arrays[0].to_pylist()
-        return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ValueState):
+            return NotImplemented
+        mine, theirs = self._default, other._default
+        same = mine == theirs or (mine != mine and theirs != theirs)
+        return self._type == other._type and self._ttl == other._ttl and same
 
-    def _normal_keys(self) -> list[Any]:
-        """The keys, with their namespaces, so that equal ones are equal and hash alike."""
-        if self._normal is None:
-            normal = [self.table.normal_key(key) for key in self.to_pylist()]
-            if self._spaces:
-                normal = list(zip(normal, self._namespace_names(), strict=True))
-            self._normal = normal
-        return self._normal
+    __hash__ = State.__hash__
 
     def __repr__(self) -> str:
-        try:
-            self.check()
-            return f"<KeyBatch of {len(self)} keys>"
-        except PystateError as error:
-            return f"<KeyBatch, {type(error).__name__}>"
+        shown = [written(spelled(self._type))]
+        if self._default is not None:
+            shown.append(f"default={self._default!r}")
+        if self._ttl is not None:
+            shown.append(f"ttl={self._ttl!r}")
+        return f"ValueState({', '.join(shown)})"
 
 
-def for_batches(what: str, method: str, instead: str) -> InvalidArgumentError:
-    """What to raise where a method for batches is called as if it were for the current key."""
-    return InvalidArgumentError(
-        f"{what}: {method} is for a batch of keys; of the current key write {instead}"
-    )
-
-
-def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
-    """The batch, if it is one of the table's."""
-    if not isinstance(keys, KeyBatch):
-        raise InvalidArgumentError(
-            f"state {name!r}: expected a KeyBatch, got {type(keys).__name__}; "
-            "make one with keys(...)"
-        )
-    if keys.table is not table:
-        raise InvalidArgumentError(
-            f"state {name!r}: the key batch belongs to another backend or store"
-        )
-    return keys
-
-
-def pickled(name: str, value: Any, key: str = "") -> bytes:
-    """The bytes of an object that state `name` keeps."""
-    try:
-        return pickle.dumps(value, protocol=5)
-    except PystateError:
-        raise
-    except Exception as error:
-        raise WrongTypeError(
-            f"state {name!r}{key}: {type(value).__name__} cannot be pickled: {error}; "
-            "nothing was written"
-        ) from error
-
-
-def unpickled(name: str, data: bytes) -> Any:
-    """The object whose bytes these are."""
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise SchemaError(
-            f"state {name!r}: a stored object cannot be unpickled: {error}; is its class "
-            "still importable under the same name?"
-        ) from error
-
-
-def copied(
-    type_: StateType,
-    rows: int,
-    get: Callable[[int, int], None],
-    get_bytes: Callable[[int, int], core.Memory],
-) -> pa.Array[Any]:
-    """An array of what the core copies, in its form, null where it says so."""
-    valid = np.empty(rows, np.uint8)
-    if not type_.is_bytes:
-        values = np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)
-        get(values.ctypes.data, valid.ctypes.data)
-        return from_parts(type_, rows, valid, values)
-    offsets = np.zeros(rows + 1, np.int32)
-    data = get_bytes(offsets.ctypes.data, valid.ctypes.data)
-    return from_parts(type_, rows, valid, data, offsets)
-
-
-class ValueHandle(NoValue, core.ScalarHandle):
+class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
     """One value per key. `ValueState` declares it, a backend's `register` or a store gives it.
 
     ``value()``, ``update(v)`` and ``clear()`` work on the current key and raise `NoCurrentKeyError`
@@ -279,7 +176,7 @@ class ValueHandle(NoValue, core.ScalarHandle):
         self.name = name
         self.type = declaration.type
         self._declaration = declaration
-        super().__init__(table, column, declaration.type.codec(name), declaration.default)
+        super().__init__(table, column, codec_of(declaration.type, name), declaration.default)
 
     def values(self, keys: KeyBatch) -> Any:
         """Copy the keys' values.
@@ -363,9 +260,6 @@ class ValueHandle(NoValue, core.ScalarHandle):
         """The keys' values without defaults; objects as they are pickled."""
         return decoded(self._stored(keys), self.type, self.codec)
 
-    def _checked(self, keys: KeyBatch) -> KeyBatch:
-        return checked_batch(keys, self.table, self.name)
-
     def _as_values(self, keys: KeyBatch, values: Any) -> core.ArrayRef:
         what = f"state {self.name!r}"
         alone = not is_many(values)
@@ -409,6 +303,11 @@ class ObjectHandle(ValueHandle):
         self._dirty: dict[Any, None] = {}
         self._drops = 0  # how often what was kept was dropped
         self._flushing = False
+
+    @property
+    def objects(self) -> Objects:
+        """Itself."""
+        return self
 
     @property
     def dirty(self) -> bool:

@@ -1,0 +1,110 @@
+"""What a function of the user's is to its operator: how rows become its calls, and what it yields.
+
+Thread safety: a `FunctionSpec` is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pystate.arguments import text
+from pystate.errors import InvalidArgumentError
+from pystate.functions.base import StatefulFunction, namespace_type, shape
+from pystate.operator.output import Output
+from pystate.operator.rows import RowFactory
+from pystate.types.state_type import StateType
+
+__all__ = ["DROP_LATE", "PROCESS_LATE", "FunctionSpec", "checked_late", "late_tag"]
+
+#: What becomes of late rows, where it is not the tag of a side output.
+PROCESS_LATE, DROP_LATE = "process", "drop"
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function and how an operator's rows become its calls. Pickled to the workers.
+
+    Attributes
+    ----------
+    function : KeyedProcessFunction or VectorizedFunction
+        An instance.
+    key : tuple of str
+        The key columns.
+    columns : tuple of str
+        All columns of the input, in order.
+    output : Output
+        What it yields.
+    event_time : str or callable, optional
+        The column that says when a row happened; see `event_times` for its types. For elements
+        that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
+    side_outputs : mapping of str to Output
+        By tag, what `RuntimeContext.output` takes.
+    late : str
+        What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
+        output to which they go instead of the function. If `side_outputs` has the tag too, they
+        are cast to its columns, else they have the input's.
+    key_types : tuple of StateType
+        Of the columns that the key is made of, where one of them is a struct, of which `key` names
+        the fields.
+
+    Raises
+    ------
+    DeclarationError
+        The function has none or too many of the methods.
+    InvalidArgumentError
+        Two columns have one name, there is no column of that name for the event time, or none at
+        all for late rows.
+    """
+
+    function: StatefulFunction
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    output: Output
+    event_time: str | Callable[[Any], object] | None = None
+    side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    late: str = PROCESS_LATE
+    key_types: tuple[StateType, ...] = ()
+
+    def __post_init__(self) -> None:
+        if shape(self.function) == "process":
+            RowFactory(self.columns)
+        namespace_type(self.function)
+        if isinstance(self.event_time, str) and self.event_time not in self.columns:
+            raise InvalidArgumentError(
+                f"event_time={self.event_time!r} is not a column; columns: "
+                f"{', '.join(self.columns)}"
+            )
+        if self.late != PROCESS_LATE and self.event_time is None:
+            raise InvalidArgumentError(
+                f"late={self.late!r}: rows are late by their event time; name its "
+                "column with event_time"
+            )
+
+    @property
+    def late_tag(self) -> str | None:
+        """The side output that takes late rows, if one does."""
+        return late_tag(self.late)
+
+
+def late_tag(late: str) -> str | None:
+    """The side output that takes late rows, if one does."""
+    return None if late in (PROCESS_LATE, DROP_LATE) else late
+
+
+def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
+    """Return what becomes of late rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no string; or a side output is called as one of the two words is.
+    """
+    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
+    for word in (PROCESS_LATE, DROP_LATE):
+        if word in sides:
+            raise InvalidArgumentError(
+                f"{owner}: side_outputs: {word!r} says what becomes of late rows, and is no tag"
+            )
+    return found

@@ -1,0 +1,429 @@
+"""Aggregating states: an aggregate per key. The declaration, its columns and handles.
+
+Thread safety: a declaration is immutable; a handle belongs to its table, and a table to one thread
+at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.errors import DeclarationError, WrongTypeError
+from pystate.state import aggregators
+from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
+from pystate.state.columns import Column, column_of, value_column
+from pystate.state.declaration import State, spelled
+from pystate.state.folding import (
+    Fold,
+    added,
+    fold_in_order,
+    larger,
+    less,
+    listed,
+    smaller,
+    value_handle,
+    without_nulls,
+)
+from pystate.state.key_batch import KeyBatch, copied
+from pystate.state.ttl import StateTtl
+from pystate.state.value import ObjectHandle, ValueHandle, ValueState
+from pystate.types.arrays import check_rows, encoded, is_column, is_many, reference
+from pystate.types.codecs import codec_of
+from pystate.types.state_type import StateType, TypeLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AggregatingHandle", "AggregatingState"]
+
+_BINARY, _OBJECT = StateType("binary"), StateType("object")
+#: How a checkpoint's metadata spells an accumulator, and whose it can be.
+_STORED = re.compile(r"#(\w+)\((?:\w+=(\w+))?\) of (.*)")
+_AGGREGATORS: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(aggregators).items()
+    if isinstance(kind, type) and issubclass(kind, Aggregator) and kind is not Aggregator
+}
+
+
+class AggregatingState(State["AggregatingHandle"]):
+    """Declares an aggregate per key.
+
+    Parameters
+    ----------
+    aggregate : Aggregator or AggregateFunction
+        `Count()`, `Sum()`, `Min()`, `Max()`, `Mean()`, `Variance()`, `First()`, `Last()`,
+        `TopK(k)`, `ApproxDistinct()`, which run in the core; or an object of a class of your own
+        with ``create``, ``add``, ``merge`` and ``result``.
+    type : str or pyarrow.DataType
+        Of the values that are added; without a meaning for an `AggregateFunction`.
+    ttl : StateTtl, optional
+        When the aggregate expires.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.AggregatingState(ps.Mean())
+    AggregatingState(Mean(), 'double')
+    >>> ps.AggregatingState(ps.TopK(3), "long")
+    AggregatingState(TopK(k=3), 'long')
+    """
+
+    __slots__ = ("_aggregate", "_bound")
+
+    _aggregate: Aggregator | AggregateFunction[Any, Any, Any]
+    _bound: BoundAggregator | None
+
+    def __init__(
+        self,
+        aggregate: Aggregator | AggregateFunction[Any, Any, Any],
+        type: TypeLike = "double",
+        *,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        own = isinstance(aggregate, AggregateFunction)
+        if not own and not isinstance(aggregate, Aggregator):
+            hint = "; pass an object of it" if isinstance(aggregate, builtins.type) else ""
+            raise DeclarationError(
+                f"AggregatingState: {aggregate!r:.60} is no Aggregator or AggregateFunction{hint}"
+            )
+        self._declare(_OBJECT if own else type, ttl)
+        bound = aggregate.bind(self._type) if isinstance(aggregate, Aggregator) else None
+        object.__setattr__(self, "_aggregate", aggregate)
+        object.__setattr__(self, "_bound", bound)
+
+    @property
+    def aggregate(self) -> Aggregator | AggregateFunction[Any, Any, Any]:
+        """What is computed."""
+        return self._aggregate
+
+    @property
+    def bound(self) -> BoundAggregator | None:
+        """What the core keeps; None for an `AggregateFunction`."""
+        return self._bound
+
+    def _column(self, name: str) -> Column:
+        bound = self._bound
+        if bound is None:
+            return value_column(name, _OBJECT)
+        if bound.column is not None:
+            return value_column(name, bound.column)
+        return _accumulator_column(name, bound)
+
+    def handle(self, table: core.Table, column: int, name: str) -> AggregatingHandle:
+        """Make the state's handle: what runs the aggregate."""
+        kind: type[AggregatingHandle]
+        if self._bound is None:
+            kind = _PythonAggregate
+        elif self._bound.column is not None:
+            kind = _ColumnAggregate
+        else:
+            kind = _CoreAggregate
+        return kind(table, column, name, self)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """That of the results; of an `AggregateFunction` bytes, as its accumulators are pickled."""
+        return self._type.arrow if self._bound is None else self._bound.result_type
+
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """Return the aggregate whose accumulators were written so."""
+        found = _STORED.fullmatch(stored)
+        if found is None:
+            return None
+        aggregator = _AGGREGATORS.get(found[1])
+        if aggregator is None:
+            raise DeclarationError(f"{stored!r}: this version knows no aggregate {found[1]}")
+        arguments = () if found[2] is None else (ast.literal_eval(found[2]),)
+        return cls(aggregator(*arguments), found[3])
+
+    def _arguments(self) -> tuple[Any, ...]:
+        if self._bound is None:
+            return (self._aggregate,)
+        return self._aggregate, spelled(self._type)
+
+
+def _accumulator_column(name: str, bound: BoundAggregator) -> Column:
+    """What an aggregator keeps: a struct of fixed width, or bytes."""
+    shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
+    if bound.width is None:
+        return column_of(name, _BINARY)._replace(ddl=shown)
+    codec = core.Codec(name, core.FIXED, 0, 0, shown)
+    return Column(name, core.FIXED, ddl=shown, width=bound.width, codec=codec)
+
+
+class AggregatingHandle(Fold):
+    """An aggregate per key. `AggregatingState` declares it.
+
+    ``add``, ``get`` and ``clear`` work on the current key; the other methods on a `KeyBatch`.
+    Nulls are skipped in columns; adding None alone is an error.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    """
+
+    def __init__(
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name)
+        self.declaration = declaration
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one for all.
+        """
+        raise NotImplementedError
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results: an Arrow array of the aggregate's result type.
+
+        Of an `AggregateFunction` a list, None where nothing was added.
+        """
+        raise NotImplementedError
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' aggregates."""
+        self._checked(keys).clear(self.column)
+
+
+class _ColumnAggregate(AggregatingHandle):
+    """Count, sum, minimum or maximum: a value that the core updates."""
+
+    def __init__(
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        bound = declaration.bound
+        assert bound is not None and bound.column is not None
+        self._kept: ValueHandle = value_handle(table, column, name, bound.column)
+        self._operation = bound.aggregator.operation
+        self._counts = (
+            self._operation == "add"
+            and bound.column.name == "long"
+            and (type(bound.aggregator).__name__ == "Count")
+        )
+        self._codec = codec_of(declaration.type, name) if not declaration.type.is_object else None
+        self.clear = self._kept.clear
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        kept, turn = self._kept, self.table.turn
+        if self._codec is not None:
+            value = self._codec.normalize(value)
+            self.table.check_turn(turn, self.name)
+        old = kept.value()
+        if self._counts:
+            kept.update(1 if old is None else old + 1)
+        elif old is None:
+            kept.update(value)
+        elif self._operation == "add":
+            kept.update(added(old, value))
+        else:
+            better = less(value, old) if self._operation == "min" else less(old, value)
+            if better or self.declaration.ttl is not None:
+                kept.update(value if better else old)
+
+    def get(self) -> Any:
+        """The current key's result."""
+        value = self._kept.value()
+        return 0 if value is None and self._counts else value
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        self._checked(keys)
+        # Refused where it is not of the declared type, then widened to the sum's.
+        what = f"state {self.name!r}"
+        if is_many(values):
+            if self._codec is not None:
+                values = encoded(values, self.declaration.type, self._codec, what)
+            if self._counts:
+                check_rows(values, len(keys), what)
+                values = _ones(values)
+        elif values is not None:
+            if self._codec is not None:
+                values = self._codec.normalize(values)
+            if self._counts:
+                values = 1
+        getattr(self._kept, self._operation or "add")(keys, values)
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results."""
+        array = self._kept.values(keys)
+        return array.fill_null(0) if self._counts else array
+
+    def _merge(self, kept: Any) -> None:
+        mine = self._kept.value()
+        if mine is not None and self._operation == "add":
+            # What is kept is wider than what is added.
+            kept = added(mine, kept)
+        elif mine is not None:
+            better = smaller if self._operation == "min" else larger
+            kept = better(mine, kept)
+        self._kept.update(kept)
+
+
+def _ones(values: Any) -> pa.Array[Any]:
+    """A one for each value that is not null."""
+    if not is_column(values):
+        valid = np.array([value is not None for value in values], np.bool_)
+    else:
+        array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        valid = np.asarray(array.is_valid())
+    return pa.array(np.ones(len(valid), np.int64), mask=~valid)
+
+
+class _CoreAggregate(AggregatingHandle):
+    """An accumulator that the core changes."""
+
+    def __init__(
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        bound = declaration.bound
+        assert bound is not None
+        self._bound = bound
+        self._codec = codec_of(declaration.type, name)
+        self._accumulator = core.Accumulator(
+            table, column, self._codec, bound.aggregator.kind, bound.aggregator.parameter
+        )
+        raw = declaration.columns(name)[0]
+        codec = raw.codec
+        assert codec is not None
+        self._raw = core.ScalarHandle(table, column, codec, None)
+        self.clear = self._raw.clear
+
+    @property
+    def _holder(self) -> Any:
+        """The handle of the accumulator."""
+        return self._raw
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        self._accumulator.add(value)
+
+    def get(self) -> Any:
+        """The current key's result."""
+        return self._bound.result_of(self._raw.value())
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        what, type_ = f"state {self.name!r}", self.declaration.type
+        self._checked(keys)
+        alone = not is_many(values)
+        array = encoded([values] if alone else values, type_, self._codec, what)
+        if not alone:
+            check_rows(array, len(keys), what)
+        self._accumulator.add_all(keys, reference(array, type_))
+
+    def results(self, keys: KeyBatch) -> Any:
+        """Compute the keys' results."""
+        self._checked(keys)
+        width = self._bound.width
+        if width is not None:
+            states = np.zeros((len(keys), width), np.uint8)
+            valid = np.empty(len(keys), np.uint8)
+            keys.get(self.column, states.ctypes.data, valid.ctypes.data)
+            return self._bound.results(states)
+        array = copied(
+            StateType("binary"),
+            len(keys),
+            lambda values, valid: None,
+            lambda offsets, valid: keys.get_bytes(self.column, offsets, valid),
+        )
+        return self._bound.results(array)
+
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        results: pa.Array[Any] = self.results(keys)
+        return results
+
+    def _merge(self, kept: Any) -> None:
+        self._accumulator.merge(kept)
+
+
+class _PythonAggregate(AggregatingHandle):
+    """An `AggregateFunction`: its accumulators are objects."""
+
+    def __init__(
+        self, table: core.Table, column: int, name: str, declaration: AggregatingState
+    ) -> None:
+        super().__init__(table, column, name, declaration)
+        aggregate = declaration.aggregate
+        assert isinstance(aggregate, AggregateFunction)
+        self._aggregate: AggregateFunction[Any, Any, Any] = aggregate
+        self._kept: ObjectHandle = ObjectHandle(table, column, name, ValueState(object))
+        self.clear = self._kept.clear
+
+    def _plus(self, accumulator: Any, value: Any) -> Any:
+        if accumulator is None:
+            accumulator = self._aggregate.create()
+        return self._made("add", self._aggregate.add(accumulator, value))
+
+    def _made(self, method: str, accumulator: Any) -> Any:
+        if accumulator is None:
+            raise WrongTypeError(
+                f"state {self.name!r}: {method} of {type(self._aggregate).__name__} returned None: "
+                "it returns the accumulator"
+            )
+        return accumulator
+
+    def add(self, value: Any, /) -> None:
+        """Add a value to the current key's."""
+        if value is None:
+            self._refuse_none(value)
+        turn = self.table.turn
+        made = self._plus(self._kept.value(), value)
+        self.table.check_turn(turn, self.name)
+        self._kept.update(made)
+
+    def get(self) -> Any:
+        """The current key's result."""
+        accumulator = self._kept.value()
+        return None if accumulator is None else self._aggregate.result(accumulator)
+
+    def add_all(self, keys: KeyBatch, values: Any) -> None:
+        """Add a value to each key's aggregate."""
+        rows = len(self._checked(keys))
+        given = listed(values) if is_many(values) else [values] * rows
+        check_rows(given, rows, f"state {self.name!r}")
+        keys, given = without_nulls(keys, given)
+        kept = self._kept.values(keys)
+        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._plus))
+
+    def results(self, keys: KeyBatch) -> list[Any]:
+        """Compute the keys' results."""
+        return [
+            None if accumulator is None else self._aggregate.result(accumulator)
+            for accumulator in self._kept.values(keys)
+        ]
+
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' aggregates."""
+        self._kept.clear_all(keys)
+
+    def _merge(self, kept: Any) -> None:
+        turn = self.table.turn
+        mine = self._kept.value()
+        if mine is not None:
+            kept = self._made("merge", self._aggregate.merge(mine, kept))
+            self.table.check_turn(turn, self.name)
+        self._kept.update(kept)

@@ -1,0 +1,189 @@
+"""Key batches: the rows of many keys, looked up once.
+
+Thread safety: a key batch belongs to its table, and a table to one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.arguments import integer
+from pystate.errors import InvalidArgumentError, PystateError
+from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
+from pystate.types.state_type import StateType
+
+__all__ = ["KeyBatch", "checked_batch", "copied"]
+
+_WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
+
+
+class KeyBatch(core.Batch):
+    """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
+
+    Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
+    the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
+    the default and is made by its first write. The keys are copied: what they were made of may be
+    changed.
+
+    ``select(i)`` makes key `i` current for the scalar form of the handles. Where keys are known
+    before, going through them in order so is several times as fast as one `set_current_key` after
+    the other: rows come into the cache ahead of their turn.
+    """
+
+    def __init__(
+        self,
+        table: core.Table,
+        arrays: Sequence[pa.Array[Any]] | None,
+        types: Sequence[StateType],
+    ) -> None:
+        self._arrays: list[pa.Array[Any]] | None = None
+        self._copies: list[core.ArrayRef] = []
+        if arrays is None:
+            super().__init__(table, None)
+        else:
+            # Keys are looked at again for as long as the batch lives, and an array may be a view of
+            # a numpy array that the caller fills anew.
+            self._copies = [reference(a, t) for a, t in zip(arrays, types, strict=True)]
+            for copy in self._copies:
+                copy.own()
+            super().__init__(table, self._copies)
+        self._types = types
+        self._spaces = int(table.has_namespaces)
+        self._normal: list[Any] | None = None
+        self._normal_spaces: list[Any] | None = None
+
+    def key_arrays(self) -> list[pa.Array[Any]]:
+        """The key columns, cast to the key's types."""
+        arrays = self._columns()
+        return arrays[:-1] if self._spaces else arrays
+
+    def namespaces(self) -> pa.Array[Any]:
+        """The namespace of each row, null for the default one."""
+        if not self._spaces:
+            raise InvalidArgumentError("the table has no namespaces")
+        return self._columns()[-1]
+
+    def namespace_at(self, i: int) -> Any:
+        """The namespace of row `i`, None for the default one."""
+        return self._namespace_names()[i] if self._spaces else None
+
+    def in_namespaces(self, namespaces: Any) -> KeyBatch:
+        """The same keys, in other namespaces.
+
+        Parameters
+        ----------
+        namespaces : array-like or scalar
+            A namespace per key, null for the default one; or one for all, None for the default one.
+
+        Returns
+        -------
+        KeyBatch
+            What is read and written with it is that of these namespaces, timers too.
+
+        Raises
+        ------
+        DeclarationError
+            There are no namespaces.
+        WrongTypeError
+            They are of another type.
+        """
+        self.check()
+        if not self._spaces:
+            # Says how a table gets them.
+            self.table.normal_namespace(None)
+        keys, type_ = self.key_arrays(), self._types[-1]
+        if is_many(namespaces):
+            spaces = as_array(namespaces, type_, "the namespaces")
+            check_rows(spaces, len(self), "the namespaces")
+        else:
+            one = as_array([namespaces], type_, "the namespaces")
+            spaces = pa.repeat(one[0], len(self))
+        return KeyBatch(self.table, [*keys, spaces], self._types)
+
+    def _namespace_names(self) -> list[Any]:
+        """The namespaces in normal form."""
+        if self._normal_spaces is None:
+            normal = self.table.normal_namespace
+            self._normal_spaces = [
+                name if name is None else normal(name) for name in self.namespaces().to_pylist()
+            ]
+        return self._normal_spaces
+
+    def _columns(self) -> list[pa.Array[Any]]:
+        if self._arrays is None and self._copies:
+            self._arrays = [
+                array_of(copy, type_) for copy, type_ in zip(self._copies, self._types, strict=True)
+            ]
+        elif self._arrays is None:
+            self._arrays = [
+                copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
+                for i, type_ in enumerate(self._types)
+            ]
+        return self._arrays
+
+    def key_at(self, i: int) -> Any:
+        """Key `i` as a Python value, a tuple where it has several columns."""
+        if not 0 <= integer(i, "key_at: the row") < len(self):
+            raise InvalidArgumentError(f"there is no row {i} in a key batch of {len(self)}")
+        values = [array[i].as_py() for array in self.key_arrays()]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def to_pylist(self) -> list[Any]:
+        """All keys as Python values."""
+        arrays = self.key_arrays()
+        if len(arrays) == 1:
+            return arrays[0].to_pylist()
+        return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+
+    def _normal_keys(self) -> list[Any]:
+        """The keys, with their namespaces, so that equal ones are equal and hash alike."""
+        if self._normal is None:
+            normal = [self.table.normal_key(key) for key in self.to_pylist()]
+            if self._spaces:
+                normal = list(zip(normal, self._namespace_names(), strict=True))
+            self._normal = normal
+        return self._normal
+
+    def __repr__(self) -> str:
+        try:
+            self.check()
+            return f"<KeyBatch of {len(self)} keys>"
+        except PystateError as error:
+            return f"<KeyBatch, {type(error).__name__}>"
+
+
+def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
+    """The batch, if it is one of the table's."""
+    if not isinstance(keys, KeyBatch):
+        raise InvalidArgumentError(
+            f"state {name!r}: expected a KeyBatch, got {type(keys).__name__}; "
+            "make one with keys(...)"
+        )
+    if keys.table is not table:
+        raise InvalidArgumentError(
+            f"state {name!r}: the key batch belongs to another backend or store"
+        )
+    return keys
+
+
+def copied(
+    type_: StateType,
+    rows: int,
+    get: Callable[[int, int], None],
+    get_bytes: Callable[[int, int], core.Memory],
+) -> pa.Array[Any]:
+    """An array of what the core copies, in its form, null where it says so."""
+    valid = np.empty(rows, np.uint8)
+    if not type_.is_bytes:
+        values = np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)
+        get(values.ctypes.data, valid.ctypes.data)
+        return from_parts(type_, rows, valid, values)
+    offsets = np.zeros(rows + 1, np.int32)
+    data = get_bytes(offsets.ctypes.data, valid.ctypes.data)
+    return from_parts(type_, rows, valid, data, offsets)

@@ -1,0 +1,295 @@
+"""List states: a list per key. The declaration and its handles.
+
+Thread safety: a declaration is immutable; a handle belongs to its table, and a table to one thread
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.state.columns import LIST, Column, column_of
+from pystate.state.declaration import State, arguments_of, spelled
+from pystate.state.elements import Elements
+from pystate.state.habits import LIST_NAMES
+from pystate.state.handle import MISSING, for_batches
+from pystate.state.key_batch import KeyBatch
+from pystate.state.ttl import StateTtl
+from pystate.types.arrays import decoded, from_parts, reference
+from pystate.types.codecs import codec_of
+from pystate.types.state_type import TypeLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ListHandle", "ListState", "ObjectListHandle"]
+
+
+class ListState(State["ListHandle"]):
+    """Declares a list per key.
+
+    Parameters
+    ----------
+    type : str, pyarrow.DataType or object
+        Of the items.
+    ttl : StateTtl, optional
+        When items expire, each for itself.
+
+    See Also
+    --------
+    pystate.ListHandle : what the declaration becomes while a function or a store runs.
+
+    Notes
+    -----
+    Appending costs the item, in memory and in the snapshot, however long the list is.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.ListState("double", ttl=ps.StateTtl(hours=1))
+    ListState('double', ttl=StateTtl(hours=1))
+    """
+
+    __slots__ = ()
+
+    def __init__(self, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+
+    def _column(self, name: str) -> Column:
+        return column_of(name, self._type, kind=LIST)
+
+    def handle(self, table: core.Table, column: int, name: str) -> ListHandle:
+        """Make the state's handle."""
+        kind = ObjectListHandle if self._type.is_object else ListHandle
+        return kind(table, column, name, self)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """A list."""
+        return pa.list_(self._type.arrow)
+
+    def stored_as(self) -> str:
+        """What a checkpoint's metadata says of the state: the declaration itself."""
+        return self._as_call()
+
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """Return the declaration that was written so; None if it is another kind's."""
+        found = arguments_of(stored, cls)
+        return None if found is None else cls(*found)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return (spelled(self._type),)
+
+
+class ListHandle(Elements, core.ListElements):
+    """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
+
+    ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
+    `NoCurrentKeyError` without one; ``len(handle)`` counts its items. ``add`` of None or of another
+    type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle`` and iteration
+    do what they do with a list, each of them for what `get` costs. The other methods work on a
+    `KeyBatch`.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    type : StateType
+        The items' type.
+    """
+
+    def __init__(self, table: core.Table, column: int, name: str, declaration: ListState) -> None:
+        type_ = declaration.type
+        super().__init__(table, column, name, type_, codec_of(type_, name), None)
+
+    _others = LIST_NAMES
+
+    def get(self) -> list[Any]:
+        """The current key's items, in order; empty where there are none."""
+        return self._unpacked(self.items_list())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def add_all(self, values: Iterable[Any], /) -> None:
+        """Append items; all or, if one of them is refused, none."""
+        turn = self.table.turn
+        items = self._items("add_all", values)
+        self.table.check_turn(turn, self.name)
+        add = super().add
+        for item in items:
+            add(item)
+
+    def _items(self, method: str, values: Iterable[Any]) -> list[Any]:
+        """Items as the core takes them, of which it will refuse none."""
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise WrongTypeError(f"state {self.name!r}: {method} takes items, got {values!r:.80}")
+        items = list(values)
+        for i, item in enumerate(items):
+            if item is None:
+                raise WrongTypeError(f"state {self.name!r}: None is no item")
+            # In normal form: storing them then runs none of the caller's code.
+            items[i] = self._packed(item) if self._pickles else self.codec.normalize(item)
+        return items
+
+    def update(self, values: Iterable[Any] | None, /) -> None:
+        """Put items in place of those there are; None or no items clear."""
+        turn = self.table.turn
+        items = [] if values is None else self._items("update", values)
+        self.table.check_turn(turn, self.name)
+        self.clear()
+        add = super().add
+        for item in items:
+            add(item)
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Append the current key's items of the source namespaces to the target's, in order.
+
+        The sources vanish. The current namespace stays. Items keep the times at which they were
+        added.
+        """
+        table, current, turn = self.table, self.table.current_namespace(), self.table.turn
+        target, sources = table.merged_namespaces(target, sources)
+        table.check_turn(turn, self.name)
+        table.set_namespace(target)
+        try:
+            for source in sources:
+                self.take(source)
+        finally:
+            table.set_namespace(current)
+
+    # -- many keys
+
+    def append(self, keys: KeyBatch, items: Any = MISSING) -> None:
+        """Append an item to the list of each key, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        items : array-like
+            As many as there are keys.
+
+        Raises
+        ------
+        WrongTypeError
+            An item is null or of another type; nothing was written.
+        """
+        what = f"state {self.name!r}"
+        if items is MISSING:
+            raise for_batches(what, "append(keys, items)", "add(item)")
+        array = self._reference(self._checked(keys), items, self.type, self.codec, what)
+        self.append_all(keys, array)
+
+    def extend(self, keys: KeyBatch, lists: Any = MISSING) -> None:
+        """Append a list of items to the list of each key.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        lists : pyarrow.ListArray, or sequence of sequences
+            As many as there are keys; a null appends nothing.
+        """
+        what = f"state {self.name!r}"
+        if lists is MISSING:
+            raise for_batches(what, "extend(keys, lists)", "add_all(items)")
+        self._checked(keys)
+        offsets, items = _lists(lists, what)
+        if len(offsets) != len(keys) + 1:
+            raise InvalidArgumentError(f"{what}: {len(offsets) - 1} lists for {len(keys)} keys")
+        array = self._column_of(items, self.type, self.codec, what)
+        self.append_lists(keys, offsets.ctypes.data, reference(array, self.type))
+
+    def lists(self, keys: KeyBatch, *, raw: bool = False) -> Any:
+        """Copy the keys' lists.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose lists.
+        raw : bool
+            Objects in their pickled form.
+
+        Returns
+        -------
+        pyarrow.ListArray
+            In the keys' order, empty for a key without items. Of objects a list of lists.
+        """
+        self._checked(keys)
+        if self.type.is_bytes or self.type.name == "boolean":
+            return self._collected(keys, raw)
+        offsets = np.empty(len(keys) + 1, np.int64)
+        width = self.type.inline_bytes or self.type.arrow.bit_width // 8
+        values = self.copy_items(keys, offsets.ctypes.data, width)
+        rows = int(offsets[-1])
+        items = from_parts(self.type, rows, None, values)
+        return _list_array(offsets, decoded(items, self.type, self.codec))
+
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        lists: pa.Array[Any] = self.lists(keys, raw=True)
+        return lists
+
+    def _collected(self, keys: KeyBatch, raw: bool) -> Any:
+        offsets = np.empty(len(keys) + 1, np.int64)
+        rows, _, parts = self.collect(keys, offsets.ctypes.data)
+        items = from_parts(self.type, rows, *parts)
+        if self._pickles and not raw:
+            flat = self._unpacked(items.to_pylist())
+            return [flat[a:b] for a, b in pairwise(offsets)]
+        return _list_array(offsets, decoded(items, self.type, self.codec))
+
+
+class ObjectListHandle(ListHandle):
+    """Items that are pickled."""
+
+    def add(self, value: Any, /) -> None:
+        """Append an item."""
+        turn = self.table.turn
+        packed = value if value is None else self._packed(value)
+        self.table.check_turn(turn, self.name)
+        super().add(packed)
+
+
+def _lists(lists: Any, what: str) -> tuple[np.ndarray[Any, np.dtype[np.int32]], Any]:
+    """Offsets from 0, and the items of all lists."""
+    items: Any
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.combine_chunks()
+    if isinstance(lists, pa.FixedSizeListArray):
+        lists = lists.cast(pa.list_(lists.type.value_type))
+    if isinstance(lists, (pa.ListArray, pa.LargeListArray)):
+        sizes = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+        items = lists.flatten()
+    else:
+        if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
+            raise WrongTypeError(f"{what}: expected lists of items, got {lists!r:.80}")
+        rows = []
+        for i, row in enumerate(lists):
+            if isinstance(row, (str, bytes)) or not isinstance(row, Iterable | None):
+                raise WrongTypeError(f"{what}, row {i}: expected a list of items, got {row!r:.80}")
+            rows.append([] if row is None else list(row))
+        sizes = np.array([len(row) for row in rows], np.int64)
+        items = [item for row in rows for item in row]
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise InvalidArgumentError(f"{what}: more than 2**31 items at once: pass them in parts")
+    return offsets.astype(np.int32), items
+
+
+def _list_array(offsets: Any, items: pa.Array[Any]) -> pa.Array[Any]:
+    if offsets[-1] > np.iinfo(np.int32).max:
+        return pa.LargeListArray.from_arrays(pa.array(offsets), items)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), items)

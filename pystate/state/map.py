@@ -1,0 +1,309 @@
+"""Map states: a map per key. The declaration and its handles.
+
+Thread safety: a declaration is immutable; a handle belongs to its table, and a table to one thread
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.errors import DeclarationError, WrongTypeError
+from pystate.state.columns import MAP, Column, column_of
+from pystate.state.declaration import State, arguments_of, spelled
+from pystate.state.elements import Elements
+from pystate.state.habits import MAP_NAMES
+from pystate.state.handle import MISSING
+from pystate.state.key_batch import KeyBatch, copied
+from pystate.state.objects import unpickled
+from pystate.state.ttl import StateTtl
+from pystate.types.arrays import decoded, from_parts, is_many, reference
+from pystate.types.codecs import codec_of
+from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MapHandle", "MapState", "ObjectMapHandle"]
+
+
+class MapState(State["MapHandle"]):
+    """Declares a map per key.
+
+    Parameters
+    ----------
+    key : str or pyarrow.DataType
+        Of the map's keys: anything that a key column may be.
+    type : str, pyarrow.DataType or object
+        Of its values.
+    ttl : StateTtl, optional
+        When entries expire, each for itself.
+
+    See Also
+    --------
+    pystate.MapHandle : what the declaration becomes while a function or a store runs.
+
+    Notes
+    -----
+    A put costs the entry, in memory and in the snapshot, however large the map is. Entries come in
+    the order of their keys as the core keeps them, which for strings is that of their bytes; for
+    numbers do not rely on it.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> ps.MapState("string", "long")
+    MapState('string', 'long')
+    """
+
+    __slots__ = ("_key",)
+
+    _key: StateType
+
+    def __init__(self, key: TypeLike, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
+        self._declare(type, ttl)
+        parsed = refuse_nested_key(parse_type(key, "MapState's key"), "MapState's key")
+        if parsed.is_object:
+            raise DeclarationError("MapState: its keys cannot be objects; their bytes decide")
+        object.__setattr__(self, "_key", parsed)
+
+    @property
+    def key_type(self) -> StateType:
+        """The type of the map's keys."""
+        return self._key
+
+    def _column(self, name: str) -> Column:
+        return column_of(
+            name,
+            self._type,
+            kind=MAP,
+            map_key=self._key.code,
+            map_precision=self._key.precision,
+            map_scale=self._key.scale,
+            map_codec=codec_of(self._key, name),
+        )
+
+    def handle(self, table: core.Table, column: int, name: str) -> MapHandle:
+        """Make the state's handle."""
+        kind = ObjectMapHandle if self._type.is_object else MapHandle
+        return kind(table, column, name, self)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """A map."""
+        return pa.map_(self._key.arrow, self._type.arrow)
+
+    def stored_as(self) -> str:
+        """What a checkpoint's metadata says of the state: the declaration itself."""
+        return self._as_call()
+
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """Return the declaration that was written so; None if it is another kind's."""
+        found = arguments_of(stored, cls)
+        return None if found is None else cls(*found)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return spelled(self._key), spelled(self._type)
+
+
+class MapHandle(Elements, core.MapElements):
+    """A map per key. `MapState` declares it, a backend's `register` or a store gives it.
+
+    ``get``, ``put``, ``remove``, ``contains`` and the other methods that a map has work on the
+    current key's and raise `NoCurrentKeyError` without one; ``len(handle)`` counts its entries.
+    Those that take a `KeyBatch` work on many.
+
+    Attributes
+    ----------
+    name : str
+        The state's name.
+    key_type, type : StateType
+        The types of the maps' keys and values.
+
+    Notes
+    -----
+    `keys`, `values` and `items` give copies: the map may be changed while one goes through them.
+    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration
+    do what they do with a dict.
+    """
+
+    map_codec: core.Codec
+
+    _others = MAP_NAMES
+
+    def __init__(self, table: core.Table, column: int, name: str, declaration: MapState) -> None:
+        type_ = declaration.type
+        self.key_type = declaration.key_type
+        super().__init__(
+            table,
+            column,
+            name,
+            type_,
+            codec_of(type_, name),
+            codec_of(self.key_type, name, f"state {name!r}, map key"),
+        )
+
+    def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
+        """Store several entries."""
+        turn = self.table.turn
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
+            raise self._no_pairs(entries)
+        listed = []
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise self._no_pairs(pair)
+            listed.append((pair[0], pair[1]))
+        self.table.check_turn(turn, self.name)
+        for key, value in listed:
+            self.put(key, value)
+
+    def _no_pairs(self, given: object) -> WrongTypeError:
+        return WrongTypeError(
+            f"state {self.name!r}: put_all takes a dict, or pairs of a key and a value, got "
+            f"{given!r:.80}"
+        )
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return not self.count()
+
+    def keys(self) -> list[Any]:
+        """All keys of the map."""
+        return [key for key, _ in self.entries_list()]
+
+    def values(self) -> list[Any]:
+        """All values of the map."""
+        return self._unpacked([value for _, value in self.entries_list()])
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All entries of the map."""
+        entries = self.entries_list()
+        if not self._pickles:
+            return entries
+        return [(key, unpickled(self.name, value)) for key, value in entries]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.get(key, MISSING)
+        if found is MISSING:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not self.contains(key):
+            raise KeyError(key)
+        self.remove(key)
+
+    # -- many keys
+
+    def put_entries(self, keys: KeyBatch, map_keys: Any, values: Any) -> None:
+        """Put an entry into the map of each key; of a repeated one the last wins.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        map_keys, values : array-like
+            As many as there are keys; `values` may be one value for all.
+
+        Raises
+        ------
+        WrongTypeError
+            A map key or value is null or of another type; nothing was written.
+        """
+        what = f"state {self.name!r}"
+        at = self._map_keys(keys, map_keys)
+        if not self.type.is_object and not is_many(values):
+            array = reference(self._column_of([values], self.type, self.codec, what), self.type)
+        else:
+            array = self._reference(keys, values, self.type, self.codec, what)
+        self.put_all_entries(keys, at, array)
+
+    def get_entries(self, keys: KeyBatch, map_keys: Any) -> Any:
+        """Copy an entry of the map of each key.
+
+        Returns
+        -------
+        pyarrow.Array
+            In the keys' order, null where there is no such entry. Of objects a list.
+        """
+        at = self._map_keys(keys, map_keys)
+        array = copied(
+            self.type,
+            len(keys),
+            lambda values, valid: self.get_all(keys, at, values, valid),
+            lambda offsets, valid: self.get_all_bytes(keys, at, offsets, valid),
+        )
+        if self._pickles:
+            found = array.to_pylist()
+            return [None if value is None else unpickled(self.name, value) for value in found]
+        return decoded(array, self.type, self.codec)
+
+    def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
+        """Remove an entry of the map of each key; those that are not there are ignored."""
+        self.remove_all(keys, self._map_keys(keys, map_keys))
+
+    def maps(self, keys: KeyBatch, *, raw: bool = False) -> Any:
+        """Copy the keys' maps.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        raw : bool
+            Objects in their pickled form.
+
+        Returns
+        -------
+        pyarrow.MapArray
+            In the keys' order, empty for a key without entries. Of objects a list of dicts.
+        """
+        self._checked(keys)
+        offsets = np.empty(len(keys) + 1, np.int64)
+        rows, key_parts, parts = self.collect(keys, offsets.ctypes.data)
+        assert key_parts is not None
+        names = from_parts(self.key_type, rows, *key_parts)
+        items = from_parts(self.type, rows, *parts)
+        if self._pickles and not raw:
+            pairs = list(zip(names.to_pylist(), self._unpacked(items.to_pylist()), strict=True))
+            return [dict(pairs[a:b]) for a, b in pairwise(offsets)]
+        values = decoded(items, self.type, self.codec)
+        ends: Any = pa.array(offsets.astype(np.int32))
+        return pa.MapArray.from_arrays(ends, names, values)
+
+    def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
+        maps: pa.Array[Any] = self.maps(keys, raw=True)
+        return maps
+
+    def _map_keys(self, keys: KeyBatch, map_keys: Any) -> core.ArrayRef:
+        what = f"state {self.name!r}, map keys"
+        return self._reference(self._checked(keys), map_keys, self.key_type, self.map_codec, what)
+
+
+class ObjectMapHandle(MapHandle):
+    """Values that are pickled."""
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        """The value under `key`, or the default."""
+        found = super().get(key)
+        return default if found is None else unpickled(self.name, found)
+
+    def put(self, key: Any, value: Any, /) -> None:
+        """Store a value under `key`."""
+        turn = self.table.turn
+        packed = value if value is None else self._packed(value)
+        self.table.check_turn(turn, self.name)
+        super().put(key, packed)
