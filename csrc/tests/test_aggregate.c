@@ -255,7 +255,7 @@ static void to_hex(const void *data, size_t size, char *out) {
         sprintf(out + 2 * i, "%02x", ((const uint8_t *)data)[i]);
 }
 
-/* The bytes that tests/unit/test_aggregators.py makes results of. */
+/* The bytes that tests/unit/state/test_aggregators.py makes results of. */
 static void test_layout(void) {
     static const struct {
         pst_agg_shape shape;
