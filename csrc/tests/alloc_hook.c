@@ -1,6 +1,6 @@
 #include "check.h"
 
-#include "mem.h"
+#include "base/mem.h"
 
 static _Thread_local int64_t countdown = -1;
 static _Thread_local int fail_forever;

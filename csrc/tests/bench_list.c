@@ -3,8 +3,8 @@
 #include <time.h>
 
 #include "check.h"
-#include "list.h"
-#include "table.h"
+#include "list/list.h"
+#include "memory/handle.h"
 
 enum { ROUNDS = 5, LONG = 1000000, MANY = 200000, EACH = 20, AHEAD = 16 };
 

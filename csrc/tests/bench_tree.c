@@ -5,12 +5,12 @@
  */
 #include <time.h>
 
-#include "alloc.h"
 #include "check.h"
-#include "span.h"
-#include "table.h"
-#include "tree.h"
-#include "tree_node.h"
+#include "memory/alloc.h"
+#include "memory/handle.h"
+#include "memory/span.h"
+#include "tree/tree.h"
+#include "tree/tree_node.h"
 
 static double now(void) {
     struct timespec t;

@@ -9,9 +9,9 @@
 #ifndef PST_TEST_CHAIN_WORLD_H
 #define PST_TEST_CHAIN_WORLD_H
 
-#include "collections.h"
+#include "elements/collections.h"
+#include "elements/timers.h"
 #include "files.h"
-#include "timers.h"
 
 enum {
     WORLD_KEYS = 14,

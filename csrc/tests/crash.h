@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "epoch.h"
-#include "table.h"
+#include "memory/handle.h"
+#include "table/epoch.h"
 
 extern void (*pst_crash_hook)(void);
 

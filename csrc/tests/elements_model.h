@@ -9,10 +9,10 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "check.h"
-#include "epoch.h"
-#include "hash.h"
-#include "table.h"
+#include "memory/handle.h"
+#include "table/epoch.h"
 
 enum {
     EM_KEYS = 20,

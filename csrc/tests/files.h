@@ -7,8 +7,8 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "check.h"
-#include "hash.h"
 #include "pystate.h"
 
 /* ---- a file in memory ------------------------------------------------------------------------ */

@@ -9,12 +9,12 @@
 #ifndef PST_TEST_FORGE_H
 #define PST_TEST_FORGE_H
 
-#include "element.h"
+#include "base/element.h"
+#include "base/schema.h"
+#include "base/xxh64.h"
 #include "files.h"
-#include "schema.h"
-#include "sst_block.h"
-#include "sst_format.h"
-#include "xxh64.h"
+#include "sst/sst_block.h"
+#include "sst/sst_format.h"
 
 enum { FORGE_RECORDS = 3000 };
 

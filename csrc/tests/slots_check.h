@@ -4,9 +4,9 @@
 
 #include <string.h>
 
-#include "alloc.h"
 #include "check.h"
-#include "slots.h"
+#include "memory/alloc.h"
+#include "table/slots.h"
 
 /* Every slot is a row's or named by the ring once, but for what the cut has taken out of it. */
 static inline void check_slots(const pst_table *t) {

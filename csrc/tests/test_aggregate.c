@@ -6,10 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "aggregate.h"
+#include "aggregate/aggregate.h"
+#include "aggregate/sketch.h"
+#include "base/hash.h"
 #include "check.h"
-#include "hash.h"
-#include "sketch.h"
 
 __extension__ typedef __int128 int128;
 __extension__ typedef unsigned __int128 uint128;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "table.h"
+#include "memory/handle.h"
 
 static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column STATES[] = {{.name = "s", .type = PST_STRING}};

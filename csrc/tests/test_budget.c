@@ -7,10 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "budget.h"
+#include "base/budget.h"
 #include "check.h"
 #include "files.h"
-#include "table.h"
+#include "memory/handle.h"
 
 static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column STATES[] = {{.name = "n", .type = PST_INT64}};

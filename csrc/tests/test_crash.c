@@ -7,10 +7,10 @@
  *
  *   test_crash [steps] [seed] [every]     every: look at each n-th store only
  */
-#include "alloc.h"
 #include "crash.h"
+#include "memory/alloc.h"
+#include "memory/span.h"
 #include "slots_check.h"
-#include "span.h"
 #include "table_model.h"
 
 static struct {

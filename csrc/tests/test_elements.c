@@ -3,7 +3,7 @@
  *
  *   test_elements [steps] [seed]
  */
-#include "collections.h"
+#include "elements/collections.h"
 #include "elements_model.h"
 #include "files.h"
 

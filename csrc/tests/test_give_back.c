@@ -9,12 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "alloc.h"
 #include "check.h"
-#include "evacuate.h"
-#include "span.h"
-#include "table.h"
-#include "undo.h"
+#include "memory/alloc.h"
+#include "memory/handle.h"
+#include "memory/span.h"
+#include "snapshot/evacuate.h"
+#include "table/undo.h"
 
 static const pst_column KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column STATES[] = {{.name = "n", .type = PST_INT64, .has_default = 1},

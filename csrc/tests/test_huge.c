@@ -1,7 +1,7 @@
 /* A shared table's rows lie in huge pages once its delta is written, without a byte more; ranges with
  * holes stay as they are. */
 #include "files.h"
-#include "huge.h"
+#include "memory/huge.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -2,13 +2,13 @@
  * look-up costs is counted in lines and rows looked at, never in time. */
 #include <string.h>
 
-#include "alloc.h"
-#include "batch.h"
+#include "access/batch.h"
+#include "base/siphash.h"
 #include "files.h"
-#include "index.h"
-#include "siphash.h"
+#include "memory/alloc.h"
+#include "table/index.h"
+#include "table/value.h"
 #include "table_model.h"
-#include "value.h"
 
 static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column BYTES_KEY[] = {{.name = "k", .type = PST_BINARY}};

@@ -5,9 +5,9 @@
  */
 #include <string.h>
 
-#include "alloc.h"
 #include "crash.h"
-#include "list.h"
+#include "list/list.h"
+#include "memory/alloc.h"
 
 enum { LISTS = 8, MOST = 3000, EPOCHS = 4, LONGEST = 9000 };
 

@@ -8,8 +8,8 @@
 #include <sched.h>
 
 #include "check.h"
-#include "list.h"
-#include "table.h"
+#include "list/list.h"
+#include "memory/handle.h"
 
 enum { LISTS = 6, EPOCHS = 4, READERS = 2, LONGEST = 2000 };
 

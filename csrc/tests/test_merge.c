@@ -2,7 +2,7 @@
  * once. */
 #include "files.h"
 
-#include "sst_format.h"
+#include "sst/sst_format.h"
 
 static const row_style WHOLE = {.masks = 1, .max_parallelism = 64, .last_key_group = 63};
 

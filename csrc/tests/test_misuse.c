@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "check.h"
+#include "memory/handle.h"
 #include "pystate.h"
-#include "table.h"
 
 enum { KEYS = 200000 };
 

@@ -7,8 +7,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "table/undo.h"
 #include "table_model.h"
-#include "undo.h"
 
 enum { HISTORY = 16 };
 

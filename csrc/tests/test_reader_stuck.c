@@ -11,7 +11,7 @@
 
 static int64_t patience_ms;
 #define PST_READER_PATIENCE_MS patience_ms
-#include "../reader.c"
+#include "../snapshot/reader.c"
 
 #include "check.h"
 

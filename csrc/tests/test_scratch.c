@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "mem.h"
-#include "scratch.h"
+#include "base/mem.h"
+#include "base/scratch.h"
 
 #ifdef __SANITIZE_ADDRESS__
 enum { KEEPS = 0 };

@@ -2,11 +2,11 @@
  * the middle of operations, of seals, and of giving a cut up. After roll backs the index is as it was. */
 #include <string.h>
 
-#include "alloc.h"
 #include "check.h"
-#include "index.h"
+#include "memory/alloc.h"
+#include "memory/handle.h"
 #include "slots_check.h"
-#include "table.h"
+#include "table/index.h"
 
 enum { KEYS = 2600, EPOCHS = 4, PHASES = PST_CUT_RELIST + 1 };
 

@@ -9,10 +9,10 @@
 
 #include <string.h>
 
-#include "alloc.h"
-#include "span.h"
+#include "memory/alloc.h"
+#include "memory/span.h"
 #include "table_model.h"
-#include "tree_node.h"
+#include "tree/tree_node.h"
 
 enum { TREE_VERSIONS = 4, TREE_TEXT = 160 };
 

@@ -1,0 +1,463 @@
+#include "access/batch.h"
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "base/scratch.h"
+
+void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
+    int64_t at = a->offset + i;
+    cell->word[1] = 0;
+    switch (a->type) {
+    case PST_BOOL:
+        cell->word[0] = ((const uint8_t *)a->values)[at >> 3] >> (at & 7) & 1;
+        break;
+    case PST_INT8:
+        cell->word[0] = (uint64_t)(int64_t)((const int8_t *)a->values)[at];
+        break;
+    case PST_INT16:
+        cell->word[0] = (uint64_t)(int64_t)((const int16_t *)a->values)[at];
+        break;
+    case PST_INT32:
+    case PST_DATE32:
+        cell->word[0] = (uint64_t)(int64_t)((const int32_t *)a->values)[at];
+        break;
+    case PST_FLOAT32:
+        cell->word[0] = ((const uint32_t *)a->values)[at];
+        break;
+    case PST_INT64:
+    case PST_FLOAT64:
+    case PST_TIMESTAMP:
+        cell->word[0] = ((const uint64_t *)a->values)[at];
+        break;
+    case PST_DECIMAL:
+        memcpy(cell->word, (const uint8_t *)a->values + at * 16, 16);
+        break;
+    case PST_STRING:
+    case PST_BINARY:
+    case PST_OBJECT:
+    case PST_NESTED:
+        cell->bytes = pst_array_bytes(a, at);
+        break;
+    case PST_FIXED:
+        cell->bytes = (pst_bytes){(const uint8_t *)a->values + at * a->width, a->width};
+    }
+}
+
+static int has_nulls(const pst_array *a) {
+    if (!a->validity)
+        return 0;
+    for (int64_t i = 0; i < a->length; i++)
+        if (pst_array_is_null(a, i))
+            return 1;
+    return 0;
+}
+
+/* Word keys: the caller's array itself where its bits are canonical already. */
+static pst_status take_words(pst_batch *b, const pst_array *keys) {
+    pst_type type = keys->type;
+    if ((type == PST_INT64 || type == PST_TIMESTAMP) && !b->nulls) {
+        b->words = (const uint64_t *)keys->values + keys->offset;
+        return PST_OK;
+    }
+    b->own_words = pst_scratch_take((size_t)b->length * sizeof *b->own_words);
+    if (!b->own_words)
+        return PST_NO_MEMORY;
+    for (int64_t i = 0; i < b->length; i++) {
+        pst_cell cell;
+        pst_array_cell(keys, i, &cell);
+        b->own_words[i] = b->nulls && b->nulls[i] ? 0 : pst_canonical_word(type, cell.word[0]);
+    }
+    b->words = b->own_words;
+    return PST_OK;
+}
+
+/* A single string or binary column: its bytes are the canonical form, where the caller has them. */
+static pst_status take_plain(pst_batch *b, const pst_array *keys) {
+    const int32_t *offsets = keys->offsets + keys->offset;
+    const uint8_t *values = keys->values;
+    for (int64_t i = 0; i < b->length; i++) {
+        int null = b->nulls && b->nulls[i];
+        uint32_t size = null ? 0 : (uint32_t)(offsets[i + 1] - offsets[i]);
+        if (size > PST_MAX_BYTES)
+            return PST_TOO_LARGE;
+        b->bytes[i] = (pst_bytes){size ? values + offsets[i] : NULL, size};
+    }
+    return PST_OK;
+}
+
+/* Charges for its arrays, and so many bytes more. */
+static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
+    uint64_t key = b->t->lay.key_kind == PST_KEY_WORD ? sizeof *b->own_words : sizeof *b->bytes;
+    uint64_t row = sizeof *b->hash + sizeof *b->slots + sizeof *b->nulls + key;
+    pst_status s = pst_charge_raise(&b->charge, n * row + more);
+    if (s)
+        b->t->arena.refused = 0;
+    return s;
+}
+
+static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
+    b->bytes = pst_scratch_take((size_t)b->length * sizeof *b->bytes);
+    if (!b->bytes)
+        return PST_NO_MEMORY;
+    if (pst_key_is_plain(schema))
+        return take_plain(b, keys);
+    pst_cell cells[PST_MAX_KEYS];
+    for (int64_t i = 0; i < b->length; i++) {
+        uint32_t nulls = 0;
+        for (int32_t k = 0; k < schema->n_keys; k++)
+            if (pst_array_is_null(&keys[k], i))
+                nulls |= UINT32_C(1) << k;
+            else
+                pst_array_cell(&keys[k], i, &cells[k]);
+        pst_key key;
+        pst_status s = pst_key_form(schema, cells, nulls, &b->encoded, &key);
+        if (s)
+            return s;
+        b->bytes[i] = key.bytes;
+        s = charge(b, (size_t)b->length, b->encoded.size);
+        if (s)
+            return s;
+    }
+    /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
+    size_t at = 0;
+    for (int64_t i = 0; i < b->length; i++) {
+        if (!b->bytes[i].size)
+            continue;
+        b->bytes[i].data = b->encoded.data + at;
+        at += b->bytes[i].size;
+    }
+    return PST_OK;
+}
+
+static pst_status check_arrays(const pst_table *t, const pst_array *keys, pst_detail *detail) {
+    for (int32_t k = 0; k < t->schema.n_keys; k++) {
+        detail->column = k;
+        if (keys[k].type != t->schema.keys[k].type)
+            return PST_WRONG_TYPE;
+        if (keys[k].length != keys[0].length || keys[k].length < 0)
+            return PST_INVALID;
+    }
+    detail->column = -1;
+    return PST_OK;
+}
+
+static pst_status check_groups(pst_batch *b) {
+    pst_table *t = b->t;
+    if (t->first_key_group == 0 && t->last_key_group == t->max_parallelism - 1)
+        return PST_OK;
+    for (int64_t i = 0; i < b->length; i++) {
+        int32_t group = pst_group_of(t, b->hash[i]);
+        if (group >= t->first_key_group && group <= t->last_key_group)
+            continue;
+        t->detail.row = i;
+        t->detail.key_group = group;
+        return PST_WRONG_KEY_GROUP;
+    }
+    return PST_OK;
+}
+
+pst_status pst_batch_allocate(pst_batch *b, size_t n) {
+    b->charge = (pst_charge){b->t->budget, 0, PST_SMALL_BUFFER};
+    pst_status s = charge(b, n, 0);
+    if (s)
+        return s;
+    b->hash = pst_scratch_take(n * (sizeof *b->hash + sizeof *b->slots));
+    if (!b->hash)
+        return PST_NO_MEMORY;
+    b->slots = (uint32_t *)(void *)(b->hash + n);
+    return PST_OK;
+}
+
+static pst_status fill(pst_batch *b, const pst_array *keys) {
+    pst_table *t = b->t;
+    size_t n = (size_t)b->length;
+    uint8_t precision[PST_MAX_KEYS];
+    for (int32_t k = 0; k < t->schema.n_keys; k++)
+        precision[k] = t->schema.keys[k].precision;
+    pst_status s = pst_batch_allocate(b, n);
+    if (s)
+        return s;
+    s = pst_hash(keys, precision, pst_schema_hashed(&t->schema), b->hash);
+    if (!s)
+        s = check_groups(b);
+    if (s)
+        return s;
+    if (t->schema.n_keys == 1 && has_nulls(keys)) {
+        b->nulls = pst_malloc(n);
+        if (!b->nulls)
+            return PST_NO_MEMORY;
+        for (size_t i = 0; i < n; i++)
+            b->nulls[i] = (uint8_t)pst_array_is_null(keys, (int64_t)i);
+    }
+    if (t->lay.key_kind == PST_KEY_WORD)
+        return take_words(b, keys);
+    s = take_bytes(b, &t->schema, keys);
+    if (!s && pst_key_has_namespace(&t->schema))
+        for (size_t i = 0; i < n; i++)
+            b->hash[i] = pst_key_spread(b->hash[i], b->bytes[i], t->max_parallelism);
+    return s;
+}
+
+pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch) {
+    if (!t->attached)
+        return PST_INVALID;
+    pst_no_detail(&t->detail);
+    pst_status s = check_arrays(t, keys, &t->detail);
+    if (s)
+        return s;
+    pst_batch *b = pst_calloc(1, sizeof *b);
+    if (!b)
+        return PST_NO_MEMORY;
+    b->t = t;
+    b->generation = t->generation;
+    b->length = keys[0].length;
+    s = fill(b, keys);
+    if (s) {
+        pst_batch_destroy(b);
+        return s;
+    }
+    *batch = b;
+    return PST_OK;
+}
+
+void pst_batch_destroy(pst_batch *b) {
+    if (!b)
+        return;
+    pst_scratch_drop(b->hash);
+    pst_scratch_drop(b->own_words);
+    pst_scratch_drop(b->bytes);
+    pst_free(b->nulls);
+    pst_free(b->encoded.data);
+    pst_charge_drop(&b->charge);
+    pst_free(b);
+}
+
+int64_t pst_batch_length(const pst_batch *b) {
+    return b->length;
+}
+
+pst_status pst_batch_usable(const pst_batch *b) {
+    if (b->generation != b->t->generation)
+        return PST_STALE;
+    return b->t->poisoned ? PST_POISONED : PST_OK;
+}
+
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* What few keys need stays out of the loops, whose registers it would take. */
+#define RARE __attribute__((noinline))
+
+static inline
+    __attribute__((always_inline)) void find_lines_as(pst_batch *b, int64_t to, int masked) {
+    static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
+    const pst_table *t = b->t;
+    const pst_shard *shards = t->m->shards;
+    const uint8_t *heap = t->heap;
+    const uint64_t *hashes = b->hash;
+    const uint64_t **lines = b->lines;
+    uint32_t *tags = b->tags, bits = t->m->directory_bits, mask = t->group_mask;
+    uint32_t first = (uint32_t)t->first_key_group;
+    pst_salt salt = pst_salt_of(t);
+    for (uint64_t i = (uint64_t)b->lined; i < (uint64_t)to; i++) {
+        uint64_t hash = hashes[i];
+        uint32_t group = masked ? (uint32_t)hash & mask : (uint32_t)pst_group_of(t, hash);
+        uint32_t tag = pst_salted_tag(salt, hash);
+        pst_cursor c;
+        c.line = (uint64_t *)(uintptr_t)nothing;
+        if (pst_cursor_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
+            __builtin_prefetch(c.line, 0, 2);
+        lines[i % PST_LINES] = c.line;
+        tags[i % PST_LINES] = tag;
+    }
+}
+
+static RARE void find_lines_of_any_groups(pst_batch *b, int64_t to) {
+    find_lines_as(b, to, 0);
+}
+
+static void find_lines(pst_batch *b, int64_t to) {
+    if (to <= b->lined)
+        return;
+    if (pst_groups_are_masked(b->t))
+        find_lines_as(b, to, 1);
+    else
+        find_lines_of_any_groups(b, to);
+    b->lined = to;
+}
+
+/* The line so many steps behind the home line of key i. */
+static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
+    const pst_table *t = b->t;
+    uint32_t tag = b->tags[i % PST_LINES];
+    pst_cursor c;
+    if (!pst_cursor_home(&c,
+                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, b->hash[i], tag)],
+                         t->heap, tag))
+        return b->lines[i % PST_LINES];
+    while (steps--)
+        pst_cursor_step(&c, t->heap);
+    return c.line;
+}
+
+/* The home line is full of other keys: brings in the two after it. */
+static void try_next_lines(pst_batch *b, int64_t i) {
+    b->lines[i % PST_LINES] = line_behind(b, i, 1);
+    __builtin_prefetch(b->lines[i % PST_LINES]);
+    __builtin_prefetch(line_behind(b, i, 2));
+    b->moved[b->moved_tail++ % PST_LINES] = i;
+}
+
+/* The first entry with the right tag. The line may be out of date: what is found here is compared
+ * later, and PST_NONE is looked up again by whoever cares. */
+static void guess_slots(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    uint32_t taken = t->m->slots, *slots = b->slots;
+    const uint32_t *tags = b->tags;
+    const uint64_t **lines = b->lines;
+    for (int64_t i = b->guessed; i < to; i++) {
+        uint64_t at = (uint64_t)i % PST_LINES;
+        const uint64_t *line = lines[at];
+        uint32_t m = pst_line_matches(line, tags[at]);
+        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+        if (slot < taken) {
+            pst_prefetch_row(t, slot);
+        } else {
+            slot = PST_NONE;
+            if (line[PST_LINE - 1])
+                try_next_lines(b, i);
+        }
+        slots[i] = slot;
+    }
+    if (to > b->guessed)
+        b->guessed = to;
+}
+
+/* A slot under this tag, or PST_NONE. */
+static uint32_t slot_in(const pst_table *t, const uint64_t *line, uint32_t tag) {
+    uint32_t m = pst_line_matches(line, tag);
+    uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+    return slot < t->m->slots ? slot : PST_NONE;
+}
+
+/* The keys that were not in their home lines: most of them are in the next one, one in four in the
+ * one after that. */
+static RARE void guess_moved(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
+        int64_t i = b->moved[b->moved_head++ % PST_LINES];
+        const uint64_t *line = b->lines[i % PST_LINES];
+        uint32_t tag = b->tags[i % PST_LINES], slot = slot_in(t, line, tag);
+        if (slot == PST_NONE && line[PST_LINE - 1])
+            slot = slot_in(t, line_behind(b, i, 2), tag);
+        if (slot != PST_NONE)
+            pst_prefetch_row(t, slot);
+        b->slots[i] = slot;
+    }
+}
+
+/* Rows of bytes keys whose guess has come: brings in the block that holds the rest of the key. Those
+ * that were not in their home lines are looked for later than that. */
+PST_PREFETCH void bring_keys(const pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        const uint64_t *ref = pst_row(t, b->slots[i]) + t->lay.key_offset / 8 + 1;
+        if (pst_ref_is_block(ref) && pst_ref_size(ref) == b->bytes[i].size)
+            pst_prefetch_bytes(pst_ref_data(t->heap, ref), pst_ref_size(ref));
+    }
+}
+
+/* Looks again where the guess was another key's row. */
+static void compare_slots(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        if (!pst_row_matches(t, pst_row(t, b->slots[i]), &key))
+            b->slots[i] = pst_index_find(t, &key);
+    }
+}
+
+/* The same for word keys without nulls, by far the most frequent. */
+static void compare_words(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    const uint8_t *rows = t->rows;
+    uint64_t row_size = t->lay.row_size;
+    uint32_t *slots = b->slots;
+    const uint64_t *words = b->words;
+    for (int64_t i = from; i < to; i++) {
+        if (slots[i] == PST_NONE)
+            continue;
+        const uint64_t *row = (const uint64_t *)(rows + slots[i] * row_size);
+        if (row[1] == words[i] && (row[0] & 0xFF) >= PST_FLAG_LIVE && !(row[0] & PST_FLAG_NULL_KEY))
+            continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        slots[i] = pst_index_find(t, &key);
+    }
+}
+
+void pst_batch_resolve(pst_batch *b, int64_t to) {
+    while (b->resolved < to) {
+        int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
+        pst_prefetch_words(b->hash, from + 3 * PST_GROUP, b->length);
+        if (b->words)
+            pst_prefetch_words(b->words, from, b->length);
+        find_lines(b, min64(end + 3 * PST_GROUP, b->length));
+        guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
+        if (b->bytes)
+            bring_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
+        guess_moved(b, min64(end + PST_GROUP, b->length));
+        if (b->words && !b->nulls)
+            compare_words(b, from, end);
+        else
+            compare_slots(b, from, end);
+        b->resolved = end;
+    }
+}
+
+static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++)
+        if (b->slots[i] != PST_NONE)
+            pst_prefetch_row(b->t, b->slots[i]);
+}
+
+void pst_batch_bring(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end) {
+        pst_batch_resolve(b, end);
+        return;
+    }
+    if (i == 0)
+        prefetch_rows(b, 0, end);
+    prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
+}
+
+void pst_batch_bring_rows(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end)
+        pst_batch_resolve(b, end);
+    else
+        prefetch_rows(b, i ? end + PST_GROUP : 0, min64(end + 2 * PST_GROUP, b->guessed));
+}
+
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    return b->slots[i] = pst_index_find(b->t, &key);
+}
+
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    pst_status s = pst_row_make(b->t, &key, slot);
+    if (!s)
+        b->slots[i] = *slot;
+    return s;
+}

@@ -1,0 +1,152 @@
+/* batch.h: many keys at once.
+ *
+ * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
+ * in groups of PST_GROUP rows through stages: find the index line; find the row in it; find it in
+ * the next lines where the first was full; of keys of bytes, find the block that holds the row's
+ * key; use the row. Each stage prefetches for the next and runs a group ahead of it, so that the
+ * misses of one overlap the work of the others; the look-up is fused with the first operation on
+ * the batch.
+ *
+ * Thread safety: as the table.
+ *
+ * Invariants
+ *  M1. slots[i] for i < resolved is the row of key i, or PST_NONE where there was none; it may
+ *      have been made meanwhile, so whoever needs it looks again.
+ *  M2. A batch whose generation is not the table's is PST_STALE.
+ *  M3. Reading inserts nothing.
+ *  M4. An operation that fails after it changed something poisons the table.
+ *  M5. What is sized by one call and filled by another is filled as it was sized or not at all:
+ *      never behind the capacity, which comes with the buffer (PST_CHANGED).
+ *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and held
+ *      against the bytes that there are. Keys are looked at again later, and must not change.
+ */
+#ifndef PST_BATCH_H
+#define PST_BATCH_H
+
+#include "memory/handle.h"
+#include "table/key.h"
+#include "table/value.h"
+
+enum { PST_GROUP = 16, PST_LINES = 4 * PST_GROUP };
+
+struct pst_batch {
+    pst_table *t;
+    uint64_t generation;
+    int64_t length;
+    int64_t lined;    /* keys whose index line was found and prefetched */
+    int64_t guessed;  /* keys whose slot was read from it, and the row prefetched */
+    int64_t resolved; /* keys whose slot was compared */
+    uint64_t *hash;
+    uint32_t *slots;
+    const uint64_t *words; /* word keys, canonical; may be the caller's own array */
+    uint64_t *own_words;
+    pst_bytes *bytes; /* bytes keys */
+    uint8_t *nulls;   /* a byte per row, or NULL */
+    int of_rows;      /* made from rows of the table, whose keys can be read back */
+    pst_key_buffer encoded;
+    pst_charge charge;
+    const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
+    uint32_t tags[PST_LINES];         /* likewise */
+    /* A queue of keys that may be one line further; at their lines[] is that line. */
+    int64_t moved[PST_LINES];
+    uint64_t moved_head;
+    uint64_t moved_tail;
+};
+
+static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
+    key->hash = b->hash[i];
+    key->null = b->nulls ? b->nulls[i] : 0;
+    if (b->words) {
+        key->word = b->words[i];
+        key->bytes = (pst_bytes){NULL, 0};
+    } else {
+        key->word = 0;
+        key->bytes = b->bytes[i];
+    }
+}
+
+/* Looks up the keys before `to`, in groups, if that was not done. Slots found are in cache. */
+void pst_batch_resolve(pst_batch *b, int64_t to);
+/* Looks for key i where the look-up of its group found none, and makes its row. */
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot);
+/* The row of key i for writing, made if it is not there. Room was reserved. */
+static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    *slot = b->slots[i];
+    return *slot == PST_NONE ? pst_batch_make_row(b, i, slot) : PST_OK;
+}
+/* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
+void pst_batch_bring(pst_batch *b, int64_t i);
+/* For who takes rows one by one, in their order, and does work of his own in between: called with the
+ * first row of each group. That group is looked up, and the rows of the two after it are on their way. */
+void pst_batch_bring_rows(pst_batch *b, int64_t i);
+/* Looks for key i where the look-up of its group found none. */
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
+/* The row of key i, or PST_NONE. */
+static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
+    return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
+}
+
+/* Room for the hashes and slots of n keys: one block, for systems give memory back that was freed in
+ * several pieces, and then each batch would take faults for all of its pages. PST_NO_MEMORY. */
+pst_status pst_batch_allocate(pst_batch *b, size_t n);
+/* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
+pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);
+/* Adds a row and its key; they count as resolved once the caller says so. */
+void pst_batch_take_row(pst_batch *b, uint32_t slot);
+
+/* PST_STALE, PST_POISONED or PST_OK. */
+pst_status pst_batch_usable(const pst_batch *b);
+
+/* Value i of what is sized or filled, at *total. PST_TOO_LARGE; PST_CHANGED. */
+static inline pst_status pst_out_value(const pst_bytes_out *out, int64_t i, int present,
+                                       pst_bytes value, int64_t *total) {
+    if (!out->data) {
+        out->offsets[i] = (int32_t)*total;
+        out->valid[i] = (uint8_t)present;
+        *total += value.size;
+        return *total > INT32_MAX ? PST_TOO_LARGE : PST_OK;
+    }
+    if (out->valid[i] != present || out->offsets[i] != *total ||
+        out->offsets[i + 1] != *total + value.size || (uint64_t)*total + value.size > out->capacity)
+        return PST_CHANGED;
+    if (value.size)
+        memcpy(out->data + *total, value.data, value.size);
+    *total += value.size;
+    return PST_OK;
+}
+
+/* After the last value. */
+static inline pst_status pst_out_end(const pst_bytes_out *out, int64_t length, int64_t total) {
+    if (!out->data)
+        out->offsets[length] = (int32_t)total;
+    return PST_OK;
+}
+
+/* A single element of an array as a cell. */
+void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
+
+/* Brings in words of an array that is read in order, a group's some groups ahead of word i: among so
+ * many other lines the processor loses sight of such arrays. */
+PST_PREFETCH void pst_prefetch_words(const void *words, int64_t i, int64_t length) {
+    enum { AHEAD = 4 * PST_GROUP };
+    const uint64_t *at = (const uint64_t *)words + i + AHEAD;
+    if (i + AHEAD + PST_GROUP > length)
+        return;
+    __builtin_prefetch(at);
+    __builtin_prefetch(at + PST_GROUP / 2);
+}
+
+/* The same for the elements of an array, if they are words. */
+PST_PREFETCH void pst_array_prefetch(const pst_array *a, int64_t i) {
+    if (a->type == PST_INT64 || a->type == PST_FLOAT64 || a->type == PST_TIMESTAMP)
+        pst_prefetch_words((const uint64_t *)a->values + a->offset, i, a->length);
+}
+
+static inline int pst_array_is_null(const pst_array *a, int64_t i) {
+    if (!a->validity)
+        return 0;
+    int64_t at = a->offset + i;
+    return !(a->validity[at >> 3] >> (at & 7) & 1);
+}
+
+#endif

@@ -1,0 +1,191 @@
+/* batch_maps.c: the maps of many keys. */
+#include <string.h>
+
+#include "access/batch_elements.h"
+#include "base/schema.h"
+
+/* Entries of a map whose nodes are not in the near caches. */
+#ifndef PST_LARGE_MAP
+#define PST_LARGE_MAP (1u << 16) /* tests make it small */
+#endif
+
+/* Of every so many rows. Whether they go to more than one leaf. */
+static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
+                       int64_t to, int64_t step) {
+    const pst_table *t = b->t;
+    pst_tree_root root[PST_GROUP];
+    pst_tree_entry e[PST_GROUP];
+    int n = 0;
+    for (int64_t i = from; i < to; i += step) {
+        if (r->slots[i] == PST_NONE)
+            continue;
+        root[n] = pst_row_map(t, pst_row(t, r->slots[i]), r->column);
+        if (root[n].count < PST_LARGE_MAP)
+            continue;
+        pst_cell key;
+        pst_array_cell(keys, i, &key);
+        pst_entry_key(t, r->column, &key, &e[n++]);
+    }
+    return pst_tree_bring_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root, e,
+                                n);
+}
+
+/* Brings in the paths of the group that begins at i, if one of its maps is large. */
+static void bring_paths(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t i) {
+    int64_t to = i + PST_GROUP < r->length ? i + PST_GROUP : r->length;
+    int large = 0;
+    for (int64_t k = i; k < to; k++)
+        large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= PST_LARGE_MAP;
+    /* Where the first and the last go to one leaf, keys come in order, and it is there now. */
+    if (large && to - i > 1 && bring_large(b, r, keys, i, to, to - i - 1))
+        bring_large(b, r, keys, i, to, 1);
+}
+
+static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_table *t = b->t;
+    uint8_t type = 0;
+    if (column >= 0 && column < t->lay.n_states)
+        type = t->schema.states[column].map_key;
+    pst_status s = pst_check_elements(b, column, PST_MAP, type, keys);
+    return !s && keys->length != b->length ? PST_INVALID : s;
+}
+
+pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
+                             const pst_array *values) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (!s)
+        s = pst_check_elements(b, column, PST_MAP, t->lay.fields[column].type, values);
+    if (!s && values->length != b->length && values->length != 1)
+        s = PST_INVALID;
+    if (s)
+        return s;
+    pst_roots r = pst_roots_of(b, column);
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        if (i % PST_GROUP == 0) {
+            s = pst_undo_reserve(t, PST_GROUP);
+            pst_array_prefetch(keys, i);
+            pst_array_prefetch(values, i);
+            bring_paths(b, &r, keys, i);
+        }
+        pst_cell key, value;
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        uint64_t room[PST_TREE_MAX_VALUE_WORDS];
+        uint32_t slot;
+        if (!s)
+            s = pst_batch_row(b, i, &slot);
+        if (s)
+            break;
+        pst_array_cell(keys, i, &key);
+        pst_array_cell(values, values->length == 1 ? 0 : i, &value);
+        pst_entry_key(t, column, &key, &e);
+        s = pst_entry_value(t, column, &value, room, &e);
+        if (!s)
+            s = pst_row_map_put(t, slot, column, &e);
+    }
+    return pst_poison(t, s);
+}
+
+static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    pst_roots r = pst_roots_of(b, column);
+    for (int64_t i = 0; !s && i < b->length; i++) {
+        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        if (i % PST_GROUP == 0)
+            s = pst_undo_reserve(t, PST_GROUP);
+        pst_cell key;
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        uint32_t slot = pst_batch_slot(b, i);
+        if (s || slot == PST_NONE)
+            continue;
+        pst_array_cell(keys, i, &key);
+        pst_entry_key(t, column, &key, &e);
+        s = pst_row_map_remove(t, slot, column, &e);
+        s = s == PST_NOT_FOUND ? PST_OK : s;
+    }
+    return pst_poison(t, s);
+}
+
+pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, remove_entries(b, column, keys));
+}
+
+static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys,
+                            pst_tree_entry *e) {
+    pst_cell key;
+    uint32_t slot = pst_batch_slot(b, i);
+    if (slot == PST_NONE)
+        return PST_NOT_FOUND;
+    pst_array_cell(keys, i, &key);
+    pst_entry_key(b->t, column, &key, e);
+    return pst_row_map_use(b->t, slot, column, e);
+}
+
+/* The low bytes of words come first. */
+static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, int32_t column,
+                                                                  const pst_array *keys,
+                                                                  size_t width, uint8_t *values,
+                                                                  uint8_t *valid) {
+    pst_roots r = pst_roots_of(b, column);
+    for (int64_t i = 0; i < b->length; i++) {
+        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        if (i % PST_GROUP == 0) {
+            pst_array_prefetch(keys, i);
+            bring_paths(b, &r, keys, i);
+        }
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_status s = get_entry(b, i, column, keys, &e);
+        uint8_t *out = values + (size_t)i * width;
+        if (s && s != PST_NOT_FOUND)
+            return s;
+        valid[i] = s == PST_OK;
+        if (valid[i])
+            memcpy(out, e.value, width);
+        else
+            memset(out, 0, width);
+    }
+    return PST_OK;
+}
+
+pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
+                             uint8_t *valid) {
+    pst_table *t = b->t;
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    if (t->collections[column].map.value_is_ref)
+        return PST_WRONG_TYPE;
+    size_t width = t->lay.fields[column].type == PST_FIXED
+                       ? t->schema.states[column].width
+                       : pst_type_width((pst_type)t->lay.fields[column].type);
+    return width == 8 ? get_fixed(b, column, keys, 8, values, valid)
+                      : get_fixed(b, column, keys, width, values, valid);
+}
+
+pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
+                                   const pst_bytes_out *out) {
+    pst_status s = check_map_keys(b, column, keys);
+    if (s)
+        return s;
+    if (!b->t->collections[column].map.value_is_ref)
+        return PST_WRONG_TYPE;
+    pst_roots r = pst_roots_of(b, column);
+    int64_t total = 0;
+    for (int64_t i = 0; i < b->length; i++) {
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        s = get_entry(b, i, column, keys, &e);
+        if (s && s != PST_NOT_FOUND)
+            return s;
+        int found = s == PST_OK;
+        s = pst_out_value(out, i, found, found ? e.value_bytes : (pst_bytes){NULL, 0}, &total);
+        if (s)
+            return s;
+    }
+    return pst_out_end(out, b->length, total);
+}

@@ -1,0 +1,419 @@
+/* ops.c: the vectorised operations on a batch: apply, put, get, clear. */
+#include <string.h>
+
+#include "access/batch.h"
+#include "base/schema.h"
+#include "table/ttl.h"
+
+/* ---- read, modify, write ------------------------------------------------------------------- */
+
+typedef pst_status (*kernel)(pst_batch *b, int32_t column, pst_op op, const pst_array *values,
+                             int64_t from, int64_t to);
+
+static pst_status overflowed(pst_batch *b, int64_t i, int32_t column) {
+    b->t->detail.row = i;
+    b->t->detail.column = column;
+    return PST_OVERFLOW;
+}
+
+/* Finds or makes the row of key i and touches it. */
+static inline pst_status writable_row(pst_batch *b, int64_t i, uint64_t **row) {
+    uint32_t slot = b->slots[i];
+    if (__builtin_expect(slot == PST_NONE, 0)) {
+        pst_status s = pst_batch_row(b, i, &slot);
+        if (s)
+            return s;
+    }
+    *row = pst_row(b->t, slot);
+    pst_touch(b->t, slot, *row);
+    return PST_OK;
+}
+
+/* A total order with NaN above all, as Spark compares. */
+static inline int float_less(double a, double b) {
+    if (a != a)
+        return 0;
+    return b != b || a < b;
+}
+
+#define INT_LESS(a, b) ((a) < (b))
+#define FLOAT_LESS(a, b) float_less((double)(a), (double)(b))
+#define INT_ADD(a, b, sum) __builtin_add_overflow(a, b, sum)
+#define FLOAT_ADD(a, b, sum) (*(sum) = (a) + (b), 0)
+
+/* One loop per type, with what it needs of the table in locals, which stores cannot alias: `bits` is the unsigned integer of the same width, through which the field is
+ * loaded and stored. */
+#define DEFINE_KERNEL(name, type, bits, get, put, ADD, LESS)                                       \
+    static pst_status name(pst_batch *b, int32_t column, pst_op op, const pst_array *values,       \
+                           int64_t from, int64_t to) {                                             \
+        pst_table *t = b->t;                                                                       \
+        const pst_field *f = &t->lay.fields[column];                                               \
+        const type *v = (const type *)values->values + values->offset;                             \
+        const uint32_t *slots = b->slots;                                                          \
+        uint8_t *rows = t->rows;                                                                   \
+        uint64_t row_size = t->lay.row_size, offset = f->offset;                                   \
+        uint32_t stamp = t->stamp;                                                                 \
+        int scalar = values->length == 1 && b->length != 1, wide = t->lay.wide;                    \
+        uint64_t bit = UINT64_C(1) << column, flag = bit << 1;                                     \
+        bits start_bits = (bits)f->default_word[0];                                                \
+        type start;                                                                                \
+        memcpy(&start, &start_bits, sizeof start);                                                 \
+        for (int64_t i = from; i < to; i++) {                                                      \
+            int64_t at = scalar ? 0 : i;                                                           \
+            if (values->validity && pst_array_is_null(values, at))                                 \
+                continue;                                                                          \
+            uint32_t slot = slots[i];                                                              \
+            if (__builtin_expect(slot == PST_NONE, 0)) {                                           \
+                pst_status s = pst_batch_row(b, i, &slot);                                         \
+                if (s)                                                                             \
+                    return s;                                                                      \
+            }                                                                                      \
+            uint64_t *row = (uint64_t *)(rows + slot * row_size);                                  \
+            if (pst_header_stamp(row[0]) != stamp)                                                 \
+                pst_touch_first(t, slot, row);                                                     \
+            uint8_t *field = (uint8_t *)row + offset;                                              \
+            int present = wide ? pst_row_has(&t->lay, row, column) : (row[0] & flag) != 0;         \
+            bits raw = get(field);                                                                 \
+            type old, next = v[at];                                                                \
+            memcpy(&old, &raw, sizeof old);                                                        \
+            if (op == PST_ADD) {                                                                   \
+                type sum;                                                                          \
+                if (ADD(present ? old : start, next, &sum))                                        \
+                    return overflowed(b, i, column);                                               \
+                next = sum;                                                                        \
+            } else if (present) {                                                                  \
+                int replaces = op == PST_MIN ? LESS(next, old) : LESS(old, next);                  \
+                if (!replaces)                                                                     \
+                    continue;                                                                      \
+            }                                                                                      \
+            memcpy(&raw, &next, sizeof raw);                                                       \
+            put(field, raw);                                                                       \
+            if (!present)                                                                          \
+                pst_row_mark(t, row, column);                                                      \
+        }                                                                                          \
+        return PST_OK;                                                                             \
+    }
+
+DEFINE_KERNEL(apply_int8, int8_t, uint8_t, pst_get8, pst_put8, INT_ADD, INT_LESS)
+DEFINE_KERNEL(apply_int16, int16_t, uint16_t, pst_get16, pst_put16, INT_ADD, INT_LESS)
+DEFINE_KERNEL(apply_int32, int32_t, uint32_t, pst_get32, pst_put32, INT_ADD, INT_LESS)
+DEFINE_KERNEL(apply_int64, int64_t, uint64_t, pst_get64, pst_put64, INT_ADD, INT_LESS)
+DEFINE_KERNEL(apply_float32, float, uint32_t, pst_get32, pst_put32, FLOAT_ADD, FLOAT_LESS)
+DEFINE_KERNEL(apply_float64, double, uint64_t, pst_get64, pst_put64, FLOAT_ADD, FLOAT_LESS)
+
+/* Is the unscaled value outside what `precision` digits hold? */
+static int exceeds(__int128 v, uint8_t precision) {
+    __int128 bound = 1;
+    for (uint8_t i = 0; i < precision; i++)
+        bound *= 10;
+    return v >= bound || v <= -bound;
+}
+
+static pst_status apply_decimal(pst_batch *b, int32_t column, pst_op op, const pst_array *values,
+                                int64_t from, int64_t to) {
+    pst_table *t = b->t;
+    const pst_field *f = &t->lay.fields[column];
+    for (int64_t i = from; i < to; i++) {
+        int64_t at = values->length == 1 ? 0 : i;
+        if (pst_array_is_null(values, at))
+            continue;
+        pst_cell cell;
+        uint64_t *row, word[2];
+        __int128 old, next;
+        pst_array_cell(values, at, &cell);
+        memcpy(&next, cell.word, 16);
+        pst_status s = writable_row(b, i, &row);
+        if (s)
+            return s;
+        int present = pst_row_has(&t->lay, row, column);
+        pst_field_load(f, row, word);
+        memcpy(&old, present ? word : f->default_word, 16);
+        if (op == PST_ADD) {
+            if (__builtin_add_overflow(old, next, &next) ||
+                exceeds(next, t->schema.states[column].precision))
+                return overflowed(b, i, column);
+        } else if (present && !(op == PST_MIN ? next < old : old < next)) {
+            continue;
+        }
+        memcpy(word, &next, 16);
+        pst_field_store(f, row, word);
+        pst_row_mark(t, row, column);
+    }
+    return PST_OK;
+}
+
+static kernel kernel_of(pst_type type) {
+    switch (type) {
+    case PST_INT8:
+        return apply_int8;
+    case PST_INT16:
+        return apply_int16;
+    case PST_INT32:
+    case PST_DATE32:
+        return apply_int32;
+    case PST_INT64:
+    case PST_TIMESTAMP:
+        return apply_int64;
+    case PST_FLOAT32:
+        return apply_float32;
+    case PST_FLOAT64:
+        return apply_float64;
+    case PST_DECIMAL:
+        return apply_decimal;
+    case PST_BOOL:
+    case PST_STRING:
+    case PST_BINARY:
+    case PST_OBJECT:
+    case PST_FIXED:
+    case PST_NESTED:
+        return NULL;
+    }
+    return NULL;
+}
+
+static pst_status check_operand(const pst_batch *b, int32_t column, const pst_array *values) {
+    pst_table *t = b->t;
+    pst_status s = pst_batch_usable(b);
+    if (s)
+        return s;
+    pst_no_detail(&t->detail);
+    t->detail.column = column;
+    if (column < 0 || column >= t->lay.n_states)
+        return PST_INVALID;
+    pst_type have = t->schema.states[column].type;
+    if (values->type != have && !(have == PST_OBJECT && values->type == PST_BINARY))
+        return PST_WRONG_TYPE;
+    if (have == PST_FIXED && values->width != t->lay.fields[column].width)
+        return PST_WRONG_TYPE;
+    if (t->lay.fields[column].kind != PST_VALUE)
+        return PST_INVALID;
+    return values->length == b->length || values->length == 1 ? PST_OK : PST_INVALID;
+}
+
+/* What is hidden by its age counts as absent: cleared before the group's rows are read. A key that was
+ * not found by a guess may be there all the same. */
+static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
+    pst_table *t = b->t;
+    pst_status s = PST_OK;
+    for (int64_t i = from; !s && i < to; i++) {
+        uint32_t slot = pst_batch_slot(b, i);
+        uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+        if (!row || !pst_row_has(&t->lay, row, column) ||
+            !pst_ttl_hides(t, column, pst_row_time(t, row, column)))
+            continue;
+        pst_touch(t, slot, row);
+        s = pst_row_clear(t, row, column);
+    }
+    return s;
+}
+
+static void stamp_group(pst_batch *b, int32_t column, const pst_array *values, int64_t from,
+                        int64_t to) {
+    pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        uint32_t slot = b->slots[i];
+        uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+        if (!row || pst_array_is_null(values, values->length == 1 ? 0 : i) ||
+            !pst_row_has(&t->lay, row, column))
+            continue;
+        pst_touch(t, slot, row);
+        pst_row_stamp(t, row, column);
+    }
+}
+
+pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
+    pst_status s = check_operand(b, column, values);
+    if (s)
+        return s;
+    kernel run = kernel_of(values->type);
+    if (!run)
+        return PST_WRONG_TYPE;
+    if (op < PST_ADD || op > PST_MAX)
+        return PST_INVALID;
+    int timed = b->t->lay.fields[column].time >= 0;
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        pst_batch_bring(b, from);
+        s = pst_undo_reserve(b->t, PST_GROUP);
+        if (!s && timed)
+            s = expire_group(b, column, from, to);
+        if (!s)
+            s = run(b, column, op, values, from, to);
+        if (timed)
+            stamp_group(b, column, values, from, to);
+    }
+    return pst_poison(b->t, s);
+}
+
+/* ---- write ----------------------------------------------------------------------------------- */
+
+static pst_status put_one(pst_batch *b, int64_t i, int32_t column, const pst_array *values) {
+    pst_table *t = b->t;
+    int64_t at = values->length == 1 ? 0 : i;
+    uint64_t *row;
+    if (pst_array_is_null(values, at)) {
+        uint32_t at_slot = pst_batch_slot(b, i);
+        row = at_slot == PST_NONE ? NULL : pst_row(t, at_slot);
+        if (!row || !pst_row_has(&t->lay, row, column))
+            return PST_OK;
+        pst_touch(t, at_slot, row);
+        return pst_row_clear(t, row, column);
+    }
+    uint32_t slot;
+    pst_status s = pst_batch_row(b, i, &slot);
+    if (s)
+        return s;
+    pst_cell cell;
+    pst_array_cell(values, at, &cell);
+    return pst_state_put(t, slot, column, &cell);
+}
+
+pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) {
+    pst_status s = check_operand(b, column, values);
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        pst_batch_bring(b, from);
+        s = pst_undo_reserve(b->t, PST_GROUP);
+        for (int64_t i = from; !s && i < to; i++)
+            s = put_one(b, i, column, values);
+        if (s)
+            return pst_poison(b->t, s);
+    }
+    return s;
+}
+
+static pst_status clear_batch(pst_batch *b, int32_t column) {
+    pst_table *t = b->t;
+    pst_status s = pst_batch_usable(b);
+    if (s)
+        return s;
+    if (column < -1 || column >= t->lay.n_states)
+        return PST_INVALID;
+    for (int64_t from = 0; from < b->length; from += PST_GROUP) {
+        int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        pst_batch_bring(b, from);
+        s = pst_undo_reserve(t, PST_GROUP);
+        for (int64_t i = from; !s && i < to; i++) {
+            uint32_t slot = pst_batch_slot(b, i);
+            if (slot == PST_NONE)
+                continue;
+            uint64_t *row = pst_row(t, slot);
+            if (!pst_is_live(row[0]))
+                continue;
+            pst_touch(t, slot, row);
+            s = column < 0 ? pst_row_delete(t, row) : pst_row_clear(t, row, column);
+        }
+        if (s)
+            return pst_poison(t, s);
+    }
+    return PST_OK;
+}
+
+pst_status pst_batch_clear(pst_batch *b, int32_t column) {
+    pst_clearing(b->t);
+    return pst_cleared(b->t, clear_batch(b, column));
+}
+
+/* ---- read ------------------------------------------------------------------------------------ */
+
+/* The row of key i if the column is present in it, else NULL. */
+static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
+    const pst_table *t = b->t;
+    uint32_t slot = pst_batch_slot(b, i);
+    const uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+    return row && pst_row_has(&t->lay, row, column) && !pst_row_hides(t, row, column) ? row : NULL;
+}
+
+/* Reading as use: after the group's values were copied. */
+static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
+    pst_table *t = b->t;
+    pst_status s = PST_OK;
+    for (int64_t i = from; !s && t->ttl[column].on_read && i < to; i++)
+        if (present_row(b, i, column))
+            s = pst_row_refresh(t, b->slots[i], column);
+    return pst_poison(t, s);
+}
+
+static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes) {
+    pst_status s = pst_batch_usable(b);
+    if (s)
+        return s;
+    if (column < 0 || column >= b->t->lay.n_states)
+        return PST_INVALID;
+    if (b->t->lay.fields[column].kind != PST_VALUE)
+        return PST_INVALID;
+    return b->t->lay.fields[column].is_bytes == is_bytes ? PST_OK : PST_WRONG_TYPE;
+}
+
+/* Inlined once per width, so that copying a value is a load and a store. */
+static inline __attribute__((always_inline)) void copy_out(pst_batch *b, int32_t column,
+                                                           size_t width, int64_t from, int64_t to,
+                                                           uint8_t *values, uint8_t *valid) {
+    uint32_t offset = b->t->lay.fields[column].offset;
+    for (int64_t i = from; i < to; i++) {
+        const uint64_t *row = present_row(b, i, column);
+        uint8_t *out = values + (size_t)i * width;
+        valid[i] = row != NULL;
+        if (row)
+            memcpy(out, (const uint8_t *)row + offset, width);
+        else
+            memset(out, 0, width);
+    }
+}
+
+pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {
+    pst_status s = check_column(b, column, 0);
+    if (s)
+        return s;
+    for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        pst_batch_bring(b, from);
+        switch (b->t->lay.fields[column].width) {
+        case 1:
+            copy_out(b, column, 1, from, to, values, valid);
+            break;
+        case 2:
+            copy_out(b, column, 2, from, to, values, valid);
+            break;
+        case 4:
+            copy_out(b, column, 4, from, to, values, valid);
+            break;
+        case 8:
+            copy_out(b, column, 8, from, to, values, valid);
+            break;
+        case 16:
+            copy_out(b, column, 16, from, to, values, valid);
+            break;
+        default:
+            copy_out(b, column, b->t->lay.fields[column].width, from, to, values, valid);
+        }
+        s = refresh_group(b, column, from, to);
+    }
+    return s;
+}
+
+pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out) {
+    pst_status s = check_column(b, column, 1);
+    if (s)
+        return s;
+    const pst_field *f = &b->t->lay.fields[column];
+    int64_t total = 0;
+    for (int64_t from = 0; from < b->length; from += PST_GROUP) {
+        int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        pst_batch_bring(b, from);
+        for (int64_t i = from; i < to; i++) {
+            const uint64_t *row = present_row(b, i, column);
+            pst_cell cell = {{0, 0}, {NULL, 0}};
+            if (row)
+                pst_field_cell(f, row, b->t->heap, &cell);
+            s = pst_out_value(out, i, row != NULL, cell.bytes, &total);
+            if (s)
+                return s;
+        }
+        if (!out->data) /* the pass that always comes: of empty values alone there is no other */
+            s = refresh_group(b, column, from, to);
+        if (s)
+            return s;
+    }
+    return pst_out_end(out, b->length, total);
+}

@@ -1,0 +1,239 @@
+/* single.c: one current key, and rows as records. */
+#include <string.h>
+
+#include "access/batch.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "elements/collections.h"
+#include "elements/elements.h"
+#include "table/ttl.h"
+
+/* ---- the current key ------------------------------------------------------------------------- */
+
+static void set_current(pst_table *t, const pst_key *key, uint32_t slot) {
+    t->current =
+        (pst_current_key){t->generation, key->hash, key->word, key->bytes, slot, key->null};
+}
+
+pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
+    pst_status s = pst_batch_usable(b);
+    if (s)
+        return s;
+    if (b->t != t || i < 0 || i >= b->length)
+        return PST_INVALID;
+    if (i % PST_GROUP == 0)
+        pst_batch_bring_rows(b, i);
+    pst_batch_resolve(b, i + 1);
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    if (b->slots[i] == PST_NONE)
+        b->slots[i] = pst_index_find(t, &key);
+    if (key.bytes.size) {
+        /* The batch may go before the key does. */
+        t->current_bytes.size = 0;
+        if (t->current_bytes.capacity < key.bytes.size) {
+            uint8_t *grown = pst_realloc(t->current_bytes.data, key.bytes.size);
+            if (!grown)
+                return PST_NO_MEMORY;
+            t->current_bytes.data = grown;
+            t->current_bytes.capacity = key.bytes.size;
+        }
+        memcpy(t->current_bytes.data, key.bytes.data, key.bytes.size);
+        key.bytes.data = t->current_bytes.data;
+    }
+    set_current(t, &key, b->slots[i]);
+    return PST_OK;
+}
+
+/* The key of these cells as the table's index has it. */
+static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls,
+                         pst_key_buffer *buffer, pst_key *key) {
+    if (!t->attached)
+        return PST_INVALID;
+    pst_status s = pst_key_encode(&t->schema, cells, nulls, buffer, key);
+    if (!s)
+        s = pst_check_group(t, key->hash);
+    if (!s && pst_key_has_namespace(&t->schema))
+        key->hash = pst_key_spread(key->hash, key->bytes, t->max_parallelism);
+    return s;
+}
+
+pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
+    pst_key key;
+    pst_cell own = cells[0];
+    /* From here on the buffer is no longer the key's that was current. */
+    t->current.generation = 0;
+    pst_status s = key_of(t, cells, nulls, &t->current_bytes, &key);
+    if (s)
+        return s;
+    /* A plain bytes key still points at the caller's memory. */
+    if (key.bytes.size && key.bytes.data == own.bytes.data) {
+        if (t->current_bytes.capacity < key.bytes.size) {
+            uint8_t *grown = pst_realloc(t->current_bytes.data, key.bytes.size);
+            if (!grown)
+                return PST_NO_MEMORY;
+            t->current_bytes.data = grown;
+            t->current_bytes.capacity = key.bytes.size;
+        }
+        memcpy(t->current_bytes.data, key.bytes.data, key.bytes.size);
+        key.bytes.data = t->current_bytes.data;
+    }
+    set_current(t, &key, pst_index_find(t, &key));
+    return PST_OK;
+}
+
+pst_status pst_key_set_word(pst_table *t, uint64_t word) {
+    if (t->lay.key_kind != PST_KEY_WORD || !t->attached)
+        return PST_INVALID;
+    pst_key key = {.word = pst_canonical_word(t->schema.keys[0].type, word)};
+    key.hash = pst_hash_word(t->schema.keys[0].type, key.word, PST_HASH_SEED);
+    pst_status s = pst_check_group(t, key.hash);
+    if (s)
+        return s;
+    set_current(t, &key, pst_index_find(t, &key));
+    return PST_OK;
+}
+
+static pst_status check_current(const pst_table *t, int32_t column, int32_t least) {
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!t->current.generation || t->current.generation != t->generation)
+        return PST_INVALID;
+    return column < least || column >= t->lay.n_states ? PST_INVALID : PST_OK;
+}
+
+/* The row of the current key; another handle may have made it since it was set. */
+static uint32_t current_slot(pst_table *t) {
+    if (t->current.slot == PST_NONE) {
+        pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
+        t->current.slot = pst_index_find(t, &key);
+    }
+    return t->current.slot;
+}
+
+pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell) {
+    pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_VALUE);
+    if (s)
+        return s;
+    uint32_t slot = current_slot(t);
+    if (slot == PST_NONE)
+        return PST_NOT_FOUND;
+    const pst_field *f = &t->lay.fields[column];
+    const uint64_t *row = pst_row(t, slot);
+    if (!pst_row_has(&t->lay, row, column) || pst_row_hides(t, row, column))
+        return PST_NOT_FOUND;
+    if (f->time >= 0) {
+        s = pst_poison(t, pst_row_refresh(t, slot, column));
+        if (s)
+            return s;
+    }
+    pst_field_cell(f, row, t->heap, cell);
+    return PST_OK;
+}
+
+pst_status pst_current_row(pst_table *t, int make, uint32_t *slot) {
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!t->current.generation || t->current.generation != t->generation)
+        return PST_INVALID;
+    *slot = current_slot(t);
+    if (!make)
+        return PST_OK;
+    pst_status s = pst_undo_reserve(t, 1);
+    if (s || *slot != PST_NONE)
+        return pst_poison(t, s);
+    pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
+    s = pst_row_make(t, &key, slot);
+    t->current.slot = *slot;
+    return pst_poison(t, s);
+}
+
+pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell) {
+    pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_VALUE);
+    if (s)
+        return s;
+    if (t->lay.fields[column].is_bytes && cell->bytes.size > PST_MAX_BYTES)
+        return PST_TOO_LARGE;
+    uint32_t slot;
+    s = pst_current_row(t, 1, &slot);
+    return s ? s : pst_poison(t, pst_state_put(t, slot, column, cell));
+}
+
+static pst_status clear_value(pst_table *t, int32_t column) {
+    pst_status s = check_current(t, column, -1);
+    if (s)
+        return s;
+    uint32_t slot = current_slot(t);
+    if (slot == PST_NONE || !pst_is_live(pst_row(t, slot)[0]))
+        return PST_OK;
+    s = pst_undo_reserve(t, 1);
+    if (s)
+        return s;
+    uint64_t *row = pst_row(t, slot);
+    pst_touch(t, slot, row);
+    return pst_poison(t, column < 0 ? pst_row_delete(t, row) : pst_row_clear(t, row, column));
+}
+
+pst_status pst_value_clear(pst_table *t, int32_t column) {
+    pst_clearing(t);
+    return pst_cleared(t, clear_value(t, column));
+}
+
+pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {
+    pst_key_buffer encoded = {NULL, 0, 0};
+    pst_key key;
+    uint32_t slot, source = PST_NONE;
+    pst_status s = check_current(t, column, 0);
+    if (!s)
+        s = pst_check_kind(t, column, PST_LIST);
+    if (!s)
+        s = key_of(t, from, nulls, &encoded, &key);
+    if (!s)
+        source = pst_index_find(t, &key);
+    pst_free(encoded.data);
+    if (s || source == PST_NONE || source == current_slot(t) ||
+        !pst_row_has(&t->lay, pst_row(t, source), column))
+        return s;
+    s = pst_current_row(t, 1, &slot);
+    if (!s)
+        s = pst_undo_reserve(t, 2);
+    return s ? s : pst_poison(t, pst_row_list_take(t, slot, source, column));
+}
+
+/* ---- rows --------------------------------------------------------------------------------- */
+
+static pst_status read_row(const pst_table *t, const uint64_t *row, pst_record *r) {
+    const uint64_t *k = row + t->lay.key_offset / 8;
+    pst_bytes bytes = {NULL, 0};
+    int null = (row[0] & PST_FLAG_NULL_KEY) != 0;
+    uint64_t word = k[0];
+    if (t->lay.key_kind == PST_KEY_BYTES)
+        bytes = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
+    r->hash = pst_key_row_hash(&t->schema, word, bytes, null, t->m->ties != 0);
+    r->key_group = pst_group_of(t, r->hash);
+    r->op = PST_PUT;
+    r->changed = r->present = pst_presence(&t->lay, row) & t->lay.values;
+    for (uint64_t left = r->present; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        if (t->lay.fields[i].kind == PST_VALUE && pst_row_hides(t, row, i)) {
+            r->changed = r->present &= ~(UINT64_C(1) << i);
+            continue;
+        }
+        pst_field_cell(&t->lay.fields[i], row, t->heap, &r->cells[i]);
+    }
+    return pst_key_decode(&t->schema, word, bytes, null, r->key, &r->key_nulls);
+}
+
+pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record) {
+    while (*cursor < t->m->slots) {
+        const uint64_t *row = pst_row(t, (uint32_t)(*cursor)++);
+        if (pst_is_live(row[0]))
+            return read_row(t, row, record);
+    }
+    return PST_NOT_FOUND;
+}

@@ -1,0 +1,205 @@
+/* single_elements.c: the list or map of one key, and walks over them. */
+#include <string.h>
+
+#include "access/batch.h"
+#include "base/mem.h"
+#include "elements/collections.h"
+#include "table/ttl.h"
+
+struct pst_elements {
+    pst_table *t;
+    int32_t column;
+    pst_kind kind;
+    int ended;
+    union {
+        pst_list_cursor list;
+        pst_tree_cursor map;
+    } at;
+};
+
+static pst_status row_of(pst_table *t, int32_t column, pst_kind kind, int make, uint32_t *slot) {
+    pst_status s = pst_check_kind(t, column, kind);
+    return s ? s : pst_current_row(t, make, slot);
+}
+
+pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *cell) {
+    uint32_t slot;
+    pst_item item;
+    pst_status s = pst_check_kind(t, column, PST_LIST);
+    if (!s)
+        s = pst_item_of(t, column, cell, &item);
+    if (!s)
+        s = pst_current_row(t, 1, &slot);
+    return s ? s : pst_poison(t, pst_row_list_append(t, slot, column, &item));
+}
+
+pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value) {
+    uint32_t slot;
+    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_status s = row_of(t, column, PST_MAP, 0, &slot);
+    if (s)
+        return s;
+    if (slot == PST_NONE)
+        return PST_NOT_FOUND;
+    pst_entry_key(t, column, key, &e);
+    s = pst_row_map_use(t, slot, column, &e);
+    if (!s)
+        pst_entry_value_cell(t, column, &e, value);
+    return s;
+}
+
+pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value) {
+    uint32_t slot;
+    uint64_t room[PST_TREE_MAX_VALUE_WORDS];
+    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_status s = pst_check_kind(t, column, PST_MAP);
+    if (s)
+        return s;
+    pst_entry_key(t, column, key, &e);
+    s = pst_entry_value(t, column, value, room, &e);
+    if (!s && t->collections[column].map.key_is_ref && e.key_bytes.size > PST_MAX_BYTES)
+        s = PST_TOO_LARGE;
+    if (!s)
+        s = pst_current_row(t, 1, &slot);
+    return s ? s : pst_poison(t, pst_row_map_put(t, slot, column, &e));
+}
+
+static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key) {
+    uint32_t slot;
+    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_status s = row_of(t, column, PST_MAP, 0, &slot);
+    if (s)
+        return s;
+    if (slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column))
+        return PST_NOT_FOUND;
+    s = pst_undo_reserve(t, 1);
+    if (s)
+        return s;
+    pst_entry_key(t, column, key, &e);
+    s = pst_row_map_remove(t, slot, column, &e);
+    return s == PST_NOT_FOUND ? s : pst_poison(t, s);
+}
+
+pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {
+    pst_clearing(t);
+    return pst_cleared(t, remove_entry(t, column, key));
+}
+
+pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
+    uint32_t slot;
+    pst_kind kind = pst_check_kind(t, column, PST_LIST) ? PST_MAP : PST_LIST;
+    pst_status s = row_of(t, column, kind, 0, &slot);
+    *count = 0;
+    return s || slot == PST_NONE ? s : pst_row_count(t, slot, column, count);
+}
+
+/* ---- walks ------------------------------------------------------------------------------------ */
+
+pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
+    pst_elements *e = pst_calloc(1, sizeof *e);
+    if (!e)
+        return PST_NO_MEMORY;
+    e->t = t;
+    e->ended = 1;
+    *elements = e;
+    return PST_OK;
+}
+
+void pst_elements_destroy(pst_elements *e) {
+    pst_free(e);
+}
+
+static void start(pst_elements *e, uint32_t slot, int32_t column) {
+    const pst_table *t = e->t;
+    e->column = column;
+    e->kind = (pst_kind)t->lay.fields[column].kind;
+    e->ended = slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column);
+    if (e->ended)
+        return;
+    const uint64_t *row = pst_row(t, slot);
+    const pst_collection *c = &t->collections[column];
+    if (e->kind == PST_LIST) {
+        pst_list l = pst_row_list(t, row, column);
+        pst_list_seek(&e->at.list, t->heap, pst_heap_bytes(t), &c->list, &l, 0);
+    } else {
+        pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, pst_row_map(t, row, column),
+                      NULL);
+    }
+}
+
+static pst_status check_collection(const pst_table *t, int32_t column) {
+    return pst_check_kind(t, column, PST_LIST) ? pst_check_kind(t, column, PST_MAP) : PST_OK;
+}
+
+pst_status pst_elements_start(pst_elements *e, int32_t column) {
+    uint32_t slot;
+    pst_status s = check_collection(e->t, column);
+    if (!s)
+        s = pst_current_row(e->t, 0, &slot);
+    if (!s && slot != PST_NONE)
+        s = pst_row_use_elements(e->t, slot, column);
+    if (!s)
+        start(e, slot, column);
+    return s;
+}
+
+pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column) {
+    pst_status s = pst_batch_usable(b);
+    if (!s)
+        s = check_collection(e->t, column);
+    if (!s && (b->t != e->t || i < 0 || i >= b->length))
+        s = PST_INVALID;
+    if (s)
+        return s;
+    if (i % PST_GROUP == 0)
+        pst_batch_bring_rows(b, i);
+    pst_batch_resolve(b, i + 1);
+    start(e, pst_batch_slot(b, i), column);
+    return PST_OK;
+}
+
+pst_status pst_elements_next_run(pst_elements *e, pst_run *run) {
+    const pst_table *t = e->t;
+    memset(run, 0, sizeof *run);
+    if (e->ended)
+        return PST_NOT_FOUND;
+    pst_list_cursor *c = &e->at.list;
+    if (e->kind != PST_LIST || !c->shape.width || (c->shape.timed && pst_ttl_is_set(t, e->column)))
+        return PST_INVALID;
+    pst_list_run found;
+    run->left = c->list.end - c->seq;
+    pst_status s = pst_list_next_run(c, &found);
+    e->ended = s != PST_OK;
+    if (s)
+        return s;
+    run->items = found.data;
+    run->count = found.count;
+    return PST_OK;
+}
+
+pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
+    const pst_table *t = e->t;
+    pst_status s;
+    while (!e->ended) {
+        if (e->kind == PST_LIST) {
+            pst_item item;
+            s = pst_list_next(&e->at.list, &item, NULL);
+            if (s || (e->at.list.shape.timed && pst_ttl_hides(t, e->column, item.time)))
+                goto skip;
+            pst_item_cell(t, e->column, &item, value);
+            return PST_OK;
+        }
+        pst_tree_entry entry;
+        s = pst_tree_next(&e->at.map, &entry);
+        if (s || (e->at.map.shape.timed && pst_ttl_hides(t, e->column, entry.time)))
+            goto skip;
+        pst_entry_key_cell(t, e->column, &entry, key);
+        pst_entry_value_cell(t, e->column, &entry, value);
+        return PST_OK;
+    skip:
+        if (s && s != PST_NOT_FOUND)
+            return s;
+        e->ended = s != PST_OK;
+    }
+    return PST_NOT_FOUND;
+}

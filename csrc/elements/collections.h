@@ -1,0 +1,103 @@
+/* collections.h: the lists and maps of a row.
+ *
+ * Purpose: from a state column to the list or tree whose root lies in the row: shapes, reading,
+ * and writing under the row's undo.
+ *
+ * Thread safety: as the table.
+ *
+ * Invariants
+ *  CE1. An empty list or map is an absent state: its presence bit is cleared with its last element.
+ *  CE2. A row is touched before its root is stored, and only if the root changes: a put of what is
+ *      there already, or a remove of what is not, leaves the row untouched.
+ *  CE3. What the root names is complete before the root is stored (release fence in between).
+ *  CE4. Elements that have expired are not seen, and go when their list or map is written to or
+ *      swept; their time is their own (ttl.h).
+ */
+#ifndef PST_COLLECTIONS_H
+#define PST_COLLECTIONS_H
+
+#include "base/element.h"
+#include "list/list.h"
+#include "table/ttl.h"
+#include "table/value.h"
+#include "tree/tree.h"
+
+/* Of one state column; zeros where it is a value. */
+typedef struct pst_collection {
+    pst_tree_shape map;
+    pst_list_shape list;
+    uint32_t id; /* by which files name the column: a hash of its name */
+    int32_t nth; /* of entry k: the column whose id is the k-th in order, as files have them */
+} pst_collection;
+
+pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);
+/* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
+ * is none. */
+int32_t pst_collections_clash(const pst_schema *schema);
+
+static inline uint64_t pst_heap_bytes(const pst_table *t) {
+    return t->h->committed[PST_SPACE_HEAP];
+}
+
+static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int32_t i) {
+    if (!pst_row_has(&t->lay, row, i))
+        return (pst_list){0};
+    return pst_list_load((const uint64_t *)((const uint8_t *)row + t->lay.fields[i].offset));
+}
+
+static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row, int32_t i) {
+    pst_tree_root root = {0, 0};
+    if (pst_row_has(&t->lay, row, i)) {
+        uint64_t word = pst_get64((const uint8_t *)row + t->lay.fields[i].offset);
+        memcpy(&root, &word, sizeof root);
+    }
+    return root;
+}
+
+/* Column i of that kind? PST_INVALID. */
+pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind);
+
+/* An element as a list item, whose data lie in the cell. */
+pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, pst_item *item);
+void pst_item_cell(const pst_table *t, int32_t i, const pst_item *item, pst_cell *cell);
+/* A map's key and value as an entry, whose value lies in the cell, or if it is a struct in `room`.
+ * PST_WRONG_TYPE for a struct of another width. */
+void pst_entry_key(const pst_table *t, int32_t i, const pst_cell *key, pst_tree_entry *e);
+pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
+                           uint64_t room[PST_TREE_MAX_VALUE_WORDS], pst_tree_entry *e);
+void pst_entry_key_cell(const pst_table *t, int32_t i, const pst_tree_entry *e, pst_cell *key);
+void pst_entry_value_cell(const pst_table *t, int32_t i, const pst_tree_entry *e, pst_cell *value);
+
+/* REQUIRES of all that write: room for a touch was reserved. */
+pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst_item *item);
+/* Gives the row that list, in place of what it had, which the caller has dealt with. */
+void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *l);
+/* The same for a map whose root was `before`; nothing is written where they are equal. */
+void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
+                         pst_tree_root root);
+pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
+/* The same whatever the entry's age: what files carry has its own time. */
+pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
+/* PST_NOT_FOUND, also for an entry that had expired. */
+pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
+/* PST_NOT_FOUND, also for an entry that is hidden by its age. */
+pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
+/* Elements that a reader sees. */
+pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count);
+/* Frees what the row's list or map holds; its presence is the caller's. */
+pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
+
+/* ---- times: ttl_elements.c ------------------------------------------------------------------- */
+
+/* As pst_row_map_get; where reading counts as use, that is noted. Reserves room by itself. */
+pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
+/* Notes that all elements were read, where that counts as use. Reserves room by itself. */
+pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
+/* Moves the items of one row's list to another's end, with their times; those that have none get one,
+ * as from a sweep. REQUIRES: room for two touches. */
+pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i);
+/* Takes expired elements away. Begins at the place's key where it is in this map; where the sweep must
+ * end in the middle of a map, the place says so. */
+pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s);
+
+#endif

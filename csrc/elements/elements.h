@@ -1,0 +1,42 @@
+/* elements.h: entries, items and timers as records of files.
+ *
+ * Purpose: the element column of a record's key, there and back; FORMAT.md describes its bytes:
+ * an id of the state (a hash of its name, so that it means the same whatever else is declared),
+ * then the map's key, the number of the first item of a run, or a timer's domain and time, such
+ * that elements of a state sort as they are kept.
+ *
+ * Thread safety: as what they work on.
+ *
+ * Invariants
+ *  N1. Applying a record twice changes nothing the second time.
+ *  N2. A record of a state that the table does not have is skipped, and a delete of what the state
+ *      cannot have changes nothing.
+ *  N3. Of a record's cells an element takes those of its state's column and of that column's time,
+ *      whatever else the record carries.
+ */
+#ifndef PST_ELEMENTS_H
+#define PST_ELEMENTS_H
+
+#include "base/element.h"
+#include "elements/collections.h"
+#include "table/key.h"
+
+enum { PST_RUN_BYTES = 32 * 1024 };
+
+/* Of a file's lists, maps and timers those that are not taken from it. An element names its state by
+ * the id alone, which the taker may have for another state of the name. */
+typedef struct pst_dropped {
+    uint32_t ids[PST_MAX_STATES];
+    int32_t n;
+} pst_dropped;
+
+/* `columns` and their number as in pst_table_load. */
+void pst_dropped_note(pst_dropped *d, const pst_schema *from, const int32_t *columns, int32_t n);
+int pst_dropped_has(const pst_dropped *d, pst_bytes element);
+
+/* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply. Room
+ * for a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
+pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
+                             const int32_t *columns, int32_t n_columns);
+
+#endif

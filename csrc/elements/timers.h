@@ -1,0 +1,81 @@
+/* timers.h: timers of keys, in order of their times.
+ *
+ * Purpose: per key group and domain a tree of (time, slot) whose root lies in the meta. A timer's
+ * key is the row that it belongs to; a row counts its timers in a column of its own, so that it
+ * lives as long as one of them does.
+ *
+ * Thread safety: as the table.
+ *
+ * Invariants
+ *  TM1. A root of the open epoch's meta names exactly the timers of the open epoch: an epoch is
+ *      undone by its meta, and what its trees held is immutable while it can be returned to.
+ *  TM2. A row's count, present where it is not zero, is the number of trees' entries that name it.
+ *      So its slot is not reused while a timer refers to it.
+ *  TM3. Registering what is there and deleting what is not change nothing.
+ */
+#ifndef PST_TIMERS_H
+#define PST_TIMERS_H
+
+#include "elements/collections.h"
+
+extern const pst_tree_shape pst_timer_shape;
+
+/* Bytes that the roots take at the end of a meta. */
+static inline uint64_t pst_timer_roots_bytes(const pst_row_layout *lay, uint32_t groups) {
+    return lay->timers < 0 ? 0 : (uint64_t)groups * 2 * sizeof(pst_tree_root);
+}
+
+static inline pst_tree_root *pst_timer_root(const pst_table *t, pst_meta *m, int32_t key_group,
+                                            pst_domain domain) {
+    pst_tree_root *roots = (pst_tree_root *)(void *)(m->shards + t->h->shards);
+    return roots + 2 * (key_group - t->first_key_group) + domain;
+}
+
+static inline void pst_timer_store_root(pst_tree_root *at, pst_tree_root root) {
+    uint64_t word;
+    memcpy(&word, &root, sizeof word);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(at, word);
+}
+
+/* Times compare as signed numbers, the tree's words as unsigned ones. */
+static inline uint64_t pst_timer_word(int64_t time_ms) {
+    return (uint64_t)time_ms ^ (UINT64_C(1) << 63);
+}
+
+static inline int64_t pst_timer_time(uint64_t word) {
+    return (int64_t)(word ^ (UINT64_C(1) << 63));
+}
+
+/* ---- rows that move (slots.h): timer_move.c ------------------------------------------------------------------- */
+
+typedef struct pst_timer {
+    uint64_t word; /* pst_timer_word of its time */
+    uint32_t slot;
+    pst_domain domain;
+} pst_timer;
+
+/* Timers of a group above this are not looked through. */
+enum { PST_TIMERS_MOST = 1 << 14 };
+
+int pst_timers_are_many(const pst_table *t, int32_t key_group);
+
+/* The timers of rows in first .. last - 1 of one key group, ordered by slot: the earliest ones where
+ * there are more than `most`. How many they are; -1 where the group has too many to look at. */
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
+                       pst_timer *timers, int most);
+/* How many timers the row has. */
+uint32_t pst_timer_count(const pst_table *t, uint32_t slot);
+/* Makes `n` timers, all that a row has, those of the row `to`, to which it has moved with its count.
+ * Anything but PST_OK: the epoch can only be rolled back. */
+pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,
+                           uint32_t to);
+
+/* ---- one timer ---------------------------------------------------------------------------------- */
+
+/* REQUIRES: room for a touch was reserved. */
+pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);
+/* PST_NOT_FOUND. */
+pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);
+
+#endif

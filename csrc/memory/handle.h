@@ -1,0 +1,280 @@
+/* table.h: the parts of a table that its modules share.
+ *
+ * Purpose: the process-local handle behind pst_table and the small inline steps (finding a row,
+ * testing a header) that every module takes. IMPL.md walks through them.
+ *
+ * Thread safety: a handle belongs to one thread at a time.
+ *
+ * Invariants
+ *  T1. While attached, an epoch is open: h->active == h->sealed + 1 and m is its meta.
+ *  T2. Nothing here is needed to recover: all that matters after a kill is in the shared header,
+ *      metas, rows, blocks, rings and undo logs.
+ *  T3. `generation` changes at each seal, roll back and attach; batches and the current key
+ *      remember it.
+ */
+#ifndef PST_TABLE_H
+#define PST_TABLE_H
+
+#include "memory/arena.h"
+#include "memory/layout.h"
+#include "memory/store.h"
+#include "pystate.h"
+
+/* How a key is kept: one canonical word, or bytes with their hash beside them. */
+typedef enum pst_key_kind { PST_KEY_WORD = 1, PST_KEY_BYTES = 2 } pst_key_kind;
+
+/* A state's place in the row. `width` in bytes: of values 1, 2, 4, 8 or 16, or a struct's own;
+ * strings, binary, objects and nested values are 16-byte references (see value.h); of lists a
+ * pst_list, of maps a pst_tree_root; 0 where nothing lies in the row. */
+typedef struct pst_field {
+    uint32_t offset;
+    uint16_t width;
+    uint8_t is_bytes; /* a reference */
+    uint8_t type;     /* pst_type */
+    uint8_t kind;     /* pst_kind */
+    uint8_t has_default;
+    int8_t time; /* the column that says when this one was written, or -1 */
+    uint64_t default_word[2];
+} pst_field;
+
+/* Flags: the low byte of a row's header word. Up to seven states keep their presence in bits 1 to
+ * 7; more have a word of presence bits at the start of the image, and bit 1 says that it is not
+ * zero. A row without a present state is dead: its key does not exist. */
+enum { PST_FLAG_NULL_KEY = 1, PST_FLAG_LIVE = 2, PST_INLINE_STATES = 7 };
+
+typedef struct pst_row_layout {
+    uint32_t row_size;
+    uint32_t key_offset;   /* word, or {hash, 16-byte reference} */
+    uint32_t image_offset; /* presence word (if wide), then the states */
+    uint32_t image_words;
+    uint32_t record_size; /* of an undo record: slot, previous header, image */
+    pst_key_kind key_kind;
+    int wide;         /* more than PST_INLINE_STATES states */
+    uint64_t values;  /* a bit per column whose cells lie in the row */
+    int has_blocks;   /* some state keeps blocks of its own */
+    int has_elements; /* some state is a list, a map or the count of timers */
+    int32_t timers;   /* the column that counts them, or -1 */
+    int32_t n_states;
+    pst_field fields[PST_MAX_STATES];
+} pst_row_layout;
+
+typedef struct pst_current_key {
+    uint64_t generation; /* of the table when it was set; 0: none */
+    uint64_t hash;
+    uint64_t word;
+    pst_bytes bytes;
+    uint32_t slot; /* PST_NONE: absent */
+    uint8_t null;
+} pst_current_key;
+
+typedef struct pst_key_buffer {
+    uint8_t *data;
+    size_t size;
+    size_t capacity;
+} pst_key_buffer;
+
+struct pst_pool;       /* of gather buffers, see sealed.c */
+struct pst_collection; /* see collections.h */
+
+struct pst_table {
+    pst_budget *budget; /* NULL: none */
+    pst_arena arena;
+    pst_header *h;
+    pst_meta *m; /* of the open epoch */
+    uint8_t *rows;
+    uint8_t *heap;
+    uint8_t *undo; /* log of the open epoch */
+    uint64_t undo_count;
+    uint64_t undo_capacity; /* records committed in that log */
+    uint64_t reused;        /* slots that the open epoch took from the ring */
+    uint64_t row_capacity;  /* rows committed */
+    uint32_t stamp;         /* of the open epoch, shifted to its place in the header */
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
+    int hot;             /* some chain of the open epoch is not empty */
+    int deaths;          /* a row may have died in the open epoch */
+    int index_due;       /* the open epoch has not yet looked for shards to make smaller */
+    int keeps_rows;      /* somebody goes over all of them: none moves into another slot */
+    int attached;        /* the lock is held (shared), or heap */
+    pst_status poisoned;
+    uint64_t generation;
+    pst_row_layout lay;
+    pst_schema schema; /* owned copy */
+    pst_current_key current;
+    pst_key_buffer current_bytes;
+    pst_detail detail;
+    uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
+    uint32_t spans_idle;  /* looked at in vain since there were fewer free blocks */
+    uint32_t spans_left;  /* that were marked, and have become free since marking began */
+    uint32_t spans_rest;  /* low half of the epoch before which none is marked */
+    uint32_t span_none;   /* no run of so many is to be had in it */
+    uint64_t recovered_records;
+    uint64_t recovery_ns;
+    struct pst_pool *pool;
+    struct pst_collection *collections; /* per state column */
+    pst_ttl *ttl;                       /* per state column */
+    pst_clock clock;
+    int tight; /* the shard of this hash had no room for a row that was to be moved */
+    uint64_t tight_hash;
+    uint32_t shrink_at;    /* where in the directory shrinking goes on, see index.h */
+    uint64_t entries_made; /* of maps, since what has expired was last looked for */
+    int64_t due_until[2];  /* per domain: up to where timers were handed out last */
+    uint64_t timers_missed;
+    char *path;
+    int lock_slot; /* in the registry of descriptors to close in forked children */
+    uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */
+};
+
+static inline pst_meta *pst_meta_of(const pst_table *t, uint64_t epoch) {
+    return (pst_meta *)(t->arena.base + 4096 * ((sizeof(pst_header) + 4095) / 4096) +
+                        (epoch % PST_METAS) * t->h->meta_size);
+}
+
+static inline uint32_t pst_group_count(const pst_table *t) {
+    return (uint32_t)(t->last_key_group - t->first_key_group + 1);
+}
+
+/* Rows that the open epoch has touched or made. */
+static inline uint64_t pst_changed_rows(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed);
+    uint64_t fresh = t->m->slots > before->slots ? t->m->slots - before->slots : 0;
+    return t->undo_count + fresh + t->reused;
+}
+
+/* Entries of an epoch's directory. */
+static inline uint32_t pst_directory_size(const pst_table *t, const pst_meta *m) {
+    return pst_group_count(t) << m->directory_bits;
+}
+
+static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
+    return (uint64_t *)(t->rows + (uint64_t)slot * t->lay.row_size);
+}
+
+/* A row may lie across two cache lines: brings in both. */
+PST_PREFETCH void pst_prefetch_row(const pst_table *t, uint32_t slot) {
+    const uint64_t *row = pst_row(t, slot);
+    __builtin_prefetch(row, 1, 2);
+    __builtin_prefetch((const uint8_t *)row + t->lay.row_size - 1, 1, 2);
+}
+
+static inline uint8_t *pst_block(const pst_table *t, uint32_t granule) {
+    return t->heap + (uint64_t)granule * PST_GRANULE;
+}
+
+/* The stamp of a header word, still shifted. */
+static inline uint32_t pst_header_stamp(uint64_t header) {
+    return (uint32_t)header & 0xFFFFFF00u;
+}
+
+static inline uint64_t pst_make_header(uint32_t flags, uint32_t shifted_stamp, uint32_t undo) {
+    return (uint64_t)undo << 32 | shifted_stamp | (flags & 0xFFu);
+}
+
+static inline int pst_is_live(uint64_t header) {
+    return ((uint32_t)header & 0xFEu) != 0;
+}
+
+static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *row) {
+    if (!lay->wide)
+        return (row[0] >> 1) & 0x7F;
+    return row[lay->image_offset / 8];
+}
+
+static inline int pst_groups_are_masked(const pst_table *t) {
+    return t->group_mask || t->max_parallelism == 1;
+}
+
+static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
+    if (pst_groups_are_masked(t))
+        return (int32_t)(hash & t->group_mask);
+    return pst_key_group(hash, t->max_parallelism);
+}
+
+/* PST_WRONG_KEY_GROUP, with the group in the detail, where the hash is not of this table. */
+static inline pst_status pst_check_group(pst_table *t, uint64_t hash) {
+    int32_t group = pst_group_of(t, hash);
+    if (group >= t->first_key_group && group <= t->last_key_group)
+        return PST_OK;
+    t->current.generation = 0;
+    t->detail.row = -1;
+    t->detail.key_group = group;
+    return PST_WRONG_KEY_GROUP;
+}
+
+/* What makes tags of hashes; loops have a copy. */
+typedef struct pst_salt {
+    uint64_t add;
+    uint64_t fold;   /* odd */
+    uint64_t spread; /* odd */
+} pst_salt;
+
+static inline pst_salt pst_salt_of(const pst_table *t) {
+    return (pst_salt){t->h->salt[0], t->h->salt[1], t->h->salt[2]};
+}
+
+/* The index tag of a hash: all that the index knows of a key beside its key group. The hash is
+ * public, so it is mixed with the table's salt: a folded multiplication, so that hashes at equal
+ * distances do not stay so, and another one that brings all bits to the top. */
+static inline uint32_t pst_salted_tag(pst_salt salt, uint64_t hash) {
+    __extension__ typedef unsigned __int128 wide;
+    wide product = (wide)(hash ^ salt.add) * salt.fold;
+    return (uint32_t)(((uint64_t)product ^ (uint64_t)(product >> 64)) * salt.spread >> 32);
+}
+
+static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
+    return pst_salted_tag(pst_salt_of(t), hash);
+}
+
+/* The entry of a directory of so many bits; groups count from the table's first. */
+static inline uint32_t pst_directory_place(uint32_t group, uint32_t bits, uint32_t tag) {
+    return group << bits | (uint32_t)((uint64_t)tag >> (32 - bits));
+}
+
+/* The same for a key whose key group is in range. */
+static inline uint32_t pst_directory_at(const pst_table *t, uint32_t bits, uint64_t hash,
+                                        uint32_t tag) {
+    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
+    return pst_directory_place(group, bits, tag);
+}
+
+static inline void pst_no_detail(pst_detail *d) {
+    d->offset = d->row = -1;
+    d->column = d->key_group = -1;
+    d->sys_errno = 0;
+}
+
+/* A handle that only maps a shared table's file, for readers: no lock, no open epoch. The schema
+ * must be the table's; its key groups are taken from the file. */
+pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
+                              pst_detail *detail);
+
+/* Whether a process that lives holds a reader of an epoch that is gone. It finds out before it looks at
+ * the table again, but may be in the middle of a look. */
+int pst_reader_lags(const pst_header *h);
+
+/* The row of the current key, or PST_NONE; with `make` it is made, and room for a touch is there.
+ * PST_INVALID without a current key. */
+pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);
+
+/* From here to pst_cleared what is done makes room: it may pass the limit by an eighth. */
+static inline void pst_clearing(pst_table *t) {
+    t->arena.clearing = 1;
+}
+
+static inline pst_status pst_cleared(pst_table *t, pst_status s) {
+    t->arena.clearing = 0;
+    return s;
+}
+
+/* Marks the open epoch as fit only for a roll back, and hands the status through. */
+static inline pst_status pst_poison(pst_table *t, pst_status s) {
+    if (s && !t->poisoned)
+        t->poisoned = s;
+    if (s)
+        t->detail.sys_errno = t->arena.last_errno;
+    return s;
+}
+
+#endif

@@ -1,0 +1,383 @@
+/* load.c: records and files into a table.
+ *
+ * A file's rows come in the order of their hashes, and where each one's index line and row lie is in
+ * nobody's cache. So the hashes of a block's rows are looked at ahead of the rows themselves: first
+ * the line is brought in, then the row that it names. A table that has never had a row is made ready
+ * by the counts in the file's index. Where all rows of a block put the same columns, the rows of some keys
+ * are made first, and then values are put a column at a time, without a record in between.
+ */
+#include <string.h>
+
+#include "access/batch.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "elements/collections.h"
+#include "elements/elements.h"
+#include "sst/sst_reader.h"
+#include "table/ttl.h"
+
+/* ---- records ------------------------------------------------------------------------------- */
+
+/* What a row's record says of a list or map: void, or a list that begins later. */
+static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
+                               int present) {
+    uint64_t *row = pst_row(t, slot), start;
+    if (!present || t->lay.fields[column].kind != PST_LIST)
+        return pst_row_clear(t, row, column);
+    if (cell->bytes.size != sizeof start)
+        return PST_CORRUPT;
+    memcpy(&start, cell->bytes.data, sizeof start);
+    pst_list l = pst_row_list(t, row, column);
+    pst_status s = pst_list_trim_to(t, &l, start);
+    if (!s)
+        pst_row_list_store(t, slot, column, &l);
+    return s;
+}
+
+/* Which of the table's columns records have, and where. */
+typedef struct pst_mapping {
+    const int32_t *columns; /* NULL: as the table */
+    int32_t n;
+    uint64_t here;   /* the table's columns among them */
+    uint64_t taken;  /* the records' columns that are the table's */
+    uint64_t values; /* those of them that make a row: not lists, maps or times */
+    int all_new;     /* no record's key has a row */
+    int foreseen;    /* the table keeps keys under the records' hashes */
+    pst_dropped dropped;
+} pst_mapping;
+
+/* 0: some column is not the table's, or is there twice. */
+static int make_mapping(const pst_table *t, const int32_t *columns, int32_t n, pst_mapping *m) {
+    *m = (pst_mapping){.columns = columns, .n = n};
+    if (n < 0 || n > PST_MAX_STATES)
+        return 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t column = columns ? columns[i] : i;
+        if (column < 0)
+            continue;
+        if (column >= t->lay.n_states || m->here >> column & 1)
+            return 0;
+        m->here |= UINT64_C(1) << column;
+        m->taken |= UINT64_C(1) << i;
+        m->values |= (uint64_t)(t->lay.fields[column].kind == PST_VALUE) << i;
+    }
+    return 1;
+}
+
+static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
+                               int present, uint64_t here) {
+    uint64_t *row = pst_row(t, slot);
+    pst_kind kind = (pst_kind)t->lay.fields[column].kind;
+    /* A time alone would keep a row whose values are all gone. */
+    if (kind == PST_TIME && present && !pst_row_has(&t->lay, row, column - 1))
+        return PST_OK;
+    pst_touch(t, slot, row);
+    if (kind == PST_LIST || kind == PST_MAP)
+        return apply_marker(t, slot, column, cell, present);
+    if (kind == PST_TIMERS || !t->lay.fields[column].width)
+        return PST_OK;
+    if (!present)
+        return pst_row_clear(t, row, column);
+    pst_status s = pst_row_put(t, row, column, cell);
+    /* From before the state had a time to live: this is the time. Else it follows, or stays. */
+    int32_t time = t->lay.fields[column].time;
+    if (!s && time >= 0 && !(here >> time & 1))
+        pst_row_stamp(t, row, column);
+    return s;
+}
+
+static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
+                            const pst_mapping *m) {
+    uint32_t slot = PST_NONE;
+    pst_status s = PST_OK;
+    uint64_t changed = r->changed & m->taken;
+    if (changed & r->present & m->values)
+        s = pst_row_make(t, key, &slot);
+    else
+        slot = pst_index_find(t, key);
+    if (slot == PST_NONE)
+        return s;
+    for (uint64_t left = changed; !s && left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        int32_t column = m->columns ? m->columns[i] : i;
+        s = apply_column(t, slot, column, &r->cells[i], (int)(r->present >> i & 1), m->here);
+    }
+    return s;
+}
+
+static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping *m,
+                            int has_element) {
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!t->attached)
+        return PST_INVALID;
+    int32_t n_keys = t->schema.n_keys;
+    pst_key key = {.hash = r->hash};
+    t->current.generation = 0; /* its buffer serves as scratch */
+    t->current_bytes.size = 0;
+    pst_status s = pst_key_form(&t->schema, r->key, r->key_nulls & ((UINT32_C(1) << n_keys) - 1),
+                                &t->current_bytes, &key);
+    if (!s)
+        s = pst_check_group(t, key.hash);
+    if (!s)
+        s = pst_undo_reserve(t, 1);
+    if (s)
+        return s;
+    if (pst_key_has_namespace(&t->schema))
+        key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
+    if (has_element && !(r->key_nulls >> n_keys & 1))
+        return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
+                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n))
+                   : PST_OK;
+    if (r->op == PST_PUT)
+        return pst_poison(t, apply_put(t, &key, r, m));
+    uint32_t slot = pst_index_find(t, &key);
+    if (slot == PST_NONE)
+        return PST_OK;
+    uint64_t *row = pst_row(t, slot);
+    pst_touch(t, slot, row);
+    return pst_poison(t, pst_row_delete(t, row));
+}
+
+pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
+                           int32_t n_columns) {
+    pst_mapping m;
+    if (!make_mapping(t, columns, n_columns, &m))
+        return PST_INVALID;
+    return apply_row(t, r, &m, t->lay.has_elements);
+}
+
+/* Are the file's cells what the table takes them for? */
+static pst_status check_schema(const pst_table *t, const pst_schema *from, const pst_mapping *m) {
+    pst_schema *own = NULL;
+    pst_status s = pst_file_schema_create(&t->schema, &own);
+    if (s)
+        return s;
+    int32_t n_keys = t->schema.n_keys;
+    int fits = from->n_keys - pst_schema_has_element(from) == n_keys &&
+               pst_schema_hashed(from) == pst_schema_hashed(&t->schema) && m->n <= from->n_states &&
+               (m->columns || from->n_states == m->n);
+    for (int32_t i = 0; fits && i < n_keys; i++)
+        fits = pst_column_same_type(&from->keys[i], &own->keys[i]);
+    for (int32_t i = 0; fits && i < m->n; i++) {
+        int32_t column = m->columns ? m->columns[i] : i;
+        if (column < 0)
+            continue;
+        fits = pst_column_same_type(&from->states[i], &own->states[column]) &&
+               (from->states[i].kind != PST_TIME || pst_time_follows(m->columns, i));
+    }
+    pst_file_schema_destroy(own);
+    return fits ? PST_OK : PST_SCHEMA;
+}
+
+/* ---- what the rows ahead need ------------------------------------------------------------------ */
+
+enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
+
+/* Where the walk for a hash begins. A block may have rows that are not of this table. */
+static inline __attribute__((always_inline)) int home_of(const pst_table *t, uint64_t hash,
+                                                         uint32_t *tag, pst_cursor *c) {
+    int32_t group = pst_group_of(t, hash);
+    if (group < t->first_key_group || group > t->last_key_group)
+        return 0;
+    *tag = pst_tag_of(t, hash);
+    uint32_t at = pst_directory_at(t, t->m->directory_bits, hash, *tag);
+    return pst_cursor_home(c, &t->m->shards[at], t->heap, *tag);
+}
+
+PST_PREFETCH void bring_line(const pst_table *t, uint64_t hash) {
+    uint32_t tag;
+    pst_cursor c;
+    if (home_of(t, hash, &tag, &c))
+        __builtin_prefetch(c.line, 1, 2);
+}
+
+PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
+    uint32_t tag;
+    pst_cursor c;
+    if (!home_of(t, hash, &tag, &c))
+        return;
+    uint32_t m = pst_line_matches(c.line, tag);
+    uint32_t slot = m ? pst_entry_slot(c.line[__builtin_ctz(m)]) : PST_NONE;
+    if (slot < t->m->slots)
+        pst_prefetch_row(t, slot);
+}
+
+/* Brings in what the rows ahead will need; at a block's first row, all of them. */
+static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead) {
+    if (!m->foreseen)
+        return;
+    uint32_t first = ahead.begins ? 0 : LINES_AHEAD;
+    for (uint32_t i = first; i <= LINES_AHEAD && i < ahead.rows; i++)
+        bring_line(t, ahead.hash[i]);
+    if (!m->all_new && ROWS_AHEAD < ahead.rows)
+        bring_row(t, ahead.hash[ROWS_AHEAD]);
+}
+
+/* ---- rows by column --------------------------------------------------------------------------- */
+
+/* So many rows are made before their values are put, a column at a time. */
+enum { CHUNK = 64 };
+
+/* Does any of these columns of the records have a value? */
+static int any_value(const pst_stretch *part, uint64_t columns, uint32_t i) {
+    for (uint64_t left = columns; left; left &= left - 1)
+        if (pst_sst_has_value(
+                &part->view->columns[part->view->schema->n_keys + __builtin_ctzll(left)], i))
+            return 1;
+    return 0;
+}
+
+static pst_status key_at(pst_table *t, const pst_stretch *part, uint32_t i, pst_key *key) {
+    const pst_sst_values *c = &part->view->columns[0];
+    key->hash = part->hash[i - part->first];
+    if (t->lay.key_kind == PST_KEY_WORD && c->shape == PST_SHAPE_WORD64 && !c->validity) {
+        key->word = pst_sst_words(c)[i];
+        key->null = 0;
+        return PST_OK;
+    }
+    pst_cell cells[PST_MAX_KEYS];
+    uint32_t nulls;
+    pst_sst_view_key(part->view, i, cells, &nulls);
+    t->current_bytes.size = 0;
+    pst_status s = pst_key_form(&t->schema, cells, nulls, &t->current_bytes, key);
+    if (!s && pst_key_has_namespace(&t->schema))
+        key->hash = pst_key_spread(key->hash, key->bytes, t->max_parallelism);
+    return s;
+}
+
+/* The rows of keys i to i + n - 1, touched; made where a value is put. */
+static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_mapping *m, uint32_t i,
+                            uint32_t n, uint32_t *slots) {
+    uint64_t values = part->view->kinds[0].changed & m->values;
+    pst_status s = PST_OK;
+    for (uint32_t k = 0; !s && k < n; k++) {
+        pst_key key;
+        slots[k] = PST_NONE;
+        bring_ahead(t, m,
+                    (pst_ahead){part->hash + (i + k - part->first),
+                                part->first + part->rows - i - k, i + k == part->first});
+        s = key_at(t, part, i + k, &key);
+        if (!s && any_value(part, values, i + k))
+            s = pst_row_make(t, &key, &slots[k]);
+        else if (!s)
+            slots[k] = pst_index_find(t, &key);
+        if (!s && slots[k] != PST_NONE)
+            pst_touch(t, slots[k], pst_row(t, slots[k]));
+    }
+    return s;
+}
+
+/* Puts the values of the records' column `from`. */
+static pst_status put_column(pst_table *t, const pst_stretch *part, const pst_mapping *m,
+                             int32_t from, uint32_t i, uint32_t n, const uint32_t *slots) {
+    const pst_sst_values *c = &part->view->columns[part->view->schema->n_keys + from];
+    int32_t column = m->columns ? m->columns[from] : from;
+    const pst_field *f = &t->lay.fields[column];
+    pst_status s = PST_OK;
+    /* Such a value makes a row, so each slot is one. */
+    if (f->kind == PST_VALUE && f->time < 0 && c->shape == PST_SHAPE_WORD64 && !c->validity) {
+        for (uint32_t k = 0; k < n; k++) {
+            uint64_t *row = pst_row(t, slots[k]);
+            pst_put64(pst_field_at(&t->lay, row, column), pst_sst_words(c)[i + k]);
+            pst_row_mark(t, row, column);
+        }
+        return PST_OK;
+    }
+    for (uint32_t k = 0; !s && k < n; k++) {
+        pst_cell cell = {{0, 0}, {NULL, 0}};
+        int present = pst_sst_has_value(c, i + k);
+        if (slots[k] == PST_NONE)
+            continue;
+        if (present)
+            pst_sst_value(c, i + k, &cell);
+        s = apply_column(t, slots[k], column, &cell, present, m->here);
+    }
+    return s;
+}
+
+static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst_mapping *m,
+                                uint64_t *rows) {
+    uint32_t slots[CHUNK], end = part->first + part->rows;
+    t->current.generation = 0; /* its buffer serves as scratch */
+    for (uint32_t i = part->first; i < end; i += CHUNK) {
+        uint32_t n = end - i < CHUNK ? end - i : CHUNK;
+        pst_status s = pst_undo_reserve(t, n);
+        for (uint32_t k = 0; !s && k < n; k++)
+            s = pst_check_group(t, part->hash[i + k - part->first]);
+        if (s)
+            return s;
+        s = make_rows(t, part, m, i, n, slots);
+        for (uint64_t left = part->view->kinds[0].changed & m->taken; !s && left; left &= left - 1)
+            s = put_column(t, part, m, __builtin_ctzll(left), i, n, slots);
+        if (s)
+            return pst_poison(t, s);
+        *rows += n;
+    }
+    return PST_OK;
+}
+
+/* ---- files ------------------------------------------------------------------------------------ */
+
+/* An index of the right size from the start, and for an empty table memory in one piece: taken step
+ * by step, it would be given in small pages first. What is not there now may not be needed either. */
+static pst_status expect(pst_table *t, const pst_sst_reader *r, int all_new) {
+    pst_status s = PST_OK;
+    uint64_t all = 0;
+    for (int32_t g = t->first_key_group; all_new && g <= t->last_key_group; g++)
+        all += pst_sst_reader_estimate(r, g);
+    if (all) {
+        uint64_t index = t->m->heap_top * PST_GRANULE + all * PST_ENTRY_SHARE;
+        (void)pst_arena_commit(&t->arena, PST_SPACE_ROWS, all * t->lay.row_size);
+        (void)pst_arena_commit(&t->arena, PST_SPACE_HEAP, index);
+    }
+    for (int32_t g = t->first_key_group; !s && g <= t->last_key_group; g++) {
+        uint64_t rows = pst_sst_reader_estimate(r, g);
+        if (rows)
+            s = pst_index_expect(t, g, rows);
+    }
+    return s;
+}
+
+pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
+                          int32_t n_columns, uint64_t *rows) {
+    const pst_schema *from = pst_sst_reader_schema(r);
+    pst_mapping m;
+    if (!t->attached || !make_mapping(t, columns, n_columns, &m))
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    pst_status s = check_schema(t, from, &m);
+    if (s)
+        return s;
+    pst_record *record = pst_malloc(sizeof *record);
+    if (!record)
+        return PST_NO_MEMORY;
+    t->arena.refused = 0;
+    uint64_t n = 0;
+    int has_element = pst_schema_has_element(from);
+    m.foreseen = !pst_key_has_namespace(&t->schema);
+    pst_dropped_note(&m.dropped, from, columns, n_columns);
+    m.all_new = !has_element && !t->m->slots;
+    if (!has_element)
+        s = expect(t, r, m.all_new);
+    for (pst_stretch part; !s && (s = pst_sst_reader_stretch(r, &part)) == PST_OK;) {
+        if (part.rows) {
+            s = apply_stretch(t, &part, &m, &n);
+            continue;
+        }
+        s = pst_sst_reader_next(r, record);
+        if (s)
+            break;
+        bring_ahead(t, &m, pst_sst_reader_ahead(r));
+        s = apply_row(t, record, &m, has_element);
+        n += !s;
+    }
+    pst_free(record);
+    /* A file that ends in an error has been applied in part. */
+    if (s != PST_NOT_FOUND)
+        return n ? pst_poison(t, s) : s;
+    if (rows)
+        *rows = n;
+    return PST_OK;
+}

@@ -1,0 +1,110 @@
+/* sealed.h: what an epoch changed, in memory of its own.
+ *
+ * Purpose: the after-images of changed columns, gathered while sealing, sorted and written later
+ * by any thread.
+ *
+ * Thread safety: a pst_sealed belongs to one thread at a time and never looks at its table. The
+ * pool of buffers is shared by a table and its sealed epochs and has a lock.
+ *
+ * Invariants
+ *  G1. A row is gathered only if it logically changed: before and after are compared, so what was
+ *      touched and put back, or inserted and deleted, leaves nothing.
+ *  G2. Records carry keys and values, never slots or granules.
+ *  G3. Buffers are recycled up to a size, so that in a steady state sealing faults no pages in; those of
+ *      a large epoch go when it does.
+ *  G4. What is written to buffers is charged, in the pool too; what is only reserved is not.
+ */
+#ifndef PST_SEALED_H
+#define PST_SEALED_H
+
+#include "base/budget.h"
+#include "base/schema.h"
+#include "elements/collections.h"
+#include "memory/handle.h"
+#include "memory/huge.h"
+#include "table/key.h"
+
+typedef struct pst_pool pst_pool;
+
+typedef struct pst_words {
+    uint64_t *words;
+    size_t capacity; /* words */
+} pst_words;
+
+/* Entries in gathering order, each `key part | info | cells of changed present columns`:
+ * a word key is its word, a bytes key {hash, offset, size}; cells are one word, or two for
+ * decimals and for bytes {offset, size}. Offsets point into `bytes`. */
+struct pst_sealed {
+    pst_pool *pool;
+    pst_words entries;
+    size_t n_words;
+    pst_key_buffer bytes;
+    pst_key_buffer scratch; /* for what is put together before it is kept */
+    pst_charge charge;      /* of entries and bytes */
+    uint64_t rows;
+    uint64_t logical_bytes;
+    pst_lineage lineage;
+    pst_schema *schema; /* of the file */
+    pst_huge huge;      /* pages of a shared table's file, for the thread that writes */
+    pst_key_kind key_kind;
+    int wide;
+    int tied; /* words of bytes keys may be hashes of their own, see index.h */
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+};
+
+/* The info word: bit 0 delete, bit 1 null key, then for up to seven states changed << 8 and
+ * present << 16. Wide rows have both masks in the next two words. */
+enum { PST_INFO_DELETE = 1, PST_INFO_NULL = 2 };
+
+/* Whether a cell takes two words of an entry. */
+static inline int pst_is_wide_value(pst_type type) {
+    return type == PST_DECIMAL || !pst_type_width(type);
+}
+
+/* Room for n more words, and bytes kept beside them: {offset, size}. PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_sealed_reserve(pst_sealed *s, size_t n);
+pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to);
+
+/* A bit per column that is present before and after and differs. */
+uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint64_t *before,
+                            uint64_t both);
+/* The values of the present columns as an entry's cells, from `w` on; returns the word after. */
+pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                            uint64_t present, uint64_t **w);
+
+/* The same for tables with lists, maps or timers: rows, then what changed of each. */
+pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                                        uint64_t before_presence, const uint64_t *before);
+pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
+/* Brings in what comparing the lists and maps of a touched row begins with: row and undo record are
+ * in cache. */
+PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
+    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        const pst_field *f = &t->lay.fields[i];
+        const uint64_t *now = row + f->offset / 8;
+        if (f->kind == PST_LIST) {
+            pst_list_prefetch_first(t->heap, now);
+            pst_list_prefetch_last(t->heap, now);
+            pst_list_prefetch(t->heap, now);
+        } else if (f->kind == PST_MAP) {
+            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
+            pst_tree_prefetch(t->heap, now);
+        }
+    }
+}
+
+pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
+
+/* The bytes that an entry more will have touched. PST_LIMIT. */
+static inline pst_status pst_sealed_charge(pst_sealed *s) {
+    return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
+}
+
+pst_pool *pst_pool_create(pst_budget *budget);
+/* The table lets go; buffers die with the last sealed epoch. */
+void pst_pool_release(pst_pool *p);
+
+#endif

@@ -1,0 +1,488 @@
+/* sealed_write.c: a sealed epoch as a delta file: sorted, then written many rows at a time.
+ *
+ * Entries are sorted by items: a word each, with as much of the order as fits beside the entry's
+ * place. Items are dealt into buckets by the highest bits of the order, so many that a bucket stays
+ * in the nearest cache while it is sorted by what follows. What then is still equal is settled by the
+ * whole hash and the key.
+ *
+ * Of a large epoch the items are made for a part of the buckets at a time, so that writing takes little
+ * beside what was gathered; each part is a walk over the entries more. */
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "memory/store.h"
+#include "snapshot/sealed.h"
+
+enum {
+    AHEAD = 48,            /* rows by which what is written is brought in */
+    AT_BITS = 40,          /* of an item: the word at which its entry begins */
+    BUCKET_ITEMS_BITS = 7, /* as many items as a bucket has if hashes are spread */
+    MOST_BUCKETS_BITS = 16,
+    MOST_PARTS = 4,
+    DIGIT = 8,
+    FEW = 24, /* so many are sorted by insertion */
+    CHUNK = 128,
+    PLANS = 16
+};
+
+#ifndef PST_PART_ITEMS
+#define PST_PART_ITEMS ((size_t)8 << 20)
+#endif
+
+/* What an entry's info word and masks say: where its cells are, and where it ends. */
+typedef struct plan {
+    uint64_t info;
+    uint64_t changed;
+    uint64_t present;
+    uint32_t words;
+    uint32_t first_bytes; /* the words of its first and its last {offset, size}; 0: none */
+    uint32_t last_bytes;
+    pst_rows rows;
+} plan;
+
+typedef struct writing {
+    const pst_sealed *s;
+    pst_sst_writer *writer;
+    pst_charge charge;
+    uint64_t *words; /* the sealed epoch's */
+    uint32_t info_at;
+    int columnar; /* rows with one key column need not be decoded */
+    int group_bits;
+    int bucket_bits;
+    size_t *counts; /* of the buckets' items */
+    size_t *ends;   /* of the buckets of the part at hand, in `items` */
+    size_t part;    /* items that are sorted at a time, unless one bucket has more */
+    size_t n_items;
+    uint64_t *items;
+    uint64_t *room; /* for as many as the largest bucket has */
+    uint64_t last_hash;
+    pst_record *record;
+    plan plans[PLANS];
+} writing;
+
+static uint64_t *entry_at(const writing *x, uint64_t item) {
+    return x->words + (item & ((UINT64_C(1) << AT_BITS) - 1));
+}
+
+static void make_plan(const pst_sealed *s, uint32_t info_at, const uint64_t *w, plan *p) {
+    uint32_t at = info_at + 1;
+    p->info = w[info_at];
+    p->changed = p->info >> 8 & 0x7F;
+    p->present = p->info >> 16 & 0x7F;
+    if (s->wide) {
+        p->changed = w[at++];
+        p->present = w[at++];
+    }
+    p->first_bytes = p->last_bytes = s->key_kind == PST_KEY_BYTES ? 1 : 0;
+    for (uint64_t left = p->present; left; left &= left - 1) {
+        int k = __builtin_ctzll(left);
+        pst_type type = s->schema->states[k].type;
+        p->rows.at[k] = (uint8_t)at;
+        if (!pst_type_width(type)) {
+            p->first_bytes = p->first_bytes ? p->first_bytes : at;
+            p->last_bytes = at;
+        }
+        at += pst_is_wide_value(type) ? 2 : 1;
+    }
+    p->words = at;
+    p->rows.bytes = s->bytes.data;
+    p->rows.op = p->info & PST_INFO_DELETE ? PST_DELETE : PST_PUT;
+    p->rows.changed = p->changed;
+    p->rows.present = p->present;
+    p->rows.key_at = s->key_kind == PST_KEY_BYTES ? 1 : 0;
+}
+
+static inline const plan *plan_of(writing *x, const uint64_t *w) {
+    uint64_t info = w[x->info_at], mixed = info;
+    if (x->s->wide)
+        mixed ^= w[x->info_at + 1] + w[x->info_at + 2] * 3;
+    plan *p = &x->plans[(mixed * PST_XXH_P1) >> 60];
+    if (p->info != info ||
+        (x->s->wide && (p->changed != w[x->info_at + 1] || p->present != w[x->info_at + 2])))
+        make_plan(x->s, x->info_at, w, p);
+    return p;
+}
+
+/* ---- order ------------------------------------------------------------------------------------ */
+
+static inline uint64_t hash_of(const writing *x, const uint64_t *w) {
+    if (x->s->key_kind != PST_KEY_WORD)
+        return w[0];
+    if (w[x->info_at] & PST_INFO_NULL)
+        return PST_HASH_SEED;
+    return pst_hash_word(x->s->schema->keys[0].type, w[0], PST_HASH_SEED);
+}
+
+/* Ascends as (key group, hash) does. */
+static inline uint64_t order_of(const writing *x, uint64_t hash) {
+    if (!x->group_bits)
+        return hash;
+    uint64_t group = (uint64_t)(pst_key_group(hash, x->s->max_parallelism) - x->s->first_key_group);
+    return group << (64 - x->group_bits) | hash >> x->group_bits;
+}
+
+/* An order's highest bits name a bucket, and the next ones stand first in an item. */
+static inline uint64_t bucket_of(const writing *x, uint64_t order) {
+    return order >> (64 - x->bucket_bits);
+}
+
+static inline uint64_t item_of(const writing *x, uint64_t order, uint64_t at) {
+    return (order << x->bucket_bits) >> AT_BITS << AT_BITS | at;
+}
+
+/* The entries in the order in which they were gathered. Most are of the kind of the one before, so
+ * that where the next one begins need not wait for what this one says. */
+typedef struct walk {
+    uint64_t *w;
+    uint64_t info;
+    uint32_t words;
+} walk;
+
+static walk begin_walk(const writing *x) {
+    return (walk){x->words, ~UINT64_C(0), 0};
+}
+
+static inline void walk_on(writing *x, walk *at) {
+    uint64_t info = at->w[x->info_at];
+    if (__builtin_expect(info != at->info || x->s->wide, 0)) {
+        at->info = info;
+        at->words = plan_of(x, at->w)->words;
+    }
+    at->w += at->words;
+}
+
+/* Hashes what has no hash yet, and counts the items of each bucket. */
+static void count_items(writing *x) {
+    const pst_sealed *s = x->s;
+    int spread = s->key_kind == PST_KEY_BYTES && (pst_key_has_namespace(s->schema) || s->tied);
+    walk at = begin_walk(x);
+    for (uint64_t i = 0; i < s->rows; i++, walk_on(x, &at)) {
+        uint64_t *w = at.w;
+        if (spread)
+            w[0] = pst_key_row_hash(s->schema, w[0],
+                                    (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]}, 0, s->tied);
+        x->counts[bucket_of(x, order_of(x, hash_of(x, w)))]++;
+    }
+}
+
+/* Those of the buckets from `from` to `to`. */
+static void deal_items(writing *x, size_t from, size_t to) {
+    walk at = begin_walk(x);
+    for (uint64_t i = 0; i < x->s->rows; i++, walk_on(x, &at)) {
+        uint64_t order = order_of(x, hash_of(x, at.w));
+        size_t k = bucket_of(x, order);
+        /* Without a branch, that nobody could predict: the others' place is the one behind the last. */
+        size_t taken = k - from < to - from;
+        k = taken ? k : (size_t)1 << x->bucket_bits;
+        x->items[x->ends[k]] = item_of(x, order, (uint64_t)(at.w - x->words));
+        x->ends[k] += taken;
+    }
+}
+
+static void insert_in_order(uint64_t *a, size_t n) {
+    for (size_t i = 1; i < n; i++) {
+        uint64_t moving = a[i];
+        size_t at = i;
+        for (; at && a[at - 1] > moving; at--)
+            a[at] = a[at - 1];
+        a[at] = moving;
+    }
+}
+
+/* Highest digit first. Items that are equal in all of them stay as they were gathered. */
+static void sort_items(uint64_t *a, size_t n, int shift, uint64_t *room) {
+    size_t ends[(1 << DIGIT) + 1] = {0}, most = 0;
+    if (n <= FEW) {
+        insert_in_order(a, n);
+        return;
+    }
+    if (shift < AT_BITS)
+        return;
+    for (size_t i = 0; i < n; i++)
+        ends[(a[i] >> shift & ((1 << DIGIT) - 1)) + 1]++;
+    for (int k = 1; k <= 1 << DIGIT; k++) {
+        most = ends[k] > most ? ends[k] : most;
+        ends[k] += ends[k - 1];
+    }
+    memcpy(room, a, n * sizeof *a);
+    for (size_t i = 0; i < n; i++)
+        a[ends[room[i] >> shift & ((1 << DIGIT) - 1)]++] = room[i];
+    for (size_t k = 0, from = 0; most > FEW && k < 1 << DIGIT; from = ends[k++])
+        if (ends[k] - from > FEW)
+            sort_items(a + from, ends[k] - from, shift - DIGIT, room);
+    insert_in_order(a, n);
+}
+
+/* Decodes the key of an entry. */
+static pst_status decode_key(const pst_sealed *s, uint32_t info_at, const uint64_t *w,
+                             pst_record *r) {
+    pst_bytes bytes = {NULL, 0};
+    if (s->key_kind == PST_KEY_BYTES)
+        bytes = (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]};
+    return pst_key_decode(s->schema, w[0], bytes, (w[info_at] & PST_INFO_NULL) != 0, r->key,
+                          &r->key_nulls);
+}
+
+/* Of two items of one order. */
+static int comes_before(const writing *x, uint64_t a, uint64_t b) {
+    const uint64_t *v = entry_at(x, a), *w = entry_at(x, b);
+    uint64_t left = hash_of(x, v), right = hash_of(x, w);
+    if (left != right)
+        return left < right;
+    const pst_schema *schema = x->s->schema;
+    pst_record p, q;
+    (void)decode_key(x->s, x->info_at, v, &p);
+    (void)decode_key(x->s, x->info_at, w, &q);
+    return pst_key_compare(schema->keys, schema->n_keys, p.key, p.key_nulls, q.key, q.key_nulls) <
+           0;
+}
+
+/* Where the ascending run ends that begins at `from`. */
+static size_t run_end(const writing *x, const uint64_t *a, size_t from, size_t n) {
+    while (++from < n && !comes_before(x, a[from], a[from - 1]))
+        ;
+    return from < n ? from : n;
+}
+
+static void merge_runs(const writing *x, uint64_t *a, size_t n_left, size_t n) {
+    uint64_t *room = x->room;
+    memcpy(room, a, n_left * sizeof *a);
+    size_t left = 0, right = n_left, out = 0;
+    while (left < n_left && right < n)
+        a[out++] = comes_before(x, a[right], room[left]) ? a[right++] : room[left++];
+    memcpy(a + out, room + left, (n_left - left) * sizeof *a);
+}
+
+/* Merges neighbouring runs until there is one. The elements of a key, which all have its hash, come
+ * as one, and its timers as another. */
+static void sort_tied(const writing *x, uint64_t *a, size_t n) {
+    size_t runs;
+    do {
+        runs = 0;
+        for (size_t from = 0, end; from < n; from = end, runs++) {
+            size_t middle = end = run_end(x, a, from, n);
+            if (middle == n)
+                continue;
+            end = run_end(x, a, middle, n);
+            merge_runs(x, a + from, middle - from, end - from);
+        }
+    } while (runs > 1);
+}
+
+/* Called for each i in turn: brings in the entry of an item further on, and the bytes of a nearer one,
+ * whose entry is in cache by then. */
+PST_PREFETCH void bring(writing *x, size_t i) {
+    size_t n = x->n_items;
+    if (i + AHEAD < n) {
+        const uint64_t *w = entry_at(x, x->items[i + AHEAD]);
+        __builtin_prefetch(w, 0, 2);
+        __builtin_prefetch(w + x->info_at + 2, 0, 2);
+    }
+    if (!x->s->bytes.size || i + AHEAD / 2 >= n)
+        return;
+    const uint64_t *w = entry_at(x, x->items[i + AHEAD / 2]);
+    const plan *p = plan_of(x, w);
+    if (p->first_bytes) {
+        __builtin_prefetch(x->s->bytes.data + w[p->first_bytes], 0, 2);
+        __builtin_prefetch(x->s->bytes.data + w[p->last_bytes] + w[p->last_bytes + 1], 0, 2);
+    }
+}
+
+static void settle_ties(writing *x, size_t begin, size_t end) {
+    const uint64_t *a = x->items;
+    for (size_t from = begin, to; from < end; from = to) {
+        for (to = from + 1; to < end && (a[to] ^ a[from]) >> AT_BITS == 0; to++)
+            ;
+        for (size_t i = from; to - from > 1 && i < to; i++)
+            bring(x, i);
+        if (to - from > 1)
+            sort_tied(x, x->items + from, to - from);
+    }
+}
+
+/* From a bucket on, those whose items are worked on together: as many as there is room for, or one. */
+static size_t part_end(const writing *x, size_t from, size_t *items) {
+    size_t to = from, n = x->counts[to++];
+    while (to < (size_t)1 << x->bucket_bits && n + x->counts[to] <= x->part)
+        n += x->counts[to++];
+    *items = n;
+    return to;
+}
+
+/* Room for the items of the largest part, and of the largest bucket. */
+static pst_status make_room(writing *x) {
+    size_t buckets = (size_t)1 << x->bucket_bits, most = 0, largest = 0;
+    for (size_t from = 0, n; from < buckets;) {
+        from = part_end(x, from, &n);
+        if (n > most)
+            most = n;
+    }
+    for (size_t k = 0; k < buckets; k++)
+        largest = x->counts[k] > largest ? x->counts[k] : largest;
+    pst_status st =
+        pst_charge_raise(&x->charge, x->charge.bytes + (most + largest) * sizeof *x->items);
+    if (st)
+        return st;
+    x->items = pst_malloc((most + 1) * sizeof *x->items);
+    x->room = pst_malloc(largest * sizeof *x->room);
+    return x->items && x->room ? PST_OK : PST_NO_MEMORY;
+}
+
+/* Makes x->items those of a part, in order. */
+static void sort_part(writing *x, size_t from, size_t to) {
+    size_t sum = 0;
+    for (size_t k = from; k < to; k++) {
+        x->ends[k] = sum;
+        sum += x->counts[k];
+    }
+    x->n_items = x->ends[(size_t)1 << x->bucket_bits] = sum;
+    deal_items(x, from, to);
+    for (size_t k = from, begin = 0; k < to; begin = x->ends[k++])
+        sort_items(x->items + begin, x->ends[k] - begin, 64 - DIGIT, x->room);
+    for (size_t k = from, begin = 0; k < to; begin = x->ends[k++])
+        settle_ties(x, begin, x->ends[k]);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------- */
+
+static pst_status write_record(writing *x, const uint64_t *w, uint64_t hash) {
+    const plan *p = plan_of(x, w);
+    pst_record *r = x->record;
+    pst_status st = decode_key(x->s, x->info_at, w, r);
+    r->hash = hash;
+    r->key_group = pst_key_group(hash, x->s->max_parallelism);
+    r->op = p->rows.op;
+    r->changed = p->changed;
+    r->present = p->present;
+    for (uint64_t left = p->present; left; left &= left - 1) {
+        int k = __builtin_ctzll(left);
+        pst_type type = x->s->schema->states[k].type;
+        const uint64_t *word = w + p->rows.at[k];
+        if (!pst_type_width(type)) {
+            r->cells[k].bytes = (pst_bytes){x->s->bytes.data + word[0], (uint32_t)word[1]};
+            continue;
+        }
+        r->cells[k].word[0] = word[0];
+        r->cells[k].word[1] = pst_is_wide_value(type) ? word[1] : 0;
+    }
+    x->last_hash = hash;
+    return st ? st : pst_sst_writer_add(x->writer, r);
+}
+
+static int same_kind(const writing *x, const uint64_t *v, const uint64_t *w) {
+    uint32_t at = x->info_at;
+    return v[at] == w[at] && (!x->s->wide || (v[at + 1] == w[at + 1] && v[at + 2] == w[at + 2]));
+}
+
+/* How many of the rows can be written together with the first. */
+static uint32_t alike(const writing *x, const uint64_t *const *words, const uint64_t *hash,
+                      uint32_t n) {
+    uint64_t before = x->last_hash;
+    uint32_t i = 0;
+    if (!x->columnar || words[0][x->info_at] & PST_INFO_NULL)
+        return 0;
+    for (; i < n && hash[i] != before && same_kind(x, words[0], words[i]); i++)
+        before = hash[i];
+    return i;
+}
+
+static pst_status write_sorted(writing *x) {
+    const uint64_t *words[CHUNK];
+    uint64_t hash[CHUNK];
+    size_t rows = x->n_items;
+    pst_status st = PST_OK;
+    for (size_t done = 0; !st && done < rows; done += CHUNK) {
+        uint32_t n = rows - done < CHUNK ? (uint32_t)(rows - done) : CHUNK;
+        for (uint32_t i = 0; i < n; i++) {
+            bring(x, done + i);
+            words[i] = entry_at(x, x->items[done + i]);
+            hash[i] = hash_of(x, words[i]);
+        }
+        for (uint32_t i = 0, together; !st && i < n; i += together ? together : 1) {
+            together = alike(x, words + i, hash + i, n - i);
+            if (!together) {
+                st = write_record(x, words[i], hash[i]);
+                continue;
+            }
+            pst_rows part = plan_of(x, words[i])->rows;
+            part.words = words + i;
+            part.hash = hash + i;
+            part.n = together;
+            st = pst_sst_writer_add_rows(x->writer, &part);
+            x->last_hash = hash[i + together - 1];
+        }
+    }
+    return st;
+}
+
+static int bits_of(uint64_t n) {
+    return n ? 64 - __builtin_clzll(n) : 0;
+}
+
+static pst_status write_all(writing *x) {
+    const pst_sealed *s = x->s;
+    int bits = bits_of(s->rows) - BUCKET_ITEMS_BITS;
+    if (s->n_words >> AT_BITS)
+        return PST_TOO_LARGE;
+    x->words = s->entries.words;
+    x->info_at = s->key_kind == PST_KEY_BYTES ? 3 : 1;
+    x->columnar = s->schema->n_keys == 1 && s->schema->keys[0].type != PST_DECIMAL;
+    x->group_bits = bits_of((uint64_t)(s->last_key_group - s->first_key_group));
+    x->bucket_bits = bits < 1 ? 1 : bits > MOST_BUCKETS_BITS ? MOST_BUCKETS_BITS : bits;
+    for (int i = 0; i < PLANS; i++)
+        x->plans[i].info = ~UINT64_C(0);
+    x->last_hash = 0;
+    size_t rows = (size_t)s->rows, parts = rows / PST_PART_ITEMS + 1;
+    /* Alike, but for the buckets that lie across. */
+    x->part = rows / (parts < MOST_PARTS ? parts : MOST_PARTS) + rows / 64 + 1;
+    size_t buckets = (size_t)1 << x->bucket_bits, n;
+    pst_status st = pst_charge_raise(&x->charge, 2 * buckets * sizeof *x->ends);
+    if (st)
+        return st;
+    x->counts = pst_calloc(2 * buckets + 1, sizeof *x->counts);
+    x->record = pst_malloc(sizeof *x->record);
+    if (!x->counts || !x->record)
+        return PST_NO_MEMORY;
+    x->ends = x->counts + buckets;
+    count_items(x);
+    st = make_room(x);
+    for (size_t from = 0, to; !st && from < buckets; from = to) {
+        to = part_end(x, from, &n);
+        sort_part(x, from, to);
+        st = write_sorted(x);
+    }
+    return st;
+}
+
+pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info) {
+    pst_file_info out = {.kind = PST_DELTA,
+                         .lineage = s->lineage,
+                         .max_parallelism = s->max_parallelism,
+                         .first_key_group = s->first_key_group,
+                         .last_key_group = s->last_key_group};
+    writing *x = pst_calloc(1, sizeof *x);
+    if (!x)
+        return PST_NO_MEMORY;
+    x->s = s;
+    x->charge = (pst_charge){s->charge.budget, 0, PST_SMALL_BUFFER};
+    pst_io own = *io;
+    own.budget = io->budget ? io->budget : s->charge.budget;
+    pst_status st = pst_sst_writer_create(s->schema, &out, &own, &x->writer);
+    if (!st)
+        st = write_all(x);
+    if (!st)
+        st = pst_sst_writer_finish(x->writer, &out);
+    pst_sst_writer_destroy(x->writer);
+    pst_free(x->counts);
+    pst_free(x->items);
+    pst_free(x->room);
+    pst_free(x->record);
+    pst_charge_drop(&x->charge);
+    pst_free(x);
+    pst_huge_make(&s->huge);
+    if (!st)
+        *info = out;
+    return st;
+}

@@ -1,0 +1,426 @@
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "elements/elements.h"
+#include "pystate.h"
+#include "sst/sst_writer.h"
+
+/* Invariants:
+ *  1. Sources are numbered oldest first. The heap orders by (key group, hash, key, source), so
+ *     the records of one key come out together and in the order in which they were written.
+ *  2. A source's record stays as it is until all records of its key are folded and written, so
+ *     folding moves cells, never bytes.
+ *  3. A row's record comes before those of its elements, and a source without the element column has
+ *     rows only. What a source's row record voids (the whole row, or a list or map) hides the
+ *     elements of older sources, never its own. Timers are not the row's: each has records of its own
+ *     until it is gone. Of a state that is dropped from a source its elements do not count: under the
+ *     name there may be another state now.
+ *  4. What a key was before the oldest record counts only where no tombstone hides it. A put
+ *     after a tombstone is written with every column: those it does not carry are null. A key
+ *     left without any value is written as a tombstone, which means the same. */
+typedef struct source {
+    pst_sst_reader *reader;
+    int rows_only;          /* without the element column that the others have */
+    const int32_t *columns; /* NULL: the identity */
+    uint64_t taken;         /* a bit per state column of the writer's that it has */
+    pst_record *record;
+    pst_dropped dropped;
+} source;
+
+/* What the records of a row say of its elements. */
+typedef struct row_state {
+    int known;
+    pst_key key;
+    pst_key_buffer bytes;
+    int32_t deleted_by;                /* the newest source that deleted the row, or -1 */
+    int32_t voided_by[PST_MAX_STATES]; /* likewise a list or map */
+    uint64_t starts_at[PST_MAX_STATES];
+} row_state;
+
+typedef struct merge {
+    const pst_schema *schema; /* the writer's */
+    const pst_file_info *info;
+    pst_sst_writer *writer;
+    uint64_t all; /* a bit per state column */
+    source *sources;
+    int32_t *heap; /* sources with a record, the least first */
+    int32_t n_heap;
+    int32_t *group;   /* sources of the key at hand */
+    int32_t *visible; /* those of them that count */
+    pst_record *folded;
+    int has_element;
+    uint64_t elements; /* a bit per list or map column */
+    row_state row;     /* of the row whose elements follow */
+    pst_key_buffer scratch;
+} merge;
+
+static pst_status check_source(const merge *m, source *s) {
+    const pst_schema *from = pst_sst_reader_schema(s->reader);
+    s->rows_only = m->has_element && !pst_schema_has_element(from);
+    if (from->n_keys + s->rows_only != m->schema->n_keys ||
+        pst_schema_hashed(from) != pst_schema_hashed(m->schema) ||
+        pst_sst_reader_info(s->reader)->max_parallelism != m->info->max_parallelism)
+        return PST_SCHEMA;
+    for (int32_t i = 0; i < from->n_keys; i++)
+        if (!pst_column_same_type(&from->keys[i], &m->schema->keys[i]))
+            return PST_SCHEMA;
+    if (!s->columns && from->n_states != m->schema->n_states)
+        return PST_SCHEMA;
+    uint64_t taken = 0;
+    for (int32_t i = 0; i < from->n_states; i++) {
+        int32_t to = s->columns ? s->columns[i] : i;
+        if (to < 0)
+            continue;
+        if (to >= m->schema->n_states || (taken >> to) & 1)
+            return PST_INVALID;
+        taken |= UINT64_C(1) << to;
+        if (!pst_column_same_type(&from->states[i], &m->schema->states[to]))
+            return PST_SCHEMA;
+        if (!s->columns && strcmp(from->states[i].name, m->schema->states[i].name) != 0)
+            return PST_SCHEMA;
+        if (from->states[i].kind == PST_TIME && !pst_time_follows(s->columns, i))
+            return PST_SCHEMA;
+    }
+    s->taken = taken;
+    pst_dropped_note(&s->dropped, from, s->columns, from->n_states);
+    return PST_OK;
+}
+
+static int same_key(const merge *m, const pst_record *a, const pst_record *b) {
+    return a->hash == b->hash && pst_key_compare(m->schema->keys, m->schema->n_keys, a->key,
+                                                 a->key_nulls, b->key, b->key_nulls) == 0;
+}
+
+static int less(const merge *m, int32_t x, int32_t y) {
+    const pst_record *a = m->sources[x].record, *b = m->sources[y].record;
+    if (a->key_group != b->key_group)
+        return a->key_group < b->key_group;
+    if (a->hash != b->hash)
+        return a->hash < b->hash;
+    int order = pst_key_compare(m->schema->keys, m->schema->n_keys, a->key, a->key_nulls, b->key,
+                                b->key_nulls);
+    return order ? order < 0 : x < y;
+}
+
+static void sift_down(merge *m, int32_t at) {
+    int32_t moving = m->heap[at];
+    for (;;) {
+        int32_t child = 2 * at + 1;
+        if (child >= m->n_heap)
+            break;
+        if (child + 1 < m->n_heap && less(m, m->heap[child + 1], m->heap[child]))
+            child++;
+        if (!less(m, m->heap[child], moving))
+            break;
+        m->heap[at] = m->heap[child];
+        at = child;
+    }
+    m->heap[at] = moving;
+}
+
+static void push(merge *m, int32_t s) {
+    int32_t at = m->n_heap++;
+    for (; at > 0 && less(m, s, m->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        m->heap[at] = m->heap[(at - 1) / 2];
+    m->heap[at] = s;
+}
+
+static int32_t pop(merge *m) {
+    int32_t top = m->heap[0];
+    m->heap[0] = m->heap[--m->n_heap];
+    if (m->n_heap > 0)
+        sift_down(m, 0);
+    return top;
+}
+
+static int is_element(const merge *m, const pst_record *r) {
+    return m->has_element && !(r->key_nulls >> (m->schema->n_keys - 1) & 1);
+}
+
+/* The bit of the time of what a source says of a column, where it has none: from when the state had no
+ * time to live. The time of an older value is not that of this one, and none of what is cleared. */
+static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
+    const pst_column *c = &m->schema->states[column];
+    if (column + 1 == m->schema->n_states || c[1].kind != PST_TIME ||
+        (c->kind != PST_VALUE && !is_element(m, s->record)))
+        return 0;
+    return ~s->taken & UINT64_C(1) << (column + 1);
+}
+
+/* Lays one put over what the key is so far. */
+static void fold_put(merge *m, const source *s, pst_record *to) {
+    const pst_record *from = s->record;
+    if (to->op == PST_DELETE) {
+        to->op = PST_PUT;
+        to->changed = is_element(m, from) ? 0 : m->all;
+        to->present = 0;
+    }
+    for (uint64_t bits = from->changed; bits; bits &= bits - 1) {
+        int i = __builtin_ctzll(bits);
+        int32_t column = s->columns ? s->columns[i] : i;
+        if (column < 0)
+            continue;
+        uint64_t bit = UINT64_C(1) << column;
+        if (m->elements & to->changed & ~to->present & bit && !is_element(m, from))
+            continue; /* a list that is void and then begins later is void all the same */
+        uint64_t unknown = unknown_time(m, s, column);
+        to->changed |= bit | unknown;
+        to->present &= ~(bit | unknown);
+        if ((from->present >> i) & 1) {
+            to->present |= bit;
+            to->cells[column] = from->cells[i];
+        }
+    }
+}
+
+/* Folds the records of one key, oldest first, into m->folded. */
+static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
+    const pst_record *first = m->sources[group[0]].record;
+    if (n == 1 && !m->sources[group[0]].columns)
+        return first;
+    pst_record *to = m->folded;
+    to->hash = first->hash;
+    to->key_group = first->key_group;
+    to->key_nulls = first->key_nulls;
+    memcpy(to->key, first->key, (size_t)m->schema->n_keys * sizeof *to->key);
+    to->op = PST_PUT;
+    to->changed = to->present = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const source *s = &m->sources[group[i]];
+        if (s->record->op == PST_DELETE) {
+            to->op = PST_DELETE;
+            to->changed = to->present = 0;
+        } else {
+            fold_put(m, s, to);
+        }
+    }
+    if (m->all && to->op == PST_PUT && to->changed == m->all && to->present == 0) {
+        to->op = PST_DELETE;
+        to->changed = 0;
+    }
+    return to;
+}
+
+static pst_status write_folded(merge *m, const pst_record *r) {
+    if (m->info->kind == PST_BASE && r->op == PST_PUT && (r->changed & m->elements) &&
+        !is_element(m, r)) {
+        /* What a base holds is all there is: nothing older to make void. */
+        if (r != m->folded)
+            *m->folded = *r;
+        m->folded->changed &= ~m->elements;
+        r = m->folded;
+    }
+    if (m->info->kind == PST_BASE &&
+        (r->op == PST_DELETE || (m->all && (r->changed & r->present) == 0)))
+        return PST_OK;
+    if (m->all && r->op == PST_PUT && r->changed == 0)
+        return PST_OK; /* all that it carried was dropped */
+    return pst_sst_writer_add(m->writer, r);
+}
+
+/* ---- rows and their elements ----------------------------------------------------------------- */
+
+static int same_form(const pst_key *a, const pst_key *b) {
+    return a->hash == b->hash && a->null == b->null && a->word == b->word &&
+           a->bytes.size == b->bytes.size &&
+           (!a->bytes.size || !memcmp(a->bytes.data, b->bytes.data, a->bytes.size));
+}
+
+/* Makes m->row that of the record, new if it was another's. */
+static pst_status enter_row(merge *m, const pst_record *r) {
+    pst_schema rows = *m->schema;
+    pst_key key = {.hash = r->hash};
+    row_state *row = &m->row;
+    rows.n_keys--;
+    m->scratch.size = 0;
+    pst_status s = pst_key_form(&rows, r->key, r->key_nulls & ((UINT32_C(1) << rows.n_keys) - 1),
+                                &m->scratch, &key);
+    if (s || (row->known && same_form(&row->key, &key)))
+        return s;
+    row->known = 1;
+    row->deleted_by = -1;
+    memset(row->voided_by, 0xFF, sizeof row->voided_by);
+    memset(row->starts_at, 0, sizeof row->starts_at);
+    if (row->bytes.capacity < key.bytes.size) {
+        pst_free(row->bytes.data);
+        row->bytes = (pst_key_buffer){pst_malloc(key.bytes.size), 0, key.bytes.size};
+        if (!row->bytes.data)
+            return PST_NO_MEMORY;
+    }
+    if (key.bytes.size)
+        key.bytes.data = memcpy(row->bytes.data, key.bytes.data, key.bytes.size);
+    row->key = key;
+    return PST_OK;
+}
+
+static void note_row(merge *m, int32_t at) {
+    const source *s = &m->sources[at];
+    const pst_record *r = s->record;
+    row_state *row = &m->row;
+    if (r->op == PST_DELETE) {
+        row->deleted_by = at;
+        memset(row->starts_at, 0, sizeof row->starts_at);
+    }
+    for (uint64_t left = r->op == PST_PUT ? r->changed : 0; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        int32_t column = s->columns ? s->columns[i] : i;
+        if (column < 0 || !(m->elements >> column & 1))
+            continue;
+        if (!(r->present >> i & 1)) {
+            row->voided_by[column] = at;
+            row->starts_at[column] = 0;
+        } else if (r->cells[i].bytes.size == 8) {
+            memcpy(&row->starts_at[column], r->cells[i].bytes.data, 8);
+        }
+    }
+}
+
+static pst_bytes element_of(const merge *m, const pst_record *r) {
+    return r->key[m->schema->n_keys - 1].bytes;
+}
+
+/* What an element is of. */
+static uint32_t id_of(const merge *m, const pst_record *r) {
+    pst_bytes element = element_of(m, r);
+    return element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
+}
+
+/* The list or map column of that name, or -1. */
+static int32_t column_of(const merge *m, uint32_t id) {
+    for (uint64_t left = m->elements; left; left &= left - 1) {
+        int32_t i = __builtin_ctzll(left);
+        if (pst_collection_id(m->schema->states[i].name) == id)
+            return i;
+    }
+    return -1;
+}
+
+/* A run of a list all of whose items lie before where the list begins now. */
+static int is_trimmed(const merge *m, int32_t column, const source *s) {
+    const pst_record *r = s->record;
+    const pst_column *c = &m->schema->states[column];
+    pst_bytes element = element_of(m, r);
+    uint64_t start = m->row.starts_at[column], count = 0;
+    if (!start || c->kind != PST_LIST || r->op != PST_PUT || element.size != 12)
+        return 0;
+    pst_type type = (pst_type)c->map_key;
+    pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 0};
+    pst_packed p;
+    pst_item item;
+    /* Of a sound element the first column that it carries is its state's (record.h). */
+    if (!r->present ||
+        pst_packed_open(&p, &shape, r->cells[__builtin_ctzll(r->present)].bytes) != PST_OK)
+        return 0;
+    while (pst_packed_next(&p, &item) == PST_OK)
+        count++;
+    return pst_get_big(element.data + 4, 8) + count <= start;
+}
+
+/* Leaves those of the group's sources whose elements are still there. */
+static int32_t keep_visible(merge *m, int32_t n) {
+    uint32_t id = id_of(m, m->sources[m->group[0]].record);
+    int32_t column = column_of(m, id), kept = 0;
+    int32_t from = id == PST_TIMERS_ID ? -1 : m->row.deleted_by;
+    if (column >= 0 && m->row.voided_by[column] > from)
+        from = m->row.voided_by[column];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = m->group[i];
+        const source *s = &m->sources[at];
+        if (at >= from && !pst_dropped_has(&s->dropped, element_of(m, s->record)) &&
+            !(column >= 0 && is_trimmed(m, column, s)))
+            m->visible[kept++] = at;
+    }
+    return kept;
+}
+
+static pst_status write_group(merge *m, int32_t n) {
+    const pst_record *first = m->sources[m->group[0]].record;
+    if (!m->has_element)
+        return write_folded(m, fold(m, m->group, n));
+    pst_status s = enter_row(m, first);
+    if (s)
+        return s;
+    if (!is_element(m, first)) {
+        for (int32_t i = 0; i < n; i++)
+            note_row(m, m->group[i]);
+        return write_folded(m, fold(m, m->group, n));
+    }
+    n = keep_visible(m, n);
+    return n ? write_folded(m, fold(m, m->visible, n)) : PST_OK;
+}
+
+static pst_status advance(merge *m, int32_t s) {
+    pst_status status = pst_sst_reader_next(m->sources[s].reader, m->sources[s].record);
+    if (status == PST_NOT_FOUND)
+        return PST_OK;
+    if (!status) {
+        if (m->sources[s].rows_only)
+            m->sources[s].record->key_nulls |= UINT32_C(1) << (m->schema->n_keys - 1);
+        push(m, s);
+    }
+    return status;
+}
+
+static pst_status run(merge *m, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        pst_status s = pst_sst_reader_seek(m->sources[i].reader, m->info->first_key_group,
+                                           m->info->last_key_group);
+        if (!s)
+            s = advance(m, i);
+        if (s)
+            return s;
+    }
+    while (m->n_heap > 0) {
+        int32_t size = 0;
+        m->group[size++] = pop(m);
+        const pst_record *first = m->sources[m->group[0]].record;
+        while (m->n_heap > 0 && same_key(m, first, m->sources[m->heap[0]].record))
+            m->group[size++] = pop(m);
+        pst_status s = write_group(m, size);
+        for (int32_t i = 0; i < size && !s; i++)
+            s = advance(m, m->group[i]);
+        if (s)
+            return s;
+    }
+    return PST_OK;
+}
+
+pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                     pst_sst_writer *writer) {
+    if (n < 0)
+        return PST_INVALID;
+    merge m = {.schema = pst_sst_writer_schema(writer),
+               .info = pst_sst_writer_info(writer),
+               .writer = writer};
+    m.all = m.schema->n_states < 64 ? (UINT64_C(1) << m.schema->n_states) - 1 : ~UINT64_C(0);
+    m.has_element = pst_schema_has_element(m.schema);
+    for (int32_t i = 0; m.has_element && i < m.schema->n_states; i++)
+        if (m.schema->states[i].kind == PST_LIST || m.schema->states[i].kind == PST_MAP)
+            m.elements |= UINT64_C(1) << i;
+    size_t count = (size_t)n;
+    pst_record *records = pst_malloc((count + 1) * sizeof *records);
+    m.sources = pst_malloc(count * sizeof *m.sources);
+    m.heap = pst_malloc(3 * count * sizeof *m.heap);
+    pst_status s = records && m.sources && m.heap ? PST_OK : PST_NO_MEMORY;
+    if (!s) {
+        m.group = m.heap + count;
+        m.visible = m.group + count;
+        m.folded = &records[count];
+        for (int32_t i = 0; i < n && !s; i++) {
+            m.sources[i] = (source){.reader = readers[i],
+                                    .columns = columns ? columns[i] : NULL,
+                                    .record = &records[i]};
+            s = check_source(&m, &m.sources[i]);
+        }
+    }
+    if (!s)
+        s = run(&m, n);
+    pst_free(records);
+    pst_free(m.sources);
+    pst_free(m.heap);
+    pst_free(m.scratch.data);
+    pst_free(m.row.bytes.data);
+    return s;
+}

@@ -1,0 +1,123 @@
+/* sst_format.h: the parts of a delta or base file around its data blocks: header, schema section,
+ * index, properties, footer. FORMAT.md describes every byte.
+ *
+ * Thread safety: pure functions over their arguments.
+ *
+ * Invariants
+ *  1. Every byte of a file lies in exactly one of header, schema section, blocks (each with its
+ *     padding), tail (index and properties) and footer, and each of these has a checksum.
+ *  2. All checksums but the header's are seeded with the file's id and the section's offset, so
+ *     that a section of another file, or at another place, does not pass.
+ *  3. Magic, version, feature bits and checksum of the header keep their places in all versions:
+ *     a file is called newer only where that checksum holds.
+ *  4. No size read from a file is used for an allocation before it is bounded by the file's size.
+ */
+#ifndef PST_SST_FORMAT_H
+#define PST_SST_FORMAT_H
+
+#include "base/schema.h"
+#include "pystate.h"
+
+enum {
+    PST_SST_VERSION = 1,
+    PST_SST_HEADER_BYTES = 128,
+    PST_SST_FOOTER_BYTES = 64,
+    PST_SST_REF_BYTES = 64, /* one index entry */
+    PST_SST_ALIGN = 64,     /* of sections, and of buffers within a raw block */
+    PST_SST_BLOCK_TARGET = 128 * 1024,
+    PST_SST_BLOCK_ROWS = 65536,
+    PST_SST_BLOCK_KINDS = 256,
+    PST_SST_MAX_NAME = 65535,
+    PST_SST_MAX_SCHEMA = 16 * 1024 * 1024,
+    PST_SST_LZ4_RATIO = 255 /* no LZ4 block expands further */
+};
+
+/* Incompatible features that this version reads. A file bears only those that it needs, so that one
+ * without lists, maps, timers, namespaces and nested types is a file of the first release. */
+#define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
+#define PST_SST_KNOWN_FEATURES PST_SST_FEATURE_KINDS
+#define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)
+
+typedef enum pst_sst_codec { PST_CODEC_RAW = 0, PST_CODEC_LZ4 = 1 } pst_sst_codec;
+
+static inline uint64_t pst_sst_align(uint64_t n) {
+    return (n + (PST_SST_ALIGN - 1)) & ~(uint64_t)(PST_SST_ALIGN - 1);
+}
+
+uint64_t pst_sst_seed(const uint8_t id[16], uint64_t offset);
+
+typedef struct pst_sst_header {
+    pst_file_kind kind;
+    pst_lineage lineage;
+    int32_t max_parallelism;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint32_t schema_bytes; /* size of the schema section */
+    uint64_t features;     /* incompatible ones */
+} pst_sst_header;
+
+static inline uint64_t pst_sst_features(const pst_schema *schema) {
+    return pst_schema_is_plain(schema) ? 0 : PST_SST_FEATURE_KINDS;
+}
+
+void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTES]);
+/* PST_CORRUPT, PST_NEWER_FORMAT. */
+pst_status pst_sst_get_header(const uint8_t in[PST_SST_HEADER_BYTES], pst_sst_header *h);
+
+/* The size of the schema section; 0 where a name is too long for one. */
+uint32_t pst_sst_schema_bytes(const pst_schema *schema);
+void pst_sst_put_schema(const pst_schema *schema, const uint8_t id[16], uint8_t *out, size_t size);
+/* The copy is the caller's (pst_schema_clear). PST_CORRUPT, PST_NO_MEMORY. */
+pst_status pst_sst_get_schema(const uint8_t *in, size_t size, const uint8_t id[16],
+                              uint64_t features, pst_schema *schema);
+
+/* An index entry. */
+typedef struct pst_sst_ref {
+    uint64_t offset;
+    uint64_t stored;   /* bytes of the block as stored, without padding */
+    uint64_t raw;      /* bytes once decompressed */
+    uint64_t checksum; /* of stored bytes and padding */
+    uint64_t first_hash;
+    int32_t first_key_group;
+    int32_t last_key_group;
+    uint32_t puts;
+    uint32_t deletes;
+    pst_sst_codec codec;
+} pst_sst_ref;
+
+void pst_sst_put_ref(const pst_sst_ref *r, uint8_t out[PST_SST_REF_BYTES]);
+/* Checks everything that one entry alone can show. */
+pst_status pst_sst_get_ref(const uint8_t in[PST_SST_REF_BYTES], pst_sst_ref *r);
+
+typedef struct pst_sst_totals {
+    uint64_t puts;
+    uint64_t deletes;
+    uint64_t raw;
+    uint64_t stored; /* with padding */
+} pst_sst_totals;
+
+enum { PST_SST_MAX_PROPERTIES = 128 };
+
+/* Returns the size, a multiple of PST_SST_ALIGN. */
+size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineage,
+                              uint8_t out[PST_SST_MAX_PROPERTIES]);
+/* PST_CORRUPT also where they contradict `t` or `lineage`; unknown properties are skipped. */
+pst_status pst_sst_check_properties(const uint8_t *in, size_t size, const pst_sst_totals *t,
+                                    const pst_lineage *lineage);
+
+typedef struct pst_sst_footer {
+    uint64_t index_offset;
+    uint64_t blocks;
+    uint64_t properties_bytes;
+    uint64_t tail_checksum; /* of index and properties */
+    uint64_t file_bytes;
+} pst_sst_footer;
+
+void pst_sst_put_footer(const pst_sst_footer *f, const uint8_t id[16],
+                        uint8_t out[PST_SST_FOOTER_BYTES]);
+/* Checks that index, properties and footer fill the end of the file exactly, the blocks starting
+ * at `data_offset`. */
+pst_status pst_sst_get_footer(const uint8_t in[PST_SST_FOOTER_BYTES], const uint8_t id[16],
+                              uint64_t data_offset, uint64_t file_bytes, pst_sst_footer *f);
+
+#endif

@@ -1,0 +1,343 @@
+#include <assert.h>
+#include <string.h>
+
+#include "base/budget.h"
+#include "base/coding.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "base/xxh64.h"
+#include "sst/sst_block.h"
+#include "sst/sst_format.h"
+#include "sst/sst_writer.h"
+
+struct pst_sst_writer {
+    pst_io io;
+    pst_charge charge;
+    pst_file_info info;
+    pst_schema schema;
+    uint64_t states_mask;
+    uint64_t offset; /* written so far */
+    pst_xxh64_state sum;
+    pst_sst_totals totals;
+    pst_status failed; /* what every later call returns */
+    int finished;
+    uint64_t last_hash;
+    int32_t last_key_group; /* -1: no record yet */
+    int32_t block_key_group;
+    uint64_t block_hash; /* of the block's first record */
+    pst_sst_ref *refs;
+    size_t n_refs;
+    size_t refs_capacity;
+    pst_sst_buffer packed;
+    pst_sst_builder block;
+};
+
+static pst_status fail(pst_sst_writer *w, pst_status s) {
+    w->failed = s;
+    return s;
+}
+
+static pst_status emit(pst_sst_writer *w, const void *data, size_t size) {
+    if (w->io.write(w->io.ctx, data, size) != 0)
+        return PST_CALLBACK;
+    pst_xxh64_update(&w->sum, data, size);
+    w->offset += size;
+    return PST_OK;
+}
+
+static pst_status write_head(pst_sst_writer *w) {
+    uint32_t schema_bytes = pst_sst_schema_bytes(&w->schema);
+    if (schema_bytes == 0)
+        return PST_INVALID;
+    pst_sst_header h = {w->info.kind,
+                        w->info.lineage,
+                        w->info.max_parallelism,
+                        w->info.first_key_group,
+                        w->info.last_key_group,
+                        schema_bytes,
+                        pst_sst_features(&w->schema)};
+    pst_status s = pst_sst_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
+    if (s)
+        return s;
+    pst_sst_put_header(&h, w->packed.data);
+    pst_sst_put_schema(&w->schema, h.lineage.id, w->packed.data + PST_SST_HEADER_BYTES,
+                       schema_bytes);
+    return emit(w, w->packed.data, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
+}
+
+pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
+                                 const pst_io *io, pst_sst_writer **writer) {
+    if (!io->write || pst_schema_check(schema) ||
+        (info->kind != PST_DELTA && info->kind != PST_BASE) || info->first_key_group < 0 ||
+        info->first_key_group > info->last_key_group ||
+        info->last_key_group >= info->max_parallelism)
+        return PST_INVALID;
+    pst_sst_writer *w = pst_calloc(1, sizeof *w);
+    if (!w)
+        return PST_NO_MEMORY;
+    w->io = *io;
+    w->charge = (pst_charge){pst_budget_retain(io->budget), 0, PST_SMALL_BUFFER};
+    w->info = *info;
+    w->last_key_group = -1;
+    w->states_mask = schema->n_states < 64 ? (UINT64_C(1) << schema->n_states) - 1 : ~UINT64_C(0);
+    pst_xxh64_init(&w->sum, 0);
+    pst_status s = pst_schema_copy(schema, &w->schema);
+    if (!s) {
+        pst_sst_builder_init(&w->block, &w->schema);
+        s = write_head(w);
+    }
+    if (s) {
+        pst_sst_writer_destroy(w);
+        return s;
+    }
+    *writer = w;
+    return PST_OK;
+}
+
+void pst_sst_writer_destroy(pst_sst_writer *w) {
+    if (!w)
+        return;
+    pst_sst_builder_free(&w->block);
+    pst_schema_clear(&w->schema);
+    pst_free(w->packed.data);
+    pst_free(w->refs);
+    pst_charge_drop(&w->charge);
+    pst_budget_release(w->charge.budget);
+    pst_free(w);
+}
+
+static pst_status reserve_ref(pst_sst_writer *w) {
+    if (w->n_refs < w->refs_capacity)
+        return PST_OK;
+    size_t capacity = w->refs_capacity ? w->refs_capacity * 2 : 16;
+    pst_sst_ref *refs = pst_realloc(w->refs, capacity * sizeof *refs);
+    if (!refs)
+        return PST_NO_MEMORY;
+    w->refs = refs;
+    w->refs_capacity = capacity;
+    return PST_OK;
+}
+
+/* Compresses where that saves at least a sixteenth. On success *data and *size are what to store,
+ * zeros up to the alignment behind it. */
+static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
+                       pst_sst_codec *codec) {
+    *codec = PST_CODEC_RAW;
+    if (!w->io.compress || *size > PST_SST_LZ4_MAX_INPUT)
+        return PST_OK;
+    size_t limit = *size - *size / 16, packed = limit;
+    pst_status s = pst_sst_reserve(&w->packed, limit + PST_SST_ALIGN);
+    if (s)
+        return s;
+    if (w->io.compress(w->io.ctx, *data, *size, w->packed.data, &packed) != 0)
+        return PST_CALLBACK;
+    if (packed == 0 || packed > limit)
+        return PST_OK;
+    memset(w->packed.data + packed, 0, pst_sst_align(packed) - packed);
+    *data = w->packed.data;
+    *size = packed;
+    *codec = PST_CODEC_LZ4;
+    return PST_OK;
+}
+
+static pst_status flush_block(pst_sst_writer *w) {
+    pst_status s = reserve_ref(w);
+    if (s)
+        return s;
+    pst_sst_ref *ref = &w->refs[w->n_refs];
+    ref->puts = w->block.rows - w->block.deletes;
+    ref->deletes = w->block.deletes;
+    ref->first_hash = w->block_hash;
+    ref->first_key_group = w->block_key_group;
+    ref->last_key_group = w->last_key_group;
+    const uint8_t *data;
+    size_t size;
+    s = pst_sst_builder_finish(&w->block, &data, &size);
+    if (s)
+        return s;
+    ref->raw = size;
+    s = pack(w, &data, &size, &ref->codec);
+    if (s)
+        return s;
+    size_t padded = pst_sst_align(size);
+    ref->offset = w->offset;
+    ref->stored = size;
+    ref->checksum = pst_xxh64(data, padded, pst_sst_seed(w->info.lineage.id, w->offset));
+    s = emit(w, data, padded);
+    if (s)
+        return s;
+    w->n_refs++;
+    w->totals.puts += ref->puts;
+    w->totals.deletes += ref->deletes;
+    w->totals.raw += ref->raw;
+    w->totals.stored += padded;
+    return PST_OK;
+}
+
+/* PST_INVALID unless the record fits the schema and the range and comes after the last one. */
+static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
+    if ((r->op != PST_PUT && r->op != PST_DELETE) ||
+        (r->op == PST_DELETE && w->info.kind == PST_BASE) || (r->changed & ~w->states_mask) ||
+        r->key_nulls >> w->schema.n_keys || r->key_group < w->info.first_key_group ||
+        r->key_group > w->info.last_key_group || r->key_group < w->last_key_group ||
+        r->key_group != pst_key_group(r->hash, w->info.max_parallelism))
+        return PST_INVALID;
+    assert(r->hash ==
+           pst_hash_key(w->schema.keys, pst_schema_hashed(&w->schema), r->key, r->key_nulls));
+    if (r->key_group > w->last_key_group)
+        return PST_OK;
+    if (r->hash != w->last_hash)
+        return r->hash > w->last_hash ? PST_OK : PST_INVALID;
+    pst_cell last[PST_MAX_KEYS];
+    uint32_t nulls;
+    pst_sst_builder_last_key(&w->block, last, &nulls);
+    int order =
+        pst_key_compare(w->schema.keys, w->schema.n_keys, last, nulls, r->key, r->key_nulls);
+    return order < 0 ? PST_OK : PST_INVALID;
+}
+
+/* Charges for the block with the rows just measured: its columns, as it is laid out, packed, and what the
+ * codec has of it. */
+static inline pst_status charge(pst_sst_writer *w) {
+    return pst_charge_raise(&w->charge, 4 * (w->block.payload + w->block.row_size) +
+                                            w->refs_capacity * sizeof *w->refs);
+}
+
+/* What of the record is stored: a base has no nulls, a tombstone no columns. */
+static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64_t changed,
+                               uint64_t present) {
+    if (op == PST_DELETE)
+        return 0;
+    return w->info.kind == PST_BASE ? changed & present : changed;
+}
+
+pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
+    if (w->failed || w->finished)
+        return w->failed ? w->failed : PST_INVALID;
+    uint64_t changed = stored_columns(w, record->op, record->changed, record->present);
+    int fits;
+    pst_status s = check_record(w, record);
+    if (!s)
+        s = pst_sst_builder_measure(&w->block, record, changed, &fits);
+    if (s)
+        return s; /* nothing has changed yet */
+    if (!fits) {
+        s = flush_block(w);
+        if (!s)
+            s = pst_sst_builder_measure(&w->block, record, changed, &fits);
+    }
+    if (w->block.rows == 0) {
+        w->block_key_group = record->key_group;
+        w->block_hash = record->hash;
+    }
+    if (!s)
+        s = charge(w);
+    if (!s)
+        s = pst_sst_builder_add(&w->block, record);
+    if (s)
+        return fail(w, s);
+    w->last_key_group = record->key_group;
+    w->last_hash = record->hash;
+    return PST_OK;
+}
+
+static int32_t group_of(const pst_sst_writer *w, const pst_rows *rows, uint32_t i) {
+    return pst_key_group(rows->hash[i], w->info.max_parallelism);
+}
+
+/* As check_record, of all rows. */
+static pst_status check_rows(const pst_sst_writer *w, const pst_rows *rows) {
+    if ((rows->op != PST_PUT && rows->op != PST_DELETE) ||
+        (rows->op == PST_DELETE && w->info.kind == PST_BASE) || (rows->changed & ~w->states_mask) ||
+        w->schema.n_keys != 1)
+        return PST_INVALID;
+    int32_t group = w->last_key_group;
+    uint64_t hash = w->last_hash;
+    for (uint32_t i = 0; i < rows->n; i++) {
+        int32_t next = group_of(w, rows, i);
+        if (next < group || (next == group && rows->hash[i] <= hash))
+            return PST_INVALID;
+        group = next;
+        hash = rows->hash[i];
+    }
+    return group_of(w, rows, 0) < w->info.first_key_group || group > w->info.last_key_group
+               ? PST_INVALID
+               : PST_OK;
+}
+
+pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
+    if (w->failed || w->finished)
+        return w->failed ? w->failed : PST_INVALID;
+    pst_status s = rows->n ? check_rows(w, rows) : PST_OK;
+    if (s)
+        return s;
+    uint64_t changed = stored_columns(w, rows->op, rows->changed, rows->present);
+    for (uint32_t from = 0, n; from < rows->n; from += n) {
+        s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
+        if (!s && !n) {
+            s = flush_block(w);
+            if (!s)
+                s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
+        }
+        if (!s && w->block.rows == 0) {
+            w->block_key_group = group_of(w, rows, from);
+            w->block_hash = rows->hash[from];
+        }
+        if (!s)
+            s = charge(w);
+        if (!s)
+            s = pst_sst_builder_add_rows(&w->block, rows, from, n);
+        if (s)
+            return fail(w, s);
+        w->last_key_group = group_of(w, rows, from + n - 1);
+        w->last_hash = rows->hash[from + n - 1];
+    }
+    return PST_OK;
+}
+
+static pst_status write_tail(pst_sst_writer *w) {
+    size_t index_bytes = w->n_refs * PST_SST_REF_BYTES;
+    pst_status s =
+        pst_sst_reserve(&w->packed, index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
+    if (s)
+        return s;
+    uint8_t *p = w->packed.data;
+    for (size_t i = 0; i < w->n_refs; i++)
+        pst_sst_put_ref(&w->refs[i], p + i * PST_SST_REF_BYTES);
+    size_t properties = pst_sst_put_properties(&w->totals, &w->info.lineage, p + index_bytes);
+    size_t tail = index_bytes + properties;
+    const uint8_t *id = w->info.lineage.id;
+    pst_sst_footer f = {w->offset, w->n_refs, properties,
+                        pst_xxh64(p, tail, pst_sst_seed(id, w->offset)),
+                        w->offset + tail + PST_SST_FOOTER_BYTES};
+    uint8_t footer[PST_SST_FOOTER_BYTES];
+    pst_sst_put_footer(&f, id, footer);
+    memcpy(p + tail, footer, sizeof footer);
+    return emit(w, p, tail + PST_SST_FOOTER_BYTES);
+}
+
+pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info) {
+    if (w->failed || w->finished)
+        return w->failed ? w->failed : PST_INVALID;
+    pst_status s = w->block.rows ? flush_block(w) : PST_OK;
+    if (!s)
+        s = write_tail(w);
+    if (s)
+        return fail(w, s);
+    w->finished = 1;
+    w->info.rows = w->totals.puts;
+    w->info.tombstones = w->totals.deletes;
+    w->info.raw_bytes = w->totals.raw;
+    w->info.file_bytes = w->offset;
+    w->info.checksum = pst_xxh64_digest(&w->sum);
+    *info = w->info;
+    return PST_OK;
+}
+
+const pst_schema *pst_sst_writer_schema(const pst_sst_writer *w) {
+    return &w->schema;
+}
+const pst_file_info *pst_sst_writer_info(const pst_sst_writer *w) {
+    return &w->info;
+}

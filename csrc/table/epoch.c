@@ -1,0 +1,232 @@
+#include "table/epoch.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "memory/alloc.h"
+#include "memory/span.h"
+#include "snapshot/evacuate.h"
+#include "snapshot/sealed.h"
+#include "table/slots.h"
+#include "table/undo.h"
+#include "table/value.h"
+
+static void sweep_stamps(pst_table *t, uint64_t epoch) {
+    pst_meta *m = pst_meta_of(t, epoch);
+    uint64_t n = ((uint64_t)m->slots >> PST_SWEEP_SHIFT) + PST_SWEEP_LEAST;
+    uint32_t recent[3];
+    for (uint64_t k = 0; k < 3; k++)
+        recent[k] = epoch >= k ? pst_stamp(epoch - k) << 8 : 0;
+    if (n > m->slots)
+        n = m->slots;
+    uint64_t at = m->sweep;
+    for (uint64_t i = 0; i < n; i++, at++) {
+        if (at >= m->slots)
+            at = 0;
+        uint64_t *row = pst_row(t, (uint32_t)at);
+        uint32_t stamp = pst_header_stamp(row[0]);
+        if (stamp && stamp != recent[0] && stamp != recent[1] && stamp != recent[2])
+            pst_put64(row, pst_make_header((uint32_t)row[0], 0, PST_NONE));
+    }
+    pst_put64(&m->sweep, at);
+}
+
+/* All but the part of the directory that has never been used. */
+static void copy_meta(const pst_table *t, pst_meta *to, const pst_meta *from) {
+    size_t used = offsetof(pst_meta, shards) + pst_directory_size(t, from) * sizeof(pst_shard);
+    size_t roots = offsetof(pst_meta, shards) + t->h->shards * sizeof(pst_shard);
+    pst_put_words((uint64_t *)to, (const uint64_t *)from, used / 8);
+    pst_put_words((uint64_t *)to + roots / 8, (const uint64_t *)from + roots / 8,
+                  (t->h->meta_size - roots) / 8);
+}
+
+/* Trims the empty log of epoch e. */
+static void trim_log(pst_table *t, uint64_t e) {
+    pst_header *h = t->h;
+    int space = PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS);
+    uint64_t have = h->committed[space], need = 0;
+    if (have <= PST_SPARE_LOG)
+        return;
+    for (int i = 0; i < PST_RECENT; i++)
+        if (h->undo_recent[i] > need)
+            need = h->undo_recent[i];
+    need += need / 8;
+    if (have - PST_SPARE_LOG <= need || pst_reader_lags(h))
+        return;
+    uint64_t keep = have > PST_GIVE_BACK ? have - PST_GIVE_BACK : 0;
+    pst_arena_give_back(&t->arena, space, keep > need ? keep : need);
+}
+
+void pst_epoch_begin(pst_table *t) {
+    pst_header *h = t->h;
+    uint64_t e = h->sealed + 1;
+    pst_put64(&h->undo_recent[h->sealed % PST_RECENT],
+              h->undo_count[h->sealed % PST_UNDO_LOGS] * t->lay.record_size);
+    if (e > 3 && h->floor < e - 3)
+        pst_release64(&h->floor, e - 3);
+    PST_FENCE(__ATOMIC_SEQ_CST);
+    pst_put64(&h->undo_count[e % PST_UNDO_LOGS], 0);
+    trim_log(t, e);
+    pst_meta *m = pst_meta_of(t, e);
+    const pst_meta *before = pst_meta_of(t, e - 1);
+    copy_meta(t, m, before);
+    pst_put64(&m->epoch, e);
+    for (int r = 0; r < PST_RINGS; r++) {
+        pst_ring *ring = &m->rings[r];
+        if (ring->tail == 0)
+            continue;
+        pst_put32(&ring->sealed_tail[2], ring->sealed_tail[1]);
+        pst_put32(&ring->sealed_tail[1], ring->sealed_tail[0]);
+        pst_put32(&ring->sealed_tail[0], ring->tail);
+        pst_put32(&ring->sealed_head[2], ring->sealed_head[1]);
+        pst_put32(&ring->sealed_head[1], ring->sealed_head[0]);
+        pst_put32(&ring->sealed_head[0], ring->head);
+    }
+    pst_release64(&h->active, e);
+    t->m = m;
+    t->undo = pst_undo_log(t, e);
+    t->undo_count = t->reused = 0;
+    t->undo_capacity = h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
+    t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
+    t->stamp = pst_stamp(e) << 8;
+    t->poisoned = PST_OK;
+    t->hot = t->deaths = 0;
+    t->index_due = 1;
+    t->span_cursor = 1;
+    t->span_none = UINT32_MAX;
+    t->generation++;
+    t->current.generation = 0;
+    sweep_stamps(t, e);
+}
+
+void pst_epoch_recover(pst_table *t) {
+    pst_header *h = t->h;
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    t->recovered_records = 0;
+    int counted = h->counted != 0;
+    pst_put64(&h->counted, 0);
+    if (h->active != h->sealed || (h->rollbacks & 1)) {
+        pst_release64(&h->rollbacks, h->rollbacks | 1);
+        PST_FENCE(__ATOMIC_SEQ_CST);
+        t->recovered_records = pst_undo_to_sealed(t);
+        if (!counted)
+            pst_span_recover(t);
+        pst_release64(&h->active, h->sealed);
+        pst_release64(&h->rollbacks, h->rollbacks + 1);
+    }
+    pst_epoch_begin(t);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    t->recovery_ns = (uint64_t)(to.tv_sec - from.tv_sec) * UINT64_C(1000000000) +
+                     (uint64_t)to.tv_nsec - (uint64_t)from.tv_nsec;
+}
+
+pst_status pst_table_rollback(pst_table *t, int32_t back) {
+    pst_header *h = t->h;
+    if (!t->attached || back < 0)
+        return PST_INVALID;
+    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor)
+        return PST_NO_UNDO;
+    pst_release64(&h->rollbacks, h->rollbacks | 1);
+    PST_FENCE(__ATOMIC_SEQ_CST);
+    if (back) {
+        pst_release64(&h->undone, h->undone + 1);
+        pst_release64(&h->sealed, h->sealed - (uint64_t)back);
+    }
+    pst_epoch_recover(t);
+    return PST_OK;
+}
+
+/* The slots of rows that died in the open epoch become reusable once it has left the window. */
+static pst_status retire(pst_table *t, uint32_t slot) {
+    const uint64_t *row = pst_row(t, slot);
+    /* Names that only went to the ring's end are among those that have left it. */
+    if (pst_is_live(row[0]) || pst_header_stamp(row[0]) != t->stamp)
+        return PST_OK;
+    pst_status s = pst_row_free_key(t, row);
+    return s ? s : pst_slot_free(t, slot);
+}
+
+static pst_status retire_dead(pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed);
+    pst_status s = PST_OK;
+    for (uint64_t i = 0; !s && i < t->undo_count; i++)
+        s = retire(t, (uint32_t)*pst_undo_record(t, t->undo, i));
+    for (uint32_t slot = before->slots; !s && slot < t->m->slots; slot++)
+        s = retire(t, slot);
+    uint32_t head = t->m->rings[PST_RING_SLOTS].head;
+    for (uint32_t p = before->rings[PST_RING_SLOTS].head; !s && p != head; p++)
+        s = retire(t, pst_ring_at(t, PST_RING_SLOTS, p));
+    return s;
+}
+
+static pst_status seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+    if (!t->attached)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    pst_sealed *out = NULL;
+    pst_status s = sealed ? pst_sealed_gather(t, lineage, &out) : PST_OK;
+    if (s)
+        return s;
+    t->index_due = 0;
+    pst_evacuate(t);
+    uint32_t cut_phase = t->m->cut_phase, cut_at = t->m->cut_at;
+    int moved = pst_slots_move(t);
+    uint32_t tails[PST_RINGS], hot[PST_CLASSES];
+    for (int r = 0; r < PST_RINGS; r++)
+        tails[r] = t->m->rings[r].tail;
+    memcpy(hot, t->m->hot, sizeof hot);
+    s = t->poisoned;
+    if (!s && t->deaths)
+        s = retire_dead(t);
+    if (!s)
+        s = pst_block_settle(t);
+    if (s) {
+        /* What was pushed would be pushed again by the next attempt, and then taken twice. */
+        for (int r = 0; r < PST_RINGS; r++)
+            pst_put32(&t->m->rings[r].tail, tails[r]);
+        for (int c = 0; c < PST_CLASSES; c++)
+            pst_put32(&t->m->hot[c], hot[c]);
+        /* What died in the epoch may live again in it. */
+        pst_put32(&t->m->cut_phase, cut_phase);
+        pst_put32(&t->m->cut_at, cut_at);
+        t->hot = 1;
+        pst_span_count_listed(t, t->m);
+        t->detail.sys_errno = t->arena.last_errno;
+        pst_sealed_destroy(out);
+        /* What is gathered again must not find rows that have moved: they would be other rows. */
+        return moved ? pst_poison(t, s) : s;
+    }
+    pst_evacuate_keys(t);
+    pst_slots_tidy(t);
+    pst_span_tidy(t);
+    pst_put_words((uint64_t *)&t->m->lineage, (const uint64_t *)(const void *)lineage,
+                  sizeof *lineage / 8);
+    pst_release64(&t->h->sealed, t->h->active);
+    pst_epoch_begin(t);
+    if (sealed)
+        *sealed = out;
+    return PST_OK;
+}
+
+pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+    pst_clearing(t);
+    return pst_cleared(t, seal(t, lineage, sealed));
+}
+
+pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage) {
+    const pst_header *h = t->h;
+    if (back < 0 || back > 2)
+        return PST_INVALID;
+    if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor)
+        return PST_NO_UNDO;
+    *lineage = pst_meta_of(t, h->sealed - (uint64_t)back)->lineage;
+    return PST_OK;
+}
+
+int pst_table_dirty(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed);
+    return t->undo_count != 0 || t->m->slots != before->slots ||
+           t->m->rings[PST_RING_SLOTS].head != before->rings[PST_RING_SLOTS].head;
+}

@@ -1,0 +1,102 @@
+/* ttl.h: when a state expires.
+ *
+ * Purpose: the clock that a table is told, and what of a state it makes invisible. Times are
+ * milliseconds since 1970; nothing here looks at a real clock.
+ *
+ * Thread safety: the writer's alone.
+ *
+ * Invariants
+ *  X1. A value written at time w expires when its domain's clock has reached w + duration: for
+ *      processing time the epoch's, for event time the watermark. Before the clock is known nothing
+ *      expires, nor does what was written before it was known, until a sweep has given it a time.
+ *      Times near the ends of the range do not wrap.
+ *  X2. The time written is the epoch's processing time, or the row's event time and at least the
+ *      watermark. It moves only by `granularity` at least while the value stays the same, so that
+ *      neither reads nor equal writes fill the deltas; the items of a list move together.
+ *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at four
+ *      for each row that its epoch made and each entry made since the sweep before. So it keeps pace:
+ *      where as much expires as is made, what waits to go is at most a quarter of all that is there.
+ *  X4. Times lie under undo and in files like any value; the settings are the process's own and may
+ *      differ from run to run.
+ */
+#ifndef PST_TTL_H
+#define PST_TTL_H
+
+#include "memory/handle.h"
+
+static inline int pst_ttl_is_set(const pst_table *t, int32_t column) {
+    return t->ttl[column].duration_ms > 0;
+}
+
+static inline int64_t pst_ttl_now(const pst_table *t, int32_t column) {
+    return t->ttl[column].event_time ? t->clock.watermark_ms : t->clock.processing_ms;
+}
+
+/* The time that a write leaves. */
+static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
+    const pst_clock *c = &t->clock;
+    if (!t->ttl[column].event_time)
+        return c->processing_ms;
+    return c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms;
+}
+
+static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t written) {
+    int64_t now = pst_ttl_now(t, column);
+    if (!pst_ttl_is_set(t, column) || now == PST_NO_TIME || written == PST_NO_TIME || now < written)
+        return 0;
+    return (uint64_t)now - (uint64_t)written >= (uint64_t)t->ttl[column].duration_ms;
+}
+
+/* Whether readers see what was written then. */
+static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t written) {
+    return !t->ttl[column].lenient && pst_ttl_expired(t, column, written);
+}
+
+/* Is `written` so old that writing or reading it again must be noted? */
+static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t written) {
+    int64_t stamp = pst_ttl_stamp(t, column);
+    if (written == PST_NO_TIME)
+        return stamp != PST_NO_TIME;
+    return stamp > written &&
+           (uint64_t)stamp - (uint64_t)written >= (uint64_t)t->ttl[column].granularity_ms;
+}
+
+/* The latest time that has expired, or PST_NO_TIME. */
+static inline int64_t pst_ttl_horizon(const pst_table *t, int32_t column) {
+    int64_t now = pst_ttl_now(t, column), before;
+    if (!pst_ttl_is_set(t, column) || now == PST_NO_TIME ||
+        __builtin_sub_overflow(now, t->ttl[column].duration_ms, &before))
+        return PST_NO_TIME;
+    return before;
+}
+
+/* When a present value of a column with a time was written. */
+static inline int64_t pst_row_time(const pst_table *t, const uint64_t *row, int32_t i) {
+    int32_t time = t->lay.fields[i].time;
+    if (!(pst_presence(&t->lay, row) >> time & 1))
+        return PST_NO_TIME;
+    return (int64_t)pst_get64((const uint8_t *)row + t->lay.fields[time].offset);
+}
+
+/* Is the present value i of the row out of sight? */
+static inline int pst_row_hides(const pst_table *t, const uint64_t *row, int32_t i) {
+    return t->lay.fields[i].time >= 0 && pst_ttl_hides(t, i, pst_row_time(t, row, i));
+}
+
+/* A sweep under way: where it is, and how many rows and elements it may still look at. */
+typedef struct pst_sweep {
+    pst_sweep_place at;
+    uint64_t left;
+    uint64_t removed;
+} pst_sweep;
+
+static inline void pst_sweep_look(pst_sweep *s, uint64_t n) {
+    s->left -= n < s->left ? n : s->left;
+}
+
+/* Notes that the value of a touched row was written now. */
+void pst_row_stamp(pst_table *t, uint64_t *row, int32_t i);
+/* Notes that it was read, where reading counts as use. */
+pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i);
+
+#endif

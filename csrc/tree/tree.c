@@ -1,0 +1,265 @@
+#include "tree/tree.h"
+
+#include "tree/tree_write.h"
+
+pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
+                         pst_tree_root root, pst_tree_entry *e) {
+    pst_tree_probe p;
+    uint32_t granule = root.node, i;
+    uint64_t h;
+    int equal;
+    if (!granule)
+        return PST_NOT_FOUND;
+    pst_tree_probe_make(&p, heap, bytes, s, e);
+    if (!pst_node_open(heap, bytes, s, granule, &h))
+        return PST_CORRUPT;
+    for (uint32_t level = pst_node_level(h); level; level--) {
+        const uint64_t *node = pst_node_at(heap, granule);
+        granule = pst_node_child(s, node, h, pst_node_branch(s, &p, node, h));
+        if (!pst_node_open_child(heap, bytes, s, granule, level - 1, &h))
+            return PST_CORRUPT;
+    }
+    i = pst_node_locate(s, &p, pst_node_at(heap, granule), h, &equal);
+    if (p.corrupt)
+        return PST_CORRUPT;
+    if (!equal)
+        return PST_NOT_FOUND;
+    return pst_node_fill_value(heap, bytes, s, pst_node_at(heap, granule), h, i, e) ? PST_OK
+                                                                                    : PST_CORRUPT;
+}
+
+int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
+                         const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
+    pst_tree_probe p[PST_TREE_PATHS];
+    uint32_t at[PST_TREE_PATHS];
+    int apart = 0;
+    for (int k = 0; k < n; k++) {
+        pst_tree_probe_make(&p[k], heap, bytes, s, &entries[k]);
+        at[k] = roots[k].node;
+    }
+    for (int level = 0, left = 1; left && level < PST_TREE_LEVELS; level++) {
+        left = 0;
+        for (int k = 0; k < n; k++) {
+            uint64_t h;
+            if (!pst_node_open(heap, bytes, s, at[k], &h) || !pst_node_level(h))
+                continue;
+            const uint64_t *node = pst_node_at(heap, at[k]);
+            at[k] = pst_node_child(s, node, h, pst_node_branch(s, &p[k], node, h));
+            pst_node_prefetch(heap, at[k], pst_node_level(h) - 1);
+            left++;
+        }
+    }
+    for (int k = 1; k < n; k++)
+        apart |= at[k] != at[0];
+    return apart;
+}
+
+/* ---- put --------------------------------------------------------------------------------------- */
+
+/* The separator of two neighbouring leaves. Of bytes the shortest prefix that serves. */
+static pst_status make_separator(const pst_tree_writer *w, uint64_t *left, uint64_t *right,
+                                 uint64_t sep[2]) {
+    uint64_t *low = pst_tw_key(w, left, pst_node_count(*left) - 1), *high = pst_tw_key(w, right, 0);
+    if (!w->s->key_is_ref) {
+        sep[0] = high[0];
+        sep[1] = w->s->key_words == 2 ? high[1] : 0;
+        return PST_OK;
+    }
+    const uint8_t *a = pst_ref_data(w->t->heap, low), *b = pst_ref_data(w->t->heap, high);
+    uint32_t size = pst_ref_size(low), shared = 0;
+    if (size > pst_ref_size(high))
+        size = pst_ref_size(high);
+    while (shared < size && a[shared] == b[shared])
+        shared++;
+    return pst_tw_store_bytes(w, (pst_bytes){b, shared + 1}, sep);
+}
+
+/* Whether the path runs along an edge of the tree above this level. */
+static int at_edge(const pst_tree_writer *w, uint32_t level, int last) {
+    for (uint32_t l = level + 1; l <= w->top; l++) {
+        uint32_t end = last ? pst_node_count(pst_tw_header(w, w->at[l].node)) - 1 : 0;
+        if (w->at[l].index != end)
+            return 0;
+    }
+    return 1;
+}
+
+/* An inner root above the one there is. */
+static pst_status grow_root(pst_tree_writer *w) {
+    uint32_t granule;
+    if (w->top + 1 == PST_TREE_LEVELS)
+        return PST_TOO_LARGE;
+    pst_status s = pst_tw_make_node(w, w->top + 1, 2, &granule);
+    if (s)
+        return s;
+    uint64_t *node = pst_tw_node(w, granule);
+    pst_put_words(pst_tw_key(w, node, 0), (const uint64_t[2]){0, 0}, w->s->key_words);
+    pst_put64(pst_tw_value(w, node, 0), w->root->node);
+    pst_tw_set_count(node, 1);
+    w->top++;
+    w->at[w->top] = (pst_tree_step){granule, 0};
+    w->root->node = granule;
+    return PST_OK;
+}
+
+static int is_full(const pst_tree_writer *w, uint32_t level) {
+    uint64_t h = pst_tw_header(w, w->at[level].node);
+    return pst_node_count(h) == pst_node_capacity(h) &&
+           pst_node_count(h) >= pst_tw_full_capacity(w, level);
+}
+
+/* How many entries stay left when a node is split for one more at i. Whoever appends, or prepends,
+ * leaves full nodes behind. */
+static uint32_t cut_of(const pst_tree_writer *w, uint32_t level, uint32_t i, uint32_t count) {
+    if (i == count && at_edge(w, level, 1))
+        return count - 1;
+    if (i <= (level ? 1 : 0) && at_edge(w, level, 0))
+        return 1;
+    return count / 2;
+}
+
+/* A born parent with room for one more child, whose split may move the path. */
+static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p);
+
+/* Splits the path's full node and lets the path go on to the half that the probe belongs to. */
+static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p) {
+    pst_status s = pst_tw_own(w, level, 0);
+    if (!s)
+        s = prepare_parent(w, level + 1, p);
+    uint32_t granule;
+    if (!s)
+        s = pst_tw_make_node(w, level, PST_TREE_MOST + 1, &granule);
+    if (s)
+        return s;
+    pst_tree_step *here = &w->at[level], *above = &w->at[level + 1];
+    uint64_t *left = pst_tw_node(w, here->node), *right = pst_tw_node(w, granule), sep[2];
+    uint32_t count = pst_node_count(*left);
+    uint32_t cut = cut_of(w, level, level ? here->index + 1 : here->index, count);
+    pst_tw_copy_entries(w, right, 0, left, cut, count - cut);
+    pst_tw_set_count(right, count - cut);
+    pst_tw_set_count(left, cut);
+    int goes_right = here->index > cut || (level && here->index == cut);
+    if (level) {
+        pst_get_words(sep, pst_tw_key(w, right, 0), w->s->key_words);
+        pst_put_words(pst_tw_key(w, right, 0), (const uint64_t[2]){0, 0}, w->s->key_words);
+    } else {
+        s = make_separator(w, left, right, sep);
+        if (s)
+            return s;
+        /* A shortened separator may lie below the new key although that comes before the cut. */
+        if (here->index == cut && w->s->key_is_ref) {
+            pst_tree_probe grown = *p;
+            grown.heap_bytes = pst_tw_heap_bytes(w); /* the separator may lie in new memory */
+            goes_right = pst_tree_compare_bytes(&grown, sep) <= 0;
+            if (grown.corrupt)
+                return PST_CORRUPT;
+        }
+    }
+    uint64_t *parent = pst_tw_node(w, above->node);
+    pst_tw_shift_entries(w, parent, above->index + 1, 1);
+    pst_put_words(pst_tw_key(w, parent, above->index + 1), sep, w->s->key_words);
+    pst_put64(pst_tw_value(w, parent, above->index + 1), granule);
+    if (goes_right) {
+        *here = (pst_tree_step){granule, here->index - cut};
+        above->index++;
+    }
+    return PST_OK;
+}
+
+static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p) {
+    if (level > w->top)
+        return grow_root(w);
+    if (is_full(w, level))
+        return split(w, level, p);
+    return pst_tw_own(w, level, pst_node_count(pst_tw_header(w, w->at[level].node)) + 1);
+}
+
+/* Words of an entry's value; of bytes a reference to a new block. */
+static pst_status value_of(const pst_tree_writer *w, const pst_tree_entry *e, uint64_t ref[2],
+                           const uint64_t **value) {
+    *value = w->s->value_is_ref ? ref : e->value;
+    return w->s->value_is_ref ? pst_tw_store_bytes(w, e->value_bytes, ref) : PST_OK;
+}
+
+static int is_same(const pst_tree_writer *w, const pst_tree_entry *e) {
+    uint64_t *leaf = pst_tw_node(w, w->at[0].node);
+    uint32_t i = w->at[0].index;
+    if (w->s->timed && *pst_tw_time(w, leaf, i) != (uint64_t)e->time)
+        return 0;
+    const uint64_t *value = pst_tw_value(w, leaf, i);
+    if (w->s->value_is_ref)
+        return pst_ref_equals(w->t->heap, value, e->value_bytes);
+    for (uint32_t k = 0; k < w->s->value_words; k++)
+        if (value[k] != e->value[k])
+            return 0;
+    return 1;
+}
+
+static pst_status replace(pst_tree_writer *w, const pst_tree_entry *e) {
+    uint64_t ref[2], old[2] = {0, 0};
+    const uint64_t *value;
+    if (is_same(w, e))
+        return PST_OK;
+    pst_status s = value_of(w, e, ref, &value);
+    if (!s)
+        s = pst_tw_own(w, 0, 0);
+    if (s)
+        return s;
+    uint64_t *leaf = pst_tw_node(w, w->at[0].node), *to = pst_tw_value(w, leaf, w->at[0].index);
+    if (w->s->value_is_ref)
+        pst_get_words(old, to, 2);
+    pst_put_words(to, value, w->s->value_words);
+    if (w->s->timed)
+        pst_put64(pst_tw_time(w, leaf, w->at[0].index), (uint64_t)e->time);
+    return pst_tw_free_bytes(w, old);
+}
+
+static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_tree_entry *e) {
+    uint64_t key[2] = {p->word[0], p->word[1]}, ref[2];
+    const uint64_t *value;
+    pst_status s = PST_OK;
+    if (w->root->count == UINT32_MAX)
+        return PST_TOO_LARGE;
+    if (w->s->key_is_ref)
+        s = pst_tw_store_bytes(w, e->key_bytes, key);
+    if (!s)
+        s = value_of(w, e, ref, &value);
+    if (s)
+        return s;
+    uint32_t granule = w->root->node;
+    if (!granule) {
+        s = pst_tw_make_node(w, 0, 1, &granule);
+        if (s)
+            return s;
+        w->at[0] = (pst_tree_step){granule, 0};
+        w->root->node = granule;
+    } else {
+        s = is_full(w, 0) ? split(w, 0, p)
+                          : pst_tw_own(w, 0, pst_node_count(pst_tw_header(w, w->at[0].node)) + 1);
+    }
+    if (s)
+        return s;
+    uint64_t *leaf = pst_tw_node(w, w->at[0].node);
+    uint32_t i = w->at[0].index;
+    pst_tw_shift_entries(w, leaf, i, 1);
+    pst_put_words(pst_tw_key(w, leaf, i), key, w->s->key_words);
+    pst_put_words(pst_tw_value(w, leaf, i), value, w->s->value_words);
+    if (w->s->timed)
+        pst_put64(pst_tw_time(w, leaf, i), (uint64_t)e->time);
+    w->root->count++;
+    return PST_OK;
+}
+
+pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                        const pst_tree_entry *e) {
+    pst_tree_writer w = pst_tw_begin(t, s, root);
+    pst_tree_probe p;
+    if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
+        (s->value_is_ref && e->value_bytes.size > PST_MAX_BYTES))
+        return PST_TOO_LARGE;
+    pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
+    pst_status st = root->node ? pst_tw_descend(&w, &p) : PST_NOT_FOUND;
+    if (st == PST_OK)
+        return replace(&w, e);
+    return st == PST_NOT_FOUND ? insert(&w, &p, e) : st;
+}

@@ -1,0 +1,132 @@
+/* tree.h: ordered maps in table memory, copied on write.
+ *
+ * Purpose: what a field of a row or of the meta holds when one word is not enough and order
+ * matters: map states, timers. A B+tree whose nodes are heap blocks sized to what they hold, so
+ * that a map of two entries is one block of 48 bytes and one of a million costs a put its path.
+ *
+ * Thread safety: put, remove, clear and diffs are the writer's. Find and cursors also read sealed
+ * trees beside him: the caller decides afterwards whether the epoch was still there, and copies
+ * bytes out with pst_get* before he does.
+ *
+ * Invariants
+ *  TR1. A node that was not born in the open epoch is never changed: its changed copy takes its
+ *       place on the path to the root, and it goes to the deferred-reuse rings. So a root that an
+ *       epoch sealed names the same entries for as long as that epoch can be returned to.
+ *  TR2. Two nodes of one granule inside the window have one content (what a diff skips by).
+ *  TR3. Bytes of an entry are never changed in place; nodes that are copied share them.
+ *  TR4. A separator lies above every key to its left and not above any to its right. Separators
+ *       own their bytes; the first of an inner node is never looked at.
+ *  TR5. All leaves have one level, 0. No node is empty. A level is one less than its parent's and
+ *       below PST_TREE_LEVELS: whatever bytes a reader meets, a descent ends.
+ *
+ * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. A
+ * cursor's step O(1) amortised, a diff O(what differs * log n).
+ */
+#ifndef PST_TREE_H
+#define PST_TREE_H
+
+#include "memory/layout.h"
+#include "memory/store.h"
+#include "pystate.h"
+
+/* Files put four bytes before a key of bytes. */
+enum { PST_TREE_MAX_KEY = PST_MAX_BYTES - 4 };
+enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
+
+typedef struct pst_tree_shape {
+    uint8_t key_words;    /* 1: a word, compared unsigned; 2: two words, the first first */
+    uint8_t key_is_ref;   /* key_words == 2: bytes, compared as memcmp does, a prefix first */
+    uint8_t value_words;  /* 0 .. PST_TREE_MAX_VALUE_WORDS */
+    uint8_t value_is_ref; /* value_words == 2: bytes */
+    uint8_t timed;        /* entries bear a 64-bit time */
+} pst_tree_shape;
+
+/* {0, 0}: empty. The caller keeps it as one word of table memory. */
+typedef struct pst_tree_root {
+    uint32_t node;
+    uint32_t count;
+} pst_tree_root;
+
+/* An entry, in and out. What comes out points into table memory and is valid until the next write
+ * to the table; what goes in must not point into the tree that it goes to. */
+typedef struct pst_tree_entry {
+    uint64_t key[2];
+    pst_bytes key_bytes; /* key_is_ref */
+    const uint64_t *value;
+    pst_bytes value_bytes; /* value_is_ref */
+    int64_t time;
+} pst_tree_entry;
+
+/* Looks e->key up and fills value, value_bytes and time. PST_NOT_FOUND, PST_CORRUPT. */
+pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
+                         pst_tree_root root, pst_tree_entry *e);
+
+/* Inserts or replaces. *root is the caller's private copy, which he stores. An entry that is there
+ * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES, a key
+ * above PST_TREE_MAX_KEY, or 2^32
+ * entries, and what pst_block_alloc says; after any of these the epoch can only be rolled back. */
+pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                        const pst_tree_entry *e);
+
+/* Looks at e's key alone. PST_NOT_FOUND changes nothing; the rest as for put. */
+pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                           const pst_tree_entry *e);
+
+/* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
+pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
+
+/* Brings in the first lines of the root node of the tree in a row. */
+PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
+    const uint8_t *node = heap + (uint64_t)(uint32_t)pst_get64(root) * PST_GRANULE;
+    __builtin_prefetch(node);
+    __builtin_prefetch(node + 64);
+    __builtin_prefetch(node + 128);
+}
+
+/* Brings in the paths to the keys of n entries, of each in the tree of its own, level by level for all
+ * at once: a descent alone waits at every level. Whether they end in more than one leaf. */
+enum { PST_TREE_PATHS = 16 };
+int pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
+                         const pst_tree_root *roots, const pst_tree_entry *entries, int n);
+
+/* A node on the way from the root to a position. */
+typedef struct pst_tree_frame {
+    uint64_t header;
+    uint32_t node;
+    uint32_t index;
+} pst_tree_frame;
+
+/* A position in one immutable tree: frames of the levels low .. top, the lowest one's index naming
+ * an entry (low == 0) or a child that has not been opened. low > top: the end. Private memory. */
+typedef struct pst_tree_cursor {
+    const uint8_t *heap;
+    uint64_t heap_bytes;
+    pst_tree_shape shape;
+    pst_status status; /* PST_CORRUPT once seen */
+    uint32_t low;
+    uint32_t top;
+    uint64_t left; /* entries that may still come */
+    int whole;     /* began at the first: the end must come where the root's count says */
+    pst_tree_frame at[PST_TREE_LEVELS];
+} pst_tree_cursor;
+
+/* To the first entry whose key is not below from's, or to the first of all (NULL). */
+void pst_tree_seek(pst_tree_cursor *c, const uint8_t *heap, uint64_t heap_bytes,
+                   const pst_tree_shape *s, pst_tree_root root, const pst_tree_entry *from);
+/* PST_NOT_FOUND at the end, PST_CORRUPT where a node makes no sense, then again and again. */
+pst_status pst_tree_next(pst_tree_cursor *c, pst_tree_entry *e);
+
+typedef struct pst_tree_diff {
+    pst_tree_cursor before;
+    pst_tree_cursor after;
+} pst_tree_diff;
+
+/* What leads from one version of a tree to a later one. Both must lie in the undo window. */
+void pst_tree_diff_open(pst_tree_diff *d, const uint8_t *heap, uint64_t heap_bytes,
+                        const pst_tree_shape *s, pst_tree_root before, pst_tree_root after);
+/* In key order: PST_PUT, new or of another value or time, with the entry as it is after;
+ * PST_DELETE, gone, with the entry as it was. What was rewritten equal is not told. PST_NOT_FOUND
+ * at the end, PST_CORRUPT. */
+pst_status pst_tree_diff_next(pst_tree_diff *d, pst_record_op *op, pst_tree_entry *e);
+
+#endif
