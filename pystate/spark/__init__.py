@@ -12,7 +12,8 @@ require_pyspark()
 
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
-from pystate.spark.progress import EpochProgress, EpochResult, OperatorProgress
+from pystate.spark.progress import EpochProgress, OperatorProgress
+from pystate.spark.result import EpochResult
 from pystate.spark.sinks.compaction import Compaction
 from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.sinks.parquet import ParquetSink

@@ -6,8 +6,8 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pyspark.core.rdd import RDD
 from pyspark.errors import AnalysisException
@@ -18,18 +18,11 @@ from pystate.arguments import choice, integer, mapping, nearest, shown, text
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output import OutputColumns
 from pystate.spark.environment import require_classic
-from pystate.spark.queries import JobQuery
 from pystate.spark.requirements import require_pandas
 from pystate.spark.resolve import FrameColumns
 from pystate.spark.schemas import output_columns, parse_schema
-from pystate.spark.sinks.parquet import ParquetSink
-from pystate.spark.sinks.sink import Sink, check_sink
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import MAX_PARALLELISM
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
     "OrderBy",
@@ -37,21 +30,21 @@ __all__ = [
     "as_columns",
     "checked_callback",
     "checked_count",
+    "checked_drain",
     "checked_home",
     "checked_name",
     "checked_pipeline",
     "checked_restore",
-    "checked_sink",
     "checked_trigger",
     "element_delay_ms",
     "session_of",
     "side_columns",
-    "start_query",
 ]
 
 #: How the rows of a key are to be sorted.
 OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
 
+_BOUNDED = ("availableNow", "once")
 _HOMES = ("shm", "local", "heap")
 _EVENT_TIMES = (st.TimestampType, st.TimestampNTZType, st.DateType, st.LongType)
 
@@ -113,24 +106,14 @@ def checked_trigger(trigger: Any) -> None:
                 )
 
 
-def checked_sink(sink: object, what: str = "sink") -> None:
-    """Refuse what is no sink; None stands for the default one."""
-    if sink is None or type(sink) is ParquetSink:
-        return
-    if isinstance(sink, Sink):
-        check_sink(sink, what)
-        return
-    hint = ""
-    if isinstance(sink, type):
-        hint = "; pass an object of it"
-    elif callable(getattr(sink, "commit", None)):
-        hint = "; derive its class from pystate.spark.Sink"
-    elif callable(sink):
-        hint = "; for a function of an epoch's rows write foreach_epoch(function)"
-    path = repr(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else "'/data/out'"
-    raise InvalidArgumentError(
-        f"{what} is a sink, for example ParquetSink({path}), not {shown(sink)}{hint}"
-    )
+def checked_drain(drain: bool, trigger: Mapping[str, Any] | None) -> bool:
+    """Refuse to drain a stream that has no end."""
+    if drain and not any((trigger or {}).get(name) for name in _BOUNDED):
+        raise InvalidArgumentError(
+            "drain=True takes the watermark to its end once the input has ended, which with "
+            f"trigger={trigger!r:.80} never is: pass trigger={{'availableNow': True}}"
+        )
+    return drain
 
 
 def checked_home(home: Any, shared: bool, owner: str = "job") -> str:
@@ -251,20 +234,3 @@ def session_of(data: Any) -> SparkSession:
     if session.sparkContext._jsc is None:
         raise InvalidArgumentError("data belongs to a session that was stopped: make it anew")
     return session
-
-
-def start_query(
-    stream: DataFrame,
-    on_batch: Callable[[DataFrame, int], None],
-    folder: str,
-    name: str | None,
-    trigger: Mapping[str, Any] | None,
-    make: Callable[[StreamingQuery], JobQuery],
-) -> JobQuery:
-    """Start a query over `foreachBatch` that keeps its positions in `folder`."""
-    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    return make(writer.start())

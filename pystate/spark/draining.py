@@ -20,15 +20,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError
-from pystate.spark.arguments import checked_name
 from pystate.spark.offsets import is_complete
 from pystate.spark.queries import JobQuery, Outcome
 
@@ -38,47 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["DRAIN_KEY", "DrainingQuery", "checked_drain", "checked_run_key", "drain_key", "no_rows"]
+__all__ = ["DrainingQuery", "no_rows"]
 
 _LOG = logging.getLogger("pystate.spark.draining")
-#: What the run keys of epochs begin with that drain a stream.
-DRAIN_KEY = "pystate drain after epoch "
-_BOUNDED = ("availableNow", "once")
 _LOOK_S = 0.2
-
-
-def checked_drain(drain: bool, trigger: Mapping[str, Any] | None) -> bool:
-    """Refuse to drain a stream that has no end."""
-    if drain and not any((trigger or {}).get(name) for name in _BOUNDED):
-        raise InvalidArgumentError(
-            "drain=True takes the watermark to its end once the input has ended, which with "
-            f"trigger={trigger!r:.80} never is: pass trigger={{'availableNow': True}}"
-        )
-    return drain
-
-
-def checked_run_key(run_key: str | None) -> str | None:
-    """Return a run key that may be left out, and is not one of the keys made here."""
-    found = checked_name(run_key, "run_key")
-    if found is not None and found.startswith(DRAIN_KEY):
-        raise InvalidArgumentError(
-            f"run_key={found!r:.80}: run keys that begin like this are those of epochs that drain "
-            "a stream: take another one, with drain=True if it is to drain"
-        )
-    return found
-
-
-def drain_key(storage: CheckpointStorage) -> str | None:
-    """The run key of the epoch that drains what the checkpoint holds; None where that is nothing.
-
-    It is the newest epoch's where that one is such an epoch.
-    """
-    head = read_head(storage)
-    if head is None:
-        return None
-    if head.run_key is not None and head.run_key.startswith(DRAIN_KEY):
-        return head.run_key
-    return f"{DRAIN_KEY}{head.epoch}"
 
 
 def no_rows(session: SparkSession, schema: StructType) -> DataFrame:

@@ -23,13 +23,14 @@ from pystate.checkpoint.storage import open_storage
 from pystate.coordinator.clock import MAX_STEP_MS
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
 from pystate.functions.base import KeyedProcessFunction
 from pystate.inspection import read_all
 from pystate.operator.function_spec import PROCESS_LATE
 from pystate.spark.arguments import (
     checked_callback,
     checked_count,
+    checked_drain,
     checked_home,
     checked_name,
     checked_pipeline,
@@ -37,7 +38,7 @@ from pystate.spark.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.draining import checked_drain, checked_run_key
+from pystate.spark.drain_keys import checked_run_key
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.evaluation import Evaluation, TableOptions
 from pystate.spark.failures import is_retryable
@@ -45,11 +46,12 @@ from pystate.spark.heartbeat import with_heartbeat
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.live import NoLine, ProgressLine, Show, checked_show, progress_line, tasks_done
 from pystate.spark.observed import checked_observe
-from pystate.spark.progress import EpochProgress, EpochResult, notify
+from pystate.spark.progress import EpochProgress, notify, progress_panel
 from pystate.spark.queries import Outcome
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.reports import ReportBox
 from pystate.spark.requirements import require_pandas
+from pystate.spark.result import EpochResult
 from pystate.spark.routing import Routed
 from pystate.spark.running import (
     evaluating,
@@ -59,7 +61,6 @@ from pystate.spark.running import (
     running_here,
     stop_query,
 )
-from pystate.spark.shown import job_html
 from pystate.spark.sinks.commits import Commits
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder, outputs_of
 from pystate.spark.sinks.sink import Sink
@@ -209,7 +210,18 @@ class Job:
         return f"Job({self.name!r}, checkpoint={self._storage.uri!r})"
 
     def _repr_html_(self) -> str:
-        return job_html(self)
+        try:
+            newest: object = self.latest_epoch() or "none"
+        except (PystateError, OSError) as error:
+            newest = error
+        progress, failure = self.last_progress, self.failure
+        facts = {
+            "checkpoint": self.checkpoint,
+            "newest epoch": newest,
+            "last computed": progress,
+            "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+        }
+        return progress_panel(f"Job {self.name}", facts, progress)
 
     @property
     def checkpoint(self) -> str:

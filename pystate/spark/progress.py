@@ -1,4 +1,4 @@
-"""Epochs as the user sees them: what one did, and what a run returns.
+"""What an epoch did, as the user sees it: in numbers, in a line and in a notebook.
 
 Thread safety: immutable.
 """
@@ -10,23 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pystate.checkpoint.manifest import Manifest
 from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.errors import InvalidArgumentError
-from pystate.spark.draining import DRAIN_KEY
-from pystate.spark.shown import progress_html, result_html
+from pystate.markup import bytes_shown, panel
+from pystate.spark.drain_keys import drains_a_stream
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from pystate.spark.sinks.sink import Sink
-
-__all__ = ["EpochProgress", "EpochResult", "OperatorProgress", "notify"]
+__all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 
 _LOG = logging.getLogger("pystate.spark.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+#: The heads of `OperatorProgress.as_row`.
+_HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -93,6 +88,19 @@ class OperatorProgress:
             process_ms=_longest(reports, "process_ms"),
             seal_ms=_longest(reports, "seal_ms"),
             write_ms=_longest(reports, "write_ms"),
+        )
+
+    def as_row(self) -> Sequence[object]:
+        """The same as a row of a table in a notebook."""
+        return (
+            self.uid,
+            self.rows_in,
+            self.rows_out,
+            self.late_rows,
+            self.keys,
+            bytes_shown(self.state_bytes),
+            self.rows_changed,
+            bytes_shown(self.checkpoint_bytes),
         )
 
     def as_spark(self) -> dict[str, Any]:
@@ -233,14 +241,20 @@ class EpochProgress:
         )
 
     def _repr_html_(self) -> str:
-        return progress_html(self)
+        facts = {
+            "epoch": str(self),
+            "evaluations": self.evaluations if self.evaluations > 1 else None,
+            "state": bytes_shown(self.state_bytes),
+            "checkpoint": bytes_shown(self.checkpoint_bytes),
+        }
+        return progress_panel(f"Epoch {self.epoch}", facts, self)
 
     def __str__(self) -> str:
         """One line for a log."""
         came = "a run" if self.run_key is None else f"run {self.run_key!r}"
         if self.batch_id is not None:
             came = f"batch {self.batch_id}"
-        elif self.run_key is not None and self.run_key.startswith(DRAIN_KEY):
+        elif drains_a_stream(self.run_key):
             came = "the end of the stream"
         parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
         if self.late_rows:
@@ -256,6 +270,18 @@ class EpochProgress:
             )
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
+
+
+def progress_panel(
+    heading: str, facts: Mapping[str, object], progress: EpochProgress | None
+) -> str:
+    """What a notebook shows of something that has computed epochs: facts, and the last one's rows.
+
+    Nothing is computed for it.
+    """
+    operators = () if progress is None else progress.operators
+    rows = [operator.as_row() for operator in operators]
+    return panel(heading, facts, _HEADS if rows else (), rows)
 
 
 def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProgress) -> None:
@@ -281,59 +307,3 @@ def _instant(time_ms: int) -> str:
     except OverflowError:
         return f"{time_ms} ms"
     return moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"
-
-
-@dataclass(frozen=True, repr=False)
-class EpochResult:
-    """The outcome of `Job.run_epoch`.
-
-    Attributes
-    ----------
-    epoch : int
-        The checkpoint's number of it.
-    run_key : str or None
-        As given.
-    rows : DataFrame or None
-        The published rows; None where the sink is not read.
-    already_done : bool
-        The run key was known, so that nothing was computed.
-    manifest : Manifest or None
-        None where it is not retained any more.
-    sink : Sink
-        Where the rows went.
-    """
-
-    epoch: int
-    run_key: str | None
-    rows: DataFrame | None
-    already_done: bool
-    manifest: Manifest | None
-    sink: Sink | None = None
-
-    @property
-    def dataframe(self) -> DataFrame:
-        """The published rows, read again from the output; cheap to make, evaluated when used.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The sink's rows are not read from here.
-        """
-        if self.rows is None:
-            raise InvalidArgumentError(
-                f"the rows of epoch {self.epoch} went to {self.sink!r}, and cannot be read from "
-                "here: the sink has no read, or has compacted them with others'"
-            )
-        return self.rows
-
-    def _repr_html_(self) -> str:
-        return result_html(self)
-
-    def __repr__(self) -> str:
-        shown = [f"epoch={self.epoch}", f"already_done={self.already_done}"]
-        if self.run_key is not None:
-            shown.insert(1, f"run_key={self.run_key!r}")
-        if self.manifest is not None:
-            shown.append(f"operators={[operator.uid for operator in self.manifest.operators]}")
-            shown.append(f"state_files={len(self.manifest.paths)}")
-        return f"EpochResult({', '.join(shown)})"

@@ -21,13 +21,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pystate.spark.failures import is_stop, stopped_its_query
 from pystate.spark.live import NoLine, ProgressLine
 from pystate.spark.observed import with_state
-from pystate.spark.shown import query_html
+from pystate.spark.progress import EpochProgress, progress_panel
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql.streaming.listener import StreamingQueryProgress
-
-    from pystate.spark.progress import EpochProgress
 
 __all__ = ["JobQuery", "Outcome"]
 
@@ -115,7 +113,14 @@ class JobQuery(StreamingQuery):
 
     def _repr_html_(self) -> str:
         epochs = self._outcome.epochs
-        return query_html(self, epochs[max(epochs)] if epochs else None)
+        progress = epochs[max(epochs)] if epochs else None
+        facts = {
+            "state": "active" if self.isActive else "ended",
+            "id": self.id,
+            "run": self.runId,
+            "last epoch": progress,
+        }
+        return progress_panel(f"Query {self.name or 'without a name'}", facts, progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
         """Wait until it has ended, as Spark's own handle does."""

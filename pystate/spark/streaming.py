@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pystate.coordinator.epoch import NO_END
 from pystate.errors import NoEventTimeError
-from pystate.spark.arguments import start_query
-from pystate.spark.draining import DrainingQuery, drain_key, no_rows
+from pystate.spark.drain_keys import drain_key
+from pystate.spark.draining import DrainingQuery, no_rows
 from pystate.spark.failures import QueryStopped
 from pystate.spark.observed import Observation
 from pystate.spark.offsets import read_offsets, spark_folder
@@ -93,7 +93,7 @@ class StreamRun:
                 return DrainingQuery(query, self._outcome, context, storage, self._drain)
             return JobQuery(query, self._outcome, context)
 
-        return start_query(stream, self._on_batch, spark_folder(storage), name, trigger, make)
+        return _start_query(stream, self._on_batch, spark_folder(storage), name, trigger, make)
 
     def _on_batch(self, frame: DataFrame, batch_id: int) -> None:
         context = self._session.sparkContext
@@ -133,3 +133,20 @@ class StreamRun:
         if run_key is not None:
             frame = no_rows(self._session, self._stream.schema)
             self._run(frame, self._session, run_key=run_key, drain=True)
+
+
+def _start_query(
+    stream: DataFrame,
+    on_batch: Callable[[DataFrame, int], None],
+    folder: str,
+    name: str | None,
+    trigger: Mapping[str, Any] | None,
+    make: Callable[[StreamingQuery], JobQuery],
+) -> JobQuery:
+    """Start a query over `foreachBatch` that keeps its positions in `folder`."""
+    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
+    if name is not None:
+        writer = writer.queryName(name)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return make(writer.start())

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
-from pystate.arguments import mapping
+from pystate.arguments import mapping, shown
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.arguments import checked_sink
 from pystate.spark.environment import local_uri
 from pystate.spark.sinks.folders import shared
 from pystate.spark.sinks.parquet import ParquetSink
-from pystate.spark.sinks.sink import Sink, Transaction, as_json, raise_failed
+from pystate.spark.sinks.sink import Sink, Transaction, as_json, check_sink, raise_failed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -251,7 +250,7 @@ def outputs_of(
 ) -> Outputs:
     """What a job is given as its outputs, checked."""
     folder = checkpoint_folder(storage)
-    checked_sink(sink)
+    _check_given(sink)
     if sink is None:
         if folder is None:
             raise InvalidArgumentError(
@@ -267,11 +266,31 @@ def outputs_of(
                 f"side_outputs[{tag!r}] is {side!r:.80}: give each tag a sink, for example "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}}"
             )
-        checked_sink(side, f"side_outputs[{tag!r}]")
+        _check_given(side, f"side_outputs[{tag!r}]")
     outputs = Outputs(sink, dict(tags), folder, session)
     for each in outputs.sinks():
         outputs._bound(each)
     return outputs
+
+
+def _check_given(sink: object, what: str = "sink") -> None:
+    """Refuse what is no sink; None stands for the default one."""
+    if sink is None or type(sink) is ParquetSink:
+        return
+    if isinstance(sink, Sink):
+        check_sink(sink, what)
+        return
+    hint = ""
+    if isinstance(sink, type):
+        hint = "; pass an object of it"
+    elif callable(getattr(sink, "commit", None)):
+        hint = "; derive its class from pystate.spark.Sink"
+    elif callable(sink):
+        hint = "; for a function of an epoch's rows write foreach_epoch(function)"
+    path = repr(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else "'/data/out'"
+    raise InvalidArgumentError(
+        f"{what} is a sink, for example ParquetSink({path}), not {shown(sink)}{hint}"
+    )
 
 
 def checkpoint_folder(storage: CheckpointStorage) -> str | None:
