@@ -57,7 +57,7 @@ from pystate.errors import (
     PystateError,
 )
 
-__all__ = ["AlreadyDone", "Coordinator", "EpochResult", "OvertakenError", "Position", "RangeReport"]
+__all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,7 @@ _LOG = logging.getLogger("pystate.coordinator.coordinator")
 _ORPHANS_EVERY = 64
 
 
-class EpochResult(NamedTuple):
+class RunOutcome(NamedTuple):
     """How `Coordinator.run` ended."""
 
     epoch: int
@@ -283,7 +283,7 @@ class Coordinator:
         restore: Restore | None = None,
         drain: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
-    ) -> EpochResult:
+    ) -> RunOutcome:
         """Open an epoch, evaluate it as often as it takes, publish it.
 
         Parameters
@@ -316,7 +316,7 @@ class Coordinator:
                 drain=drain,
             )
             if isinstance(opened, AlreadyDone):
-                return EpochResult(opened.epoch, opened.manifest, True, 0)
+                return RunOutcome(opened.epoch, opened.manifest, True, 0)
             with opened as epoch:
                 try:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
@@ -329,7 +329,7 @@ class Coordinator:
                         raise overtaken from error
                     _LOG.warning("%s; opening the next epoch", overtaken)
                     continue
-                return EpochResult(
+                return RunOutcome(
                     manifest.epoch, manifest, False, len(epoch.discarded_evaluations) + 1
                 )
         raise FencedError(

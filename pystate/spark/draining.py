@@ -27,7 +27,7 @@ from pyspark.errors import StreamingQueryException
 
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.spark.offsets import is_complete
-from pystate.spark.queries import JobQuery, Outcome
+from pystate.spark.queries import JobQuery, QueryOutcome
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -65,7 +65,7 @@ class DrainingQuery(JobQuery):
     def __init__(
         self,
         query: StreamingQuery,
-        outcome: Outcome,
+        outcome: QueryOutcome,
         context: SparkContext,
         storage: CheckpointStorage,
         drain: Callable[[], None],

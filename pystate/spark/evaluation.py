@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from pystate.spark.described import Description
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
+from pystate.spark.options import TableOptions
 from pystate.spark.reports import ReportBox
 from pystate.spark.schemas import KeySchema, parse_schema
 from pystate.spark.sinks.outputs import Outputs
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
     from pystate.state.declaration import State
 
-__all__ = ["Evaluation", "Split", "TableOptions"]
+__all__ = ["Evaluation", "Learned", "RddSplit"]
 
 _HINT = (
     "call localCheckpoint() on what the operator returns before the pipeline uses it, so that "
@@ -77,25 +78,22 @@ _OUR_BATCH_ROWS = "65536"
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """How the workers hold their tables."""
-
-    home: str = "shm"
-    """``"shm"``, ``"local"``, ``"heap"``, or a folder."""
-    limit_bytes: int = 0
-    lock_timeout_ms: int = 6000
-    term: int = 0
-    """The driver's."""
-    allow_pickle: bool = True
-
-
-@dataclass(frozen=True)
-class Split:
+class RddSplit:
     """How an RDD was split: its key, and what an element's event time is."""
 
     keys: KeySchema
     event_time: Callable[[Any], object] | None
     allowed_delay_ms: int | None
+
+
+@dataclass
+class Learned:
+    """What evaluations have found out about a job's operators, for those that come after them."""
+
+    materialised: set[str] = field(default_factory=set)
+    """The uids of those whose output is read more than once, or not to its end."""
+    timed: set[str] = field(default_factory=set)
+    """The uids of those that have event time."""
 
 
 class Evaluation:
@@ -117,13 +115,10 @@ class Evaluation:
         Number of ranges of each operator.
     outputs : Outputs
         Where the rows go.
-    materialised : set of str
-        The uids of operators whose output earlier evaluations found to be read more than once, or
-        not to its end; grows.
+    learned : Learned
+        What earlier evaluations have found out; grows.
     timeout_ms : int or None
         How long it may go without progress.
-    timed : set of str
-        The uids of operators that earlier evaluations found to have event time; grows.
     """
 
     def __init__(
@@ -135,9 +130,8 @@ class Evaluation:
         tables: TableOptions,
         parallelism: int,
         outputs: Outputs,
-        materialised: set[str],
+        learned: Learned,
         timeout_ms: int | None,
-        timed: set[str],
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -147,12 +141,12 @@ class Evaluation:
         self._tables = tables
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
-        self._splits: dict[str, Split] = {}
+        self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
-        self._once = OperatorOutputs(materialised)
+        self._once = OperatorOutputs(learned.materialised)
         self._timeout_ms = timeout_ms
-        self._timed = timed
+        self._timed = learned.timed
         self._executors: frozenset[str] = frozenset()
 
     def __enter__(self) -> Evaluation:
@@ -247,7 +241,7 @@ class Evaluation:
         columns: Sequence[tuple[str, TypeLike]],
         event_time: Callable[[Any], object] | None,
         allowed_delay_ms: int | None,
-    ) -> Split:
+    ) -> RddSplit:
         """Remember how an RDD was split for an operator that is declared later."""
         if uid in self._splits:
             raise DeclarationError(
@@ -257,10 +251,10 @@ class Evaluation:
         keys = tuple(
             (name, refuse_nested_key(parse_type(ddl, what), what).ddl) for name, ddl in columns
         )
-        split = self._splits[uid] = Split(keys, event_time, allowed_delay_ms)
+        split = self._splits[uid] = RddSplit(keys, event_time, allowed_delay_ms)
         return split
 
-    def noted_split(self, uid: str) -> Split:
+    def noted_split(self, uid: str) -> RddSplit:
         """Return what `note_split` was told."""
         if uid not in self._splits:
             raise InvalidArgumentError(

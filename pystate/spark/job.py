@@ -6,32 +6,21 @@ Thread safety: one epoch at a time; other threads wait for it.
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import checked_uid, flag, folder_path, integer, text
-from pystate.checkpoint.manifest import Manifest
+from pystate.arguments import checked_uid, flag, folder_path, integer
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import open_storage
 from pystate.coordinator.clock import MAX_STEP_MS
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch
-from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
-from pystate.functions.base import KeyedProcessFunction
+from pystate.errors import InvalidArgumentError, PystateError
 from pystate.inspection import read_all
-from pystate.operator.function_spec import PROCESS_LATE
 from pystate.spark.arguments import (
     checked_callback,
-    checked_count,
     checked_drain,
-    checked_home,
     checked_name,
     checked_pipeline,
     checked_restore,
@@ -39,49 +28,33 @@ from pystate.spark.arguments import (
     session_of,
 )
 from pystate.spark.drain_keys import checked_run_key
-from pystate.spark.environment import require_classic, use_this_python
-from pystate.spark.evaluation import Evaluation, TableOptions
-from pystate.spark.failures import is_retryable
+from pystate.spark.environment import require_classic
+from pystate.spark.epochs import EpochRunner
 from pystate.spark.heartbeat import with_heartbeat
-from pystate.spark.keyed import KeyedFrame
-from pystate.spark.live import NoLine, ProgressLine, Show, checked_show, progress_line, tasks_done
+from pystate.spark.live import Show, checked_show, progress_line
 from pystate.spark.observed import checked_observe
-from pystate.spark.progress import EpochProgress, notify, progress_panel
-from pystate.spark.queries import Outcome
-from pystate.spark.rdd import rdd_operator, split_rdd
-from pystate.spark.reports import ReportBox
+from pystate.spark.options import checked_options
+from pystate.spark.pipeline import Pipeline, PipelineContext
+from pystate.spark.progress import EpochProgress, progress_panel
+from pystate.spark.queries import QueryOutcome
 from pystate.spark.requirements import require_pandas
 from pystate.spark.result import EpochResult
-from pystate.spark.routing import Routed
-from pystate.spark.running import (
-    evaluating,
-    for_job,
-    note_query,
-    require_unused,
-    running_here,
-    stop_query,
-)
-from pystate.spark.sinks.commits import Commits
-from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder, outputs_of
+from pystate.spark.running import note_query, require_unused, stop_query
+from pystate.spark.sinks.outputs import outputs_of
 from pystate.spark.sinks.sink import Sink
-from pystate.spark.state_source import register_state_source
 from pystate.spark.streaming import StreamRun
-from pystate.types.durations import Duration, milliseconds
-from pystate.types.state_type import TypeLike
+from pystate.types.durations import Duration
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
 __all__ = ["Job"]
 
-#: From one epoch's input, and the job if it asks for it, to its output.
-Pipeline = Callable[[Any], Any] | Callable[[Any, Any], Any]
 
-
-class Job:
+class Job(PipelineContext):
     """A stateful job: its name, its checkpoint, and how it is split.
 
     Parameters
@@ -172,37 +145,26 @@ class Job:
         allow_pickle: bool = True,
         replace: bool = False,
     ) -> None:
-        self.name = text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
-        owner = f"job {name!r}"
-        self._max_parallelism = checked_count(max_parallelism, f"{owner}: max_parallelism")
-        self._parallelism = checked_count(parallelism, f"{owner}: parallelism")
-        self._retained = integer(retained, f"{owner}: retained", least=1)
-        self._allow_unclaimed_state = flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
-        self._max_evaluations = integer(max_evaluations, f"{owner}: max_evaluations", least=1)
-        self._max_clock_step_ms = milliseconds(max_clock_step, f"{owner}: max_clock_step", least=1)
-        self._allow_time_back = flag(allow_time_back, f"{owner}: allow_time_back")
-        self._timeout_ms = (
-            None
-            if epoch_timeout is None
-            else milliseconds(epoch_timeout, f"{owner}: epoch_timeout", least=1)
+        options = checked_options(
+            name,
+            max_parallelism=max_parallelism,
+            parallelism=parallelism,
+            retained=retained,
+            allow_unclaimed_state=allow_unclaimed_state,
+            memory_limit_bytes=memory_limit_bytes,
+            shared_tables=shared_tables,
+            table_home=table_home,
+            max_evaluations=max_evaluations,
+            max_clock_step=max_clock_step,
+            allow_time_back=allow_time_back,
+            epoch_timeout=epoch_timeout,
+            allow_pickle=allow_pickle,
         )
-        self._tables = TableOptions(
-            checked_home(table_home, flag(shared_tables, f"{owner}: shared_tables"), owner),
-            integer(memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
-            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
-        )
-        self._storage = open_storage(folder_path(checkpoint, f"{owner}: checkpoint"))
-        self._commits = Commits(checkpoint_folder(self._storage))
-        self._coordinator: Coordinator | None = None
-        self._box: ReportBox | None = None
-        self._lock = threading.Lock()
-        self._evaluation: Evaluation | None = None
-        self._materialised: set[str] = set()
-        self._timed: set[str] = set()
-        self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
-        self._replace = flag(replace, f"{owner}: replace")
-        self._outcome = Outcome()
-        self._progress: EpochProgress | None = None
+        self._storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
+        super().__init__(name, self._storage.uri)
+        self._epochs = EpochRunner(self, self._storage, options)
+        self._outcome = QueryOutcome()
+        self._replace = flag(replace, f"job {name!r}: replace")
         if self._replace:
             stop_query(self.checkpoint)
 
@@ -224,11 +186,6 @@ class Job:
         return progress_panel(f"Job {self.name}", facts, progress)
 
     @property
-    def checkpoint(self) -> str:
-        """The checkpoint's folder."""
-        return self._storage.uri
-
-    @property
     def failure(self) -> BaseException | None:
         """What made the streaming query fail that was started last, with its own type and message.
 
@@ -240,130 +197,7 @@ class Job:
     @property
     def last_progress(self) -> EpochProgress | None:
         """The last epoch that this job has computed."""
-        return self._progress
-
-    # ---- inside a pipeline ---------------------------------------------------------------------
-
-    def key_by(
-        self,
-        df: DataFrame,
-        *columns: str,
-        uid: str | None = None,
-        order_by: str | Column | Sequence[str | Column] | None = None,
-        event_time: str | None = None,
-        allowed_delay: Duration | None = None,
-    ) -> KeyedFrame:
-        """Split one epoch's rows by key, for a stateful operator.
-
-        Parameters
-        ----------
-        df : DataFrame
-            The rows; inside a pipeline only.
-        *columns : str
-            The key columns, found as `DataFrame.select` finds them: in any case, unless
-            ``spark.sql.caseSensitive`` says otherwise; with backticks; or fields inside of structs,
-            ``"user.id"``, which become columns of their own. Null is an ordinary key. A struct may
-            be one: a function sees it as a row, ``key.id``. It counts by its fields, so that a
-            struct that is null and one of nulls are one key.
-        uid : str
-            Names the operator in checkpoints. Required: it is how a later run, with other code
-            around it, finds the operator's state again.
-        order_by : str, Column or a sequence of them, optional
-            Sort each key's rows within the epoch. Without it their order is not promised, because
-            Spark's shuffle gives none. `aggregate` sorts only for sums and means that rounding
-            makes depend on the order.
-        event_time : str, optional
-            The column that says when a row's event happened: a timestamp, a timestamp_ntz (taken
-            for UTC), a date, or a long with milliseconds since 1970. It makes a watermark.
-        allowed_delay : str, timedelta or int, optional
-            How much later than the newest event a row may come: ``"10 minutes"``, a timedelta, or
-            milliseconds; 0 by default. The watermark of an epoch is the largest event time of all
-            epochs before it minus this, and the smallest of that where several operators have
-            event time; none before each has seen one. An operator whose rows all come from another
-            one's timers, which wait for the watermark, must therefore have no event time.
-
-        Returns
-        -------
-        KeyedFrame
-            Put `process` or `aggregate` on it.
-        """
-        evaluation = self._current("key_by")
-        require_classic(df)
-        require_pandas("key_by")
-        name = checked_uid(uid)
-        return KeyedFrame(evaluation, df, columns, name, order_by, event_time, allowed_delay)
-
-    def partition_by(
-        self,
-        rdd: RDD[Any],
-        key: Callable[[Any], Any],
-        *,
-        key_type: TypeLike | Sequence[TypeLike],
-        uid: str | None = None,
-        event_time: Callable[[Any], object] | None = None,
-        allowed_delay: Duration | None = None,
-    ) -> RDD[Routed]:
-        """Split an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
-
-        Parameters
-        ----------
-        rdd : RDD
-            The elements; inside a pipeline only.
-        key : callable
-            The key of an element; a tuple for a key of several parts.
-        key_type : type or sequence of types
-            The type of the key, or of each of its parts: DDL, or a type of pyarrow or pyspark.
-        uid : str
-            Names the operator in checkpoints; `partitions` takes the same.
-        event_time : callable, optional
-            When an element's event happened: a datetime with a time zone, a date (its midnight in
-            UTC), milliseconds since 1970, or None. It makes a watermark, as in `key_by`.
-        allowed_delay : str, timedelta or int, optional
-            How much later than the newest event an element may come; 0 by default.
-
-        Returns
-        -------
-        RDD
-            One partition per key-group range; its elements are for `partitions` alone.
-        """
-        evaluation = self._current("partition_by")
-        name = checked_uid(uid)
-        return split_rdd(evaluation, rdd, key, key_type, name, event_time, allowed_delay)
-
-    def partitions(
-        self,
-        function: KeyedProcessFunction,
-        *,
-        uid: str | None = None,
-        schema: str | StructType | None = None,
-        side_outputs: Mapping[str, str | StructType] | None = None,
-        late: Literal["process", "drop"] | str = PROCESS_LATE,
-    ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
-        """Make a stateful function fit ``rdd.mapPartitions``.
-
-        Parameters
-        ----------
-        function : KeyedProcessFunction
-            Sees each element of the RDD that `partition_by` was given, as ``row``.
-        uid : str
-            As given to `partition_by`.
-        schema : str or StructType, optional
-            Check what the function yields against these columns.
-        side_outputs : mapping from tag to str or StructType, optional
-            The columns of what it emits with ``ctx.output(tag, row)``, as in `KeyedFrame.process`.
-        late : {"process", "drop"} or str
-            What becomes of elements whose event time is below the watermark, as in
-            `KeyedFrame.process`. A tag is one of `side_outputs`: the elements must then be rows,
-            tuples, lists or dicts with a value for each of its columns.
-
-        Returns
-        -------
-        callable
-            From a partition of `partition_by`'s result to what the function yields.
-        """
-        evaluation = self._current("partitions")
-        name = checked_uid(uid)
-        return rdd_operator(evaluation, function, name, schema, side_outputs, late)
+        return self._epochs.progress
 
     # ---- epochs --------------------------------------------------------------------------------
 
@@ -462,12 +296,12 @@ class Job:
             stop_query(self.checkpoint)
         require_unused(self, but_for_own=False)
         session = stream.sparkSession
-        self._prepare(session)
+        self._epochs.prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = outputs_of(self._storage, sink, side_outputs, session)
-        outcome = self._outcome = Outcome()
+        outcome = self._outcome = QueryOutcome()
         outcome.line = progress_line(progress, self.name)
-        stream_run = StreamRun(self, stream, pipeline, outputs, on_epoch, restore, outcome)
+        stream_run = StreamRun(self._epochs, stream, pipeline, outputs, on_epoch, restore, outcome)
         query = stream_run.start(query_name, trigger, drain=drain, observe=observe)
         note_query(self, query)
         return query
@@ -531,13 +365,14 @@ class Job:
         flag(drain, "drain")
         checked_callback(on_epoch, "on_epoch")
         checked_show(progress)
-        self._prepare(session)
+        self._epochs.prepare(session)
         outputs = outputs_of(self._storage, sink, side_outputs, session)
         with closing(progress_line(progress, self.name)) as line:
             position = {"run_key": run_key, "drain": drain}
-            number, manifest, done = self._run(
+            outcome = self._epochs.run(
                 data, session, pipeline, outputs, on_epoch, line, schema=schema, **position
             )
+        number, manifest, done = outcome.epoch, outcome.manifest, outcome.already_done
         if done and manifest is not None and manifest.sinks:
             outputs.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
         rows = outputs.read(number)
@@ -591,146 +426,17 @@ class Job:
         require_unused(self, but_for_own=False)
         if self.latest_epoch() is None:
             raise InvalidArgumentError(f"abandon_output: {self.checkpoint} has no epoch")
-        if self._coordinator is not None:
-            return self._coordinator.give_up_output(number, self._commits.give_up)
-        with self._open(self._parallelism or 1) as coordinator:
-            return coordinator.give_up_output(number, self._commits.give_up)
+        return self._epochs.give_up_output(number)
 
     def close(self) -> None:
         """Wait for maintenance to end, and give up what the job has in the memory of hosts.
 
         A job that is used again opens its checkpoint again.
         """
-        with self._lock:
-            coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
-            coordinator.close()
+        self._epochs.close()
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- within --------------------------------------------------------------------------------
-
-    def _prepare(self, session: SparkSession) -> Coordinator:
-        context = session.sparkContext
-        use_this_python(context)
-        register_state_source(session)
-        with self._lock:
-            if self._box is None or self._box.context is not context:
-                self._box = ReportBox(context)
-            if self._coordinator is None:
-                self._coordinator = self._open(self._parallelism or context.defaultParallelism)
-            return self._coordinator
-
-    def _open(self, parallelism: int) -> Coordinator:
-        return Coordinator(
-            self._storage,
-            job=self.name,
-            parallelism=parallelism,
-            max_parallelism=self._max_parallelism,
-            retained=self._retained,
-            commit_sinks=self._commits,
-            allow_unclaimed_state=self._allow_unclaimed_state,
-            max_evaluations=self._max_evaluations,
-            max_clock_step_ms=self._max_clock_step_ms,
-            allow_time_back=self._allow_time_back,
-        )
-
-    def _current(self, method: str) -> Evaluation:
-        here = running_here()
-        if here is not None:
-            job, evaluation = here
-            if job.checkpoint != self.checkpoint:
-                raise CheckpointError(
-                    f"{method} of job {self.name!r}, on checkpoint {self.checkpoint}, is called in "
-                    f"an epoch of job {job.name!r}, on {job.checkpoint}: call it on the job that "
-                    "the pipeline is given, def pipeline(df, job)"
-                )
-            return evaluation
-        # A thread that the pipeline has started.
-        evaluation_of_own = self._evaluation
-        if evaluation_of_own is None:
-            raise CheckpointError(
-                f"{method} works inside a pipeline only, that is in the function given to start "
-                "or run_epoch, which opens the epoch that the state belongs to"
-            )
-        return evaluation_of_own
-
-    def _run(
-        self,
-        data: Any,
-        session: SparkSession,
-        pipeline: Pipeline,
-        outputs: Outputs,
-        on_epoch: Callable[[EpochProgress], None] | None,
-        line: ProgressLine | NoLine,
-        *,
-        schema: Any = None,
-        **position: Any,
-    ) -> tuple[int, Manifest | None, bool]:
-        coordinator = self._prepare(session)
-        began = time.perf_counter()
-        box = self._box
-        assert box is not None
-        epochs: list[Epoch] = []
-
-        def evaluate(epoch: Epoch) -> Sequence[Any]:
-            evaluation = Evaluation(
-                epoch,
-                session,
-                box,
-                self._storage,
-                replace(self._tables, term=coordinator.term),
-                coordinator.parallelism,
-                outputs,
-                self._materialised,
-                self._timeout_ms,
-                self._timed,
-            )
-            epochs[:] = [epoch]
-            line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
-            try:
-                begin_outputs(outputs, coordinator, epoch)
-                with self._evaluating(evaluation):
-                    transactions = evaluation.run(data, for_job(pipeline, self), schema)
-                # Reports that are missing or repeated discard what was staged, too.
-                epoch.collect()
-                self._commits.check(transactions, epoch.number)
-                return transactions
-            except BaseException:
-                outputs.abort(epoch.number, epoch.evaluation_id)
-                raise
-
-        outputs = replace(outputs, session=session)
-        try:
-            with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
-                result = coordinator.run(evaluate, retryable=is_retryable, **position)
-        finally:
-            line.idle()
-        if not result.already_done:
-            assert result.manifest is not None
-            progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
-            line.end(progress)
-            notify(on_epoch, progress)
-        return result.epoch, result.manifest, result.already_done
-
-    @contextmanager
-    def _evaluating(self, evaluation: Evaluation) -> Iterator[None]:
-        self._evaluation = evaluation
-        try:
-            with evaluation, evaluating(self, evaluation):
-                yield
-        finally:
-            self._evaluation = None
-
-    def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
-        for report in epoch.reports:
-            if "keys" in report.metrics:
-                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
-                self._sizes[report.uid, report.index] = size
-        mark, reports = manifest.watermark_ms, epoch.reports
-        self._progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
-        return self._progress

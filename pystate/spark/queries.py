@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-__all__ = ["JobQuery", "Outcome"]
+__all__ = ["JobQuery", "QueryOutcome"]
 
 _LOG = logging.getLogger("pystate.spark.queries")
 #: What tells of jobs and tasks that are cancelled with their query.
@@ -48,7 +48,7 @@ _EPOCHS = 100
 _LONGEST_S = 60.0
 
 
-class Outcome:
+class QueryOutcome:
     """What ended a query, as far as the code within it can tell.
 
     It is there before the query, which may fail before anybody has its handle.
@@ -99,13 +99,13 @@ class JobQuery(StreamingQuery):
     ----------
     query : StreamingQuery
         What Spark returned.
-    outcome : Outcome
+    outcome : QueryOutcome
         Of the query.
     context : SparkContext
         Where it runs.
     """
 
-    def __init__(self, query: StreamingQuery, outcome: Outcome, context: SparkContext) -> None:
+    def __init__(self, query: StreamingQuery, outcome: QueryOutcome, context: SparkContext) -> None:
         super().__init__(query._jsq)
         self._outcome = outcome
         self._context = context

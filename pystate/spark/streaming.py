@@ -13,18 +13,19 @@ from pystate.coordinator.epoch import NO_END
 from pystate.errors import NoEventTimeError
 from pystate.spark.drain_keys import drain_key
 from pystate.spark.draining import DrainingQuery, no_rows
+from pystate.spark.epochs import EpochRunner
 from pystate.spark.failures import QueryStopped
 from pystate.spark.observed import Observation
 from pystate.spark.offsets import read_offsets, spark_folder
-from pystate.spark.queries import JobQuery, Outcome
+from pystate.spark.pipeline import Pipeline
+from pystate.spark.progress import EpochProgress
+from pystate.spark.queries import JobQuery, QueryOutcome
+from pystate.spark.sinks.outputs import Outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pystate.spark.job import Job, Pipeline
-    from pystate.spark.progress import EpochProgress
-    from pystate.spark.sinks.outputs import Outputs
 
 __all__ = ["StreamRun"]
 
@@ -34,29 +35,29 @@ class StreamRun:
 
     Parameters
     ----------
-    job : Job
-        Whose epochs they are.
+    epochs : EpochRunner
+        Runs them.
     stream : DataFrame
         The streaming DataFrame.
     pipeline, on_epoch, restore
         As `Job.start` has them.
     outputs : Outputs
         Where the rows go.
-    outcome : Outcome
+    outcome : QueryOutcome
         Of the query.
     """
 
     def __init__(
         self,
-        job: Job,
+        epochs: EpochRunner,
         stream: DataFrame,
         pipeline: Pipeline,
         outputs: Outputs,
         on_epoch: Callable[[EpochProgress], None] | None,
         restore: Literal["latest"] | None,
-        outcome: Outcome,
+        outcome: QueryOutcome,
     ) -> None:
-        self._job = job
+        self._storage = epochs.storage
         self._stream = stream
         self._session = stream.sparkSession
         self._restore = restore
@@ -65,7 +66,7 @@ class StreamRun:
         self._observation: Observation | None = None
         self._drains = self._has_no_end = False
         self._run = partial(
-            job._run,
+            epochs.run,
             pipeline=pipeline,
             outputs=outputs,
             on_epoch=self._note,
@@ -86,7 +87,7 @@ class StreamRun:
         if observe is not None:
             self._observation = Observation(observe, self._session)
             stream = self._observation.of(stream)
-        context, storage = self._session.sparkContext, self._job._storage
+        context, storage = self._session.sparkContext, self._storage
 
         def make(query: StreamingQuery) -> JobQuery:
             if drain:
@@ -98,7 +99,7 @@ class StreamRun:
     def _on_batch(self, frame: DataFrame, batch_id: int) -> None:
         context = self._session.sparkContext
         try:
-            offsets = read_offsets(self._job._storage, batch_id)
+            offsets = read_offsets(self._storage, batch_id)
             self._run(
                 frame,
                 frame.sparkSession,
@@ -129,7 +130,7 @@ class StreamRun:
             self._on_epoch(progress)
 
     def _drain(self) -> None:
-        run_key = drain_key(self._job._storage)
+        run_key = drain_key(self._storage)
         if run_key is not None:
             frame = no_rows(self._session, self._stream.schema)
             self._run(frame, self._session, run_key=run_key, drain=True)

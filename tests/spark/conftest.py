@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,13 @@ def state_of(job: Job, uid: str) -> dict[Any, Any]:
     for key, *values in zip(*(c.to_pylist() for c in job.read_state(uid).columns), strict=True):
         state[key] = values[0] if len(values) == 1 else tuple(values)
     return state
+
+
+def set_lock_timeout(job: Job, timeout_ms: int) -> None:
+    """Let a job's tasks wait for a table's lock for as long as that."""
+    options = job._epochs.options
+    tables = replace(options.tables, lock_timeout_ms=timeout_ms)
+    job._epochs.options = replace(options, tables=tables)
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:

@@ -294,7 +294,7 @@ def test_a_batch_that_was_published_is_not_computed_again(
     job = make_job()
     # The epoch is published and its output committed, but Spark never hears of it.
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.job.notify", crash)
+        patch.setattr("pystate.spark.epochs.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(job, source).awaitTermination()
     assert isinstance(job.failure, CrashError)
@@ -332,7 +332,7 @@ def test_other_offsets_under_a_published_batch_are_refused(
 ) -> None:
     source.add("a,1")
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.job.notify", crash)
+        patch.setattr("pystate.spark.epochs.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(make_job(), source).awaitTermination()
     offsets = tmp_path / "checkpoint" / "spark" / "offsets"

@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from pystate.checkpoint import begin_marks as marks
 from pystate.errors import EvaluationError
 from pystate.spark import EpochProgress, ParquetSink
 
-from .conftest import Source, rows_of, state_of, wait_for
+from .conftest import Source, rows_of, set_lock_timeout, state_of, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -161,7 +160,7 @@ def test_the_loser_seals_after_the_winner(
     sink = ParquetSink(tmp_path / "out")
     source.add("a,1", "b,1")
     job = make_job(parallelism=1)
-    job._tables = replace(job._tables, lock_timeout_ms=300)
+    set_lock_timeout(job, 300)
     now = {"availableNow": True}
     job.start(
         source.stream(), lambda df: keyed(job, df, Marking()), sink=sink, trigger=now

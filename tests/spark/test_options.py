@@ -44,7 +44,7 @@ def test_pickled_states_are_refused_where_the_job_says_so(
             split = job.partition_by(rdd, int, key_type="long", uid="objects")
             return split.mapPartitions(job.partitions(Remembering(), uid="objects"))
 
-        if job._tables.allow_pickle:
+        if job._epochs.options.tables.allow_pickle:
             assert job.run_epoch(df, frames).epoch == 1
             continue
         for data, pipeline in ((df, frames), (spark.sparkContext.range(3), elements)):

@@ -121,12 +121,12 @@ def test_a_late_word_of_an_old_query_is_not_the_new_ones(
 
     outcomes: list[Any] = []
 
-    class Outcome(module.Outcome):
+    class Outcome(module.QueryOutcome):
         def __init__(self) -> None:
             super().__init__()
             outcomes.append(self)
 
-    monkeypatch.setattr(module, "Outcome", Outcome)
+    monkeypatch.setattr(module, "QueryOutcome", Outcome)
     job = make_job()
     source.add("a,1")
     for _ in range(2):

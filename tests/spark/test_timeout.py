@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import pytest
 import pystate as ps
 from pystate.errors import EvaluationError, InvalidArgumentError
 
-from .conftest import rows_of, state_of, wait_for
+from .conftest import rows_of, set_lock_timeout, state_of, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +65,7 @@ def run(
 ) -> Iterator[Callable[[int], tuple[Job, EpochResult]]]:
     """Run an epoch whose function hangs in so many evaluations."""
     job = make_job(epoch_timeout="2 hours")
-    job._tables = replace(job._tables, lock_timeout_ms=300)
+    set_lock_timeout(job, 300)
 
     def run_epoch(hanging: int) -> tuple[Job, EpochResult]:
         epoch = Epoch(tmp_path, job, hanging)

@@ -58,8 +58,8 @@ def run(spark: SparkSession, job: Job, *rows: tuple[str, int]) -> list[tuple[Any
 
 
 def next_timers(job: Job) -> list[int | None]:
-    assert job._coordinator is not None and job._coordinator.head is not None
-    operator = job._coordinator.head.operator("alarms")
+    assert job._epochs.coordinator is not None and job._epochs.coordinator.head is not None
+    operator = job._epochs.coordinator.head.operator("alarms")
     assert operator is not None
     return [state.next_event_timer_ms for state in operator.ranges]
 

@@ -62,7 +62,7 @@ def test_a_job_shows_where_it_stands(tmp_path: Path) -> None:
     job = Job(EVIL, checkpoint=tmp_path / "checkpoint")
     html = checked(job._repr_html_())
     assert f"checkpoint</th><td>{job.checkpoint}</td>" in html and "epoch</th><td>none" in html
-    job._progress = progress(epoch=3)
+    job._epochs.progress = progress(epoch=3)
     job._outcome._error = ValueError(EVIL)
     checked(job._repr_html_(), 4)
     (tmp_path / "checkpoint" / "manifests").mkdir(parents=True)

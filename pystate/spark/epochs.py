@@ -1,0 +1,192 @@
+"""A job's epochs on the driver: the pipeline evaluated, the epoch published, its output committed.
+
+Thread safety: one epoch at a time; other threads wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.coordinator import Coordinator, RunOutcome
+from pystate.coordinator.epoch import Epoch
+from pystate.spark.environment import use_this_python
+from pystate.spark.evaluation import Evaluation, Learned
+from pystate.spark.failures import is_retryable
+from pystate.spark.live import NoLine, ProgressLine, tasks_done
+from pystate.spark.options import JobOptions
+from pystate.spark.pipeline import Pipeline, PipelineContext, evaluating, for_job
+from pystate.spark.progress import EpochProgress, notify
+from pystate.spark.reports import ReportBox
+from pystate.spark.sinks.commits import Commits
+from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
+from pystate.spark.state_source import register_state_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["EpochRunner"]
+
+
+class EpochRunner:
+    """Runs the epochs of a job, those of its streams and those of its runs alike.
+
+    Parameters
+    ----------
+    job : PipelineContext
+        What pipelines are given.
+    storage : CheckpointStorage
+        The job's checkpoint.
+    options : JobOptions
+        The job's.
+    """
+
+    def __init__(
+        self, job: PipelineContext, storage: CheckpointStorage, options: JobOptions
+    ) -> None:
+        self.storage = storage
+        self.options = options
+        #: Of the last epoch that was computed.
+        self.progress: EpochProgress | None = None
+        self.coordinator: Coordinator | None = None
+        self._job = job
+        self._commits = Commits(checkpoint_folder(storage))
+        self._box: ReportBox | None = None
+        self._lock = threading.Lock()
+        self._learned = Learned()
+        self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def prepare(self, session: SparkSession) -> Coordinator:
+        """Make a session fit for epochs, and open the checkpoint unless it is open."""
+        context = session.sparkContext
+        use_this_python(context)
+        register_state_source(session)
+        with self._lock:
+            if self._box is None or self._box.context is not context:
+                self._box = ReportBox(context)
+            if self.coordinator is None:
+                parallelism = self.options.parallelism or context.defaultParallelism
+                self.coordinator = self._open(parallelism)
+            return self.coordinator
+
+    def run(
+        self,
+        data: Any,
+        session: SparkSession,
+        pipeline: Pipeline,
+        outputs: Outputs,
+        on_epoch: Callable[[EpochProgress], None] | None,
+        line: ProgressLine | NoLine,
+        *,
+        schema: Any = None,
+        **position: Any,
+    ) -> RunOutcome:
+        """Run an epoch, unless it is known to have been published.
+
+        Parameters
+        ----------
+        data : DataFrame or RDD
+            The epoch's input.
+        session : SparkSession
+            Where it lives.
+        pipeline, on_epoch, schema
+            As `Job.run_epoch` has them.
+        outputs : Outputs
+            Where the rows go.
+        line : ProgressLine or NoLine
+            Shows how far the epoch is.
+        **position
+            Which epoch it is: parameters of `Coordinator.run`.
+        """
+        coordinator = self.prepare(session)
+        began = time.perf_counter()
+        outputs = replace(outputs, session=session)
+        epochs: list[Epoch] = []
+
+        def evaluate(epoch: Epoch) -> Sequence[Any]:
+            epochs[:] = [epoch]
+            evaluation = self._evaluation(epoch, session, coordinator, outputs)
+            line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
+            try:
+                begin_outputs(outputs, coordinator, epoch)
+                with evaluating(self._job, evaluation):
+                    transactions = evaluation.run(data, for_job(pipeline, self._job), schema)
+                # Reports that are missing or repeated discard what was staged, too.
+                epoch.collect()
+                self._commits.check(transactions, epoch.number)
+                return transactions
+            except BaseException:
+                outputs.abort(epoch.number, epoch.evaluation_id)
+                raise
+
+        try:
+            with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
+                result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        finally:
+            line.idle()
+        if not result.already_done:
+            assert result.manifest is not None
+            progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
+            line.end(progress)
+            notify(on_epoch, progress)
+        return result
+
+    def give_up_output(self, epoch: int) -> list[str]:
+        """Count the output of the newest epoch as committed; returns the sinks that miss it."""
+        if self.coordinator is not None:
+            return self.coordinator.give_up_output(epoch, self._commits.give_up)
+        with self._open(self.options.parallelism or 1) as coordinator:
+            return coordinator.give_up_output(epoch, self._commits.give_up)
+
+    def close(self) -> None:
+        """Wait for maintenance to end. Harmless if done before; the next epoch opens again."""
+        with self._lock:
+            coordinator, self.coordinator = self.coordinator, None
+        if coordinator is not None:
+            coordinator.close()
+
+    def _open(self, parallelism: int) -> Coordinator:
+        options = self.options
+        return Coordinator(
+            self.storage,
+            job=options.name,
+            parallelism=parallelism,
+            max_parallelism=options.max_parallelism,
+            retained=options.retained,
+            commit_sinks=self._commits,
+            allow_unclaimed_state=options.allow_unclaimed_state,
+            max_evaluations=options.max_evaluations,
+            max_clock_step_ms=options.max_clock_step_ms,
+            allow_time_back=options.allow_time_back,
+        )
+
+    def _evaluation(
+        self, epoch: Epoch, session: SparkSession, coordinator: Coordinator, outputs: Outputs
+    ) -> Evaluation:
+        assert self._box is not None
+        return Evaluation(
+            epoch,
+            session,
+            self._box,
+            self.storage,
+            replace(self.options.tables, term=coordinator.term),
+            coordinator.parallelism,
+            outputs,
+            self._learned,
+            self.options.epoch_timeout_ms,
+        )
+
+    def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
+        for report in epoch.reports:
+            if "keys" in report.metrics:
+                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
+                self._sizes[report.uid, report.index] = size
+        mark, reports = manifest.watermark_ms, epoch.reports
+        self.progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
+        return self.progress
