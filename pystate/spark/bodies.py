@@ -17,7 +17,7 @@ from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import FunctionRuntime
-from pystate.spark.worker import RangeTask
+from pystate.spark.range_task import RangeTask
 from pystate.state.key_batch import KeyBatch
 
 __all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]

@@ -41,12 +41,12 @@ from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
 from pystate.spark.options import TableOptions
+from pystate.spark.range_task import STAGING, OperatorPlan
 from pystate.spark.reports import ReportBox
 from pystate.spark.schemas import KeySchema, parse_schema
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.sink import Transaction
 from pystate.spark.watch import Watch
-from pystate.spark.worker import STAGING, OperatorPlan
 from pystate.state.registry import refuse_pickled
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 

@@ -33,6 +33,7 @@ from pystate.spark.arguments import (
     side_columns,
 )
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
+from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
 from pystate.spark.schemas import (
@@ -45,7 +46,7 @@ from pystate.spark.schemas import (
     parse_schema,
     refuse_reserved,
 )
-from pystate.spark.worker import ArrowOperator, Body, OperatorPlan, RangeTask
+from pystate.spark.worker import ArrowOperator, Body
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.types.ddl import quoted

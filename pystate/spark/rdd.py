@@ -27,9 +27,10 @@ from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_l
 from pystate.operator.output import RowsAsYielded
 from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
+from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.schemas import output_columns, parse_schema
-from pystate.spark.worker import Arrived, OperatorPlan, RangeTask, run_task
+from pystate.spark.worker import Arrived, run_task
 from pystate.types.durations import Duration
 from pystate.types.state_type import TypeLike, is_spark_type
 

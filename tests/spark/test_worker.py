@@ -23,7 +23,8 @@ from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
 from pystate.spark.bodies import FunctionBody
-from pystate.spark.worker import ArrowOperator, OperatorPlan, RangeTask
+from pystate.spark.range_task import OperatorPlan, RangeTask
+from pystate.spark.worker import ArrowOperator
 
 PARALLELISM = 2
 

@@ -1,0 +1,363 @@
+"""A range of an operator while one task works on it: its table, its side outputs, its report.
+
+Thread safety: a `RangeTask` belongs to its task's thread; the delta file is written by a thread of
+its own, which never outlives the task.
+
+Invariants
+----------
+1. The range comes from the marker row, never from the partition's number; two are an error, and so
+   is a key of another range.
+2. A range is begun (`pystate.checkpoint.begin_marks`) before its table is attached, and so before a
+   row leaves.
+3. A table that is released without having been sealed is rolled back, and files of side outputs
+   that no report names are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pystate.backend.keyed import Lineage
+from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, state_path
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.epoch import RangeReport, SideFile
+from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.shared_tables import Attachment, TableSpec, tables
+from pystate.spark.delta import DeltaWriter
+from pystate.spark.moving import executor_home, move_table
+from pystate.spark.routing import KeyRouter
+from pystate.spark.schemas import KeySchema
+from pystate.spark.side import SideFiles
+from pystate.upkeep import note_use, remove_outdated
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+    from pystate.backend.keyed import KeyedStateBackend
+    from pystate.state.declaration import State
+    from pystate.types.state_type import StateType
+
+__all__ = ["STAGING", "OperatorPlan", "RangeTask"]
+
+#: Spark's local property that names the evaluation whose output a job stages.
+STAGING = "pystate.staging"
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """What a task must know of its operator and epoch; pickled into the closure."""
+
+    uid: str
+    key_schema: KeySchema
+    states: Mapping[str, State[Any]]
+    ranges: Sequence[RangeState]
+    storage: CheckpointStorage
+    application: bytes
+    epoch: int
+    evaluation_id: str
+    query: int
+    max_parallelism: int
+    processing_time_ms: int
+    watermark_ms: int | None
+    event_time: bool
+    drain: bool
+    """Whether event time ends after the rows."""
+    watermarks: bool
+    """Whether this or another operator of the job has event time."""
+    timers: bool
+    namespace: StateType | None
+    side_folders: Mapping[str, str]
+    table_home: str
+    term: int
+    allow_unclaimed_state: bool
+    limit_bytes: int
+    lock_timeout_ms: int
+    reports: Accumulator[list[RangeReport]]
+    marks: BeginMarks
+
+    @property
+    def parallelism(self) -> int:
+        """Number of ranges."""
+        return len(self.ranges)
+
+    @property
+    def expires(self) -> bool:
+        """Whether a state has a time to live."""
+        return any(state.ttl is not None for state in self.states.values())
+
+    @property
+    def router(self) -> KeyRouter:
+        """Computes the range of keys."""
+        return KeyRouter(self.uid, self.key_schema, self.max_parallelism, self.parallelism)
+
+    def describe(self, index: int | None = None) -> str:
+        """Name the operator, and a range of it, in messages."""
+        name = f"operator {self.uid!r}, epoch {self.epoch}"
+        if index is None:
+            return name
+        state = self.ranges[index]
+        return f"{name}, range {index} (key groups {state.first_key_group}-{state.last_key_group})"
+
+
+class RangeTask:
+    """A range while one task works on it.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator.
+    """
+
+    def __init__(self, plan: OperatorPlan) -> None:
+        self.plan = plan
+        self.rows_in = 0
+        self.rows_out = 0
+        self.late_rows = 0
+        self.max_event_time_ms: int | None = None
+        self.metrics: dict[str, float | int | str] = {}
+        self._side: SideFiles | None = None
+        self._side_files: tuple[SideFile, ...] = ()
+        self._attachment: Attachment | None = None
+        self._spec: TableSpec | None = None
+        self._index: int | None = None
+        self._beginning: Beginning | None = None
+        self._marker: int | None = None
+
+    @property
+    def state(self) -> RangeState:
+        """The range's base: what the table stands at when the task begins."""
+        assert self._index is not None, "no range yet"
+        return self.plan.ranges[self._index]
+
+    @property
+    def backend(self) -> KeyedStateBackend:
+        """The attached table."""
+        assert self._attachment is not None, "not attached"
+        return self._attachment.backend
+
+    @property
+    def attached(self) -> bool:
+        """Whether the task has a table; one without rows and anything due never attaches."""
+        return self._attachment is not None
+
+    def announce(self, markers: Iterable[int]) -> None:
+        """Take the marker rows of a batch."""
+        for marker in markers:
+            if self._marker is not None:
+                raise EvaluationError(
+                    f"{self.plan.describe()}: one partition holds the markers of ranges "
+                    f"{self._marker} and {marker}: the rows of several ranges were put together "
+                    "between the shuffle and the operator"
+                )
+            self._marker = marker
+            self._claim(marker)
+
+    def attach(self, index: int) -> None:
+        """Take the range's table, standing at exactly its base."""
+        self._claim(index)
+        if self._attachment is None:
+            plan = self.plan
+            self._spec = TableSpec(
+                storage=plan.storage,
+                home=executor_home(plan.application, plan.table_home),
+                uid=plan.uid,
+                key=plan.key_schema,
+                states=plan.states,
+                max_parallelism=plan.max_parallelism,
+                limit_bytes=plan.limit_bytes,
+                lock_timeout_ms=plan.lock_timeout_ms,
+                allow_unclaimed_state=plan.allow_unclaimed_state,
+                namespace=plan.namespace,
+                timers=plan.timers,
+                query=plan.query,
+                go_on=self.go_on,
+            )
+            note_use(self._spec.home, plan.storage.local_path("job.json"), plan.term)
+            self._attachment = tables.attach(self._spec, self.state)
+            remove_outdated(self._spec, self.state, plan.parallelism)
+            self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
+            self.metrics["attached"] = self._attachment.how
+            self.metrics["rows_restored"] = self._attachment.rows
+
+    def _claim(self, index: int) -> None:
+        if self._index is None:
+            self._index = index
+            self._beginning = self.plan.marks.begin(_mark(self.plan.uid, index))
+        elif self._index != index:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition also holds rows or the marker "
+                f"of range {index}: rows were moved between the shuffle and the operator"
+            )
+
+    @property
+    def only_stages(self) -> bool:
+        """Whether all that comes of the task is staged by its evaluation, and by nobody else."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return context is not None and (
+            context.getLocalProperty(STAGING) == self.plan.evaluation_id
+        )
+
+    def go_on(self) -> None:
+        """Between two pieces of the input: give a sign of life, and end if nobody waits for it."""
+        if self._beginning is not None:
+            self._beginning.go_on()
+
+    def check_marker(self) -> None:
+        """Make sure, at the end of the input, that exactly one range announced itself."""
+        if self._marker is None:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition has no marker row, so its "
+                "input is not complete: rows were dropped between the shuffle and the operator"
+            )
+
+    @property
+    def due(self) -> bool:
+        """Whether the range has something to do without rows: a timer, or what may expire."""
+        plan, state = self.plan, self.state
+        if plan.expires and state.id != EMPTY_ID:
+            return True
+        return plan.timers and (
+            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else plan.watermark_ms)
+            or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
+        )
+
+    def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
+        """Add what some rows say: their largest event time, and how many of them are late."""
+        self.late_rows += late_rows
+        seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
+        self.max_event_time_ms = max(seen, default=None)
+
+    def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Write rows of a side output."""
+        if self._side is None:
+            self._side = SideFiles(self.plan.side_folders, self.state.index)
+        self._side.write(tag, rows)
+
+    def finish_side(self) -> None:
+        """Make the side outputs' files durable."""
+        if self._side is not None:
+            self._side_files = self._side.finish()
+
+    def seal(self) -> DeltaWriter | None:
+        """Seal the table; returns the thread that writes its delta, or None without a change."""
+        if self._attachment is None:
+            return None
+        if self.plan.expires:
+            self.backend.expire()
+        if not self.backend.dirty:
+            return None
+        plan, state = self.plan, self.state
+        attempt = uuid.uuid4()
+        stats = self.backend.stats()
+        self.metrics["rows_changed"] = stats.changed_rows
+        began = time.perf_counter_ns()
+        snapshot = self.backend.seal(
+            Lineage(attempt.bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
+        )
+        self.metrics["seal_ms"] = _ms_since(began)
+        path = state_path(
+            plan.uid,
+            state.first_key_group,
+            state.last_key_group,
+            plan.epoch,
+            attempt.hex,
+            "delta",
+        )
+        writer = DeltaWriter(plan.storage, path, snapshot)
+        writer.start()
+        return writer
+
+    def report(self, file: FileRef | None) -> None:
+        """Tell the driver: the last act of the task."""
+        plan, state = self.plan, self.state
+        timers = state.next_event_timer_ms, state.next_processing_timer_ms
+        if self._attachment is not None:
+            if plan.timers:
+                timers = self.backend.next_timer("event"), self.backend.next_timer("processing")
+            stats = self.backend.stats()
+            self.metrics["keys"] = stats.keys
+            self.metrics["state_bytes"] = stats.committed_bytes
+            self.release()
+        self.metrics.update(rows_in=self.rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        if plan.event_time:
+            self.metrics["late_rows"] = self.late_rows
+        plan.reports.add(
+            [
+                RangeReport(
+                    uid=plan.uid,
+                    index=state.index,
+                    evaluation_id=plan.evaluation_id,
+                    id=state.id if file is None else file.id,
+                    parent=state.id,
+                    file=file,
+                    max_event_time_ms=self.max_event_time_ms,
+                    next_event_timer_ms=timers[0],
+                    next_processing_timer_ms=timers[1],
+                    side_files=self._side_files,
+                    metrics=dict(self.metrics),
+                )
+            ]
+        )
+        self._side = None
+
+    def release(self) -> None:
+        """Give the table up, for the next task of any process. Harmless if done before.
+
+        What was not sealed is rolled back.
+        """
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.release()
+
+    def move_table(self, error: NoSpaceError) -> TableMovedError | None:
+        """Give up a table that has outgrown its file system; None where there is none."""
+        attachment, spec = self._attachment, self._spec
+        if attachment is None or spec is None:
+            return None
+        return move_table(attachment, spec, self.state, self.plan.describe(self._index), error)
+
+    def discard_side(self) -> None:
+        """Remove the side outputs' files unless they were reported."""
+        side, self._side = self._side, None
+        if side is not None:
+            side.discard()
+
+
+def _mark(uid: str, index: int) -> Mark:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    host, process = socket.gethostname(), os.getpid()
+    if context is None:
+        # Without Spark, in tests, every call is a stage of its own.
+        return Mark(uid, index, -1, index, 0, -1, host, process)
+    return Mark(
+        uid,
+        index,
+        context.stageId(),
+        context.partitionId(),
+        context.attemptNumber(),
+        context.taskAttemptId(),
+        host,
+        process,
+    )
+
+
+def _reached(time_ms: int | None, now_ms: int | None) -> bool:
+    return time_ms is not None and now_ms is not None and time_ms <= now_ms
+
+
+def _ms_since(began_ns: int) -> float:
+    return (time.perf_counter_ns() - began_ns) / 1e6
