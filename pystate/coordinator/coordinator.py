@@ -32,25 +32,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from pystate.checkpoint.job_file import JobFile, library, open_job
-from pystate.checkpoint.manifest import Manifest, OperatorState, QueryProgress
+from pystate.checkpoint.job_file import JobFile, open_job
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
-from pystate.checkpoint.parts import share
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.clock import MAX_STEP_MS, advance, warn
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.merges import BaseMerges, Maintenance, MergePolicy
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.position import AlreadyDone, Position, Restore, check_follows, find_done
+from pystate.coordinator.publishing import Publisher
 from pystate.coordinator.retention import collect_orphans, delete_files
 from pystate.coordinator.retries import evaluate_epoch
 from pystate.coordinator.rivals import OvertakenError, Rivals
 from pystate.coordinator.transactions import Settling
 from pystate.errors import (
-    AlreadyPublishedError,
     CheckpointError,
     FencedError,
     InvalidArgumentError,
@@ -144,7 +142,7 @@ class Coordinator:
             )
         self.storage = storage
         self.parallelism = parallelism
-        self._job = open_job(storage, job, parallelism, max_parallelism)
+        identity = open_job(storage, job, parallelism, max_parallelism)
         self._retained = retained
         self._allow_unclaimed_state = allow_unclaimed_state
         self._orphan_grace_ms = orphan_grace_ms
@@ -156,6 +154,7 @@ class Coordinator:
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
         self._rivals = Rivals(self._ownership, self._history)
+        self._publisher = Publisher(storage, identity, self._ownership, self._history, self._rivals)
         self._settling = Settling(self._history, self._ownership, commit_sinks)
         self._maintenance = Maintenance()
         self._merges = (
@@ -174,7 +173,7 @@ class Coordinator:
     @property
     def job(self) -> JobFile:
         """The checkpoint's identity."""
-        return self._job
+        return self._publisher.job
 
     @property
     def run_id(self) -> str:
@@ -247,7 +246,8 @@ class Coordinator:
             base = self._history.head
             check_follows(self.storage.uri, position, base, restore)
             self._opened_s = time.monotonic()
-            read_ms = _now_ms() if processing_time_ms is None else processing_time_ms
+            now_ms = time.time_ns() // 1_000_000
+            read_ms = now_ms if processing_time_ms is None else processing_time_ms
             time_ms, clock = advance(
                 base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
             )
@@ -259,7 +259,7 @@ class Coordinator:
                 position=position,
                 processing_time_ms=time_ms,
                 clock=clock,
-                job=self._job,
+                job=self.job,
                 parallelism=self.parallelism,
                 allow_unclaimed_state=self._allow_unclaimed_state,
                 publish=self._publish,
@@ -451,8 +451,7 @@ class Coordinator:
     # ---- publishing ------------------------------------------------------------------------
 
     def _publish(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
-        operators = epoch.collect()
-        self._check_visible(epoch)
+        operators = self._publisher.collect(epoch)
         if self._merges is not None:
             # A driver's first epoch may be its only one: it rather takes twice as long than leave
             # the merge beside it to the next driver, which would begin anew.
@@ -460,88 +459,15 @@ class Coordinator:
             patience_s = time.monotonic() - self._opened_s if first else 0.0
             self._merges.wait(operators, patience_s, first=first)
             operators = self._merges.adopt(operators)
-        use, part = share(
-            operators,
-            epoch.number,
-            uuid.uuid4().hex,
-            None if epoch.base is None else epoch.base.part,
-        )
-        manifest = replace(self._manifest(epoch, operators, sinks), part=use)
-        data = manifest.encode()
-        if use is not None and part is not None:
-            self.storage.publish(use.part.path, part)
-        self._ownership.check()
-        try:
-            self.storage.publish(manifest.path, data)
-        except AlreadyPublishedError as error:
-            self._rivals.check_winner(manifest, error)
-        self._history.check_published(manifest)
-        self._history.add(manifest)
+        manifest = self._publisher.publish(epoch, operators, sinks)
         self._has_published = True
         try:
-            self._note_operators(epoch)
+            self._publisher.note_operators(epoch)
             self._settling.settle(manifest)
             self._keep_house(manifest)
         finally:
             epoch.abort()  # ends it; what is published stays
         return manifest
-
-    def _manifest(
-        self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
-    ) -> Manifest:
-        base, position = epoch.base, epoch.position
-        queries = {progress.query_id: progress for progress in (base.queries if base else ())}
-        if position.query_id is not None:
-            assert position.batch_id is not None and position.offsets_hash is not None
-            queries[position.query_id] = QueryProgress(
-                position.query_id, position.batch_id, position.offsets_hash, epoch.number
-            )
-        return Manifest(
-            epoch=epoch.number,
-            predecessor=0 if base is None else base.epoch,
-            evaluation_id=epoch.evaluation_id,
-            run_id=self._ownership.run_id,
-            term=self._ownership.term,
-            host=self._ownership.host,
-            max_parallelism=self._job.max_parallelism,
-            processing_time_ms=epoch.processing_time_ms,
-            watermark_ms=epoch.next_watermark(operators),
-            created_ms=_now_ms(),
-            library=library(),
-            operators=operators,
-            query_id=position.query_id,
-            batch_id=position.batch_id,
-            offsets_hash=position.offsets_hash,
-            run_key=position.run_key,
-            queries=tuple(queries[query_id] for query_id in sorted(queries)),
-            sinks=tuple(sinks),
-            read_clock=epoch.clock,
-        )
-
-    def _check_visible(self, epoch: Epoch) -> None:
-        for report in epoch.reports:
-            if report.file is None:
-                continue
-            size = self.storage.size_bytes(report.file.path)
-            if size != report.file.file_bytes:
-                found = "is not there" if size is None else f"has {size} bytes"
-                raise CheckpointError(
-                    f"epoch {epoch.number}, operator {report.uid!r}, range {report.index}: the "
-                    f"worker wrote {report.file.path} with {report.file.file_bytes} bytes, but "
-                    f"for the driver it {found} in {self.storage.uri}: the checkpoint must be on "
-                    "a file system that all hosts share"
-                )
-
-    def _note_operators(self, epoch: Epoch) -> None:
-        """Add the epoch's operators to ``job.json``: never before the epoch counts."""
-        job = self._job.with_operators(epoch.entries())
-        if job is self._job:
-            return
-        try:
-            job.save(self.storage)
-            self._job = job
-        except (PystateError, OSError) as error:
-            _LOG.warning("epoch %d is published; updating job.json failed: %s", epoch.number, error)
 
     # ---- housekeeping ----------------------------------------------------------------------
 
@@ -570,7 +496,3 @@ class Coordinator:
             live=self._merges.live if self._merges is not None else frozenset,
             check_owner=self._ownership.check,
         )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

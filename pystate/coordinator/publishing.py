@@ -1,0 +1,166 @@
+"""Where an epoch begins to exist: its manifest is made and published.
+
+Thread safety: a `Publisher` has one user at a time (its coordinator's lock).
+
+Invariants
+----------
+1. A manifest is published after all that it names: the workers' files, which the driver has seen,
+   and the part of the list of operators that it shares with manifests before it.
+2. Only the owner of the checkpoint publishes. What an older one publishes all the same is found,
+   since both want the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pystate.checkpoint.job_file import JobFile, library
+from pystate.checkpoint.manifest import Manifest, OperatorState, QueryProgress
+from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.parts import share
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.ownership import Ownership
+from pystate.coordinator.rivals import Rivals
+from pystate.errors import AlreadyPublishedError, CheckpointError, PystateError
+
+__all__ = ["Publisher"]
+
+_LOG = logging.getLogger("pystate.coordinator.publishing")
+
+
+class Publisher:
+    """Publishes the epochs of one driver.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    job : JobFile
+        Its identity; grows by the operators of what is published.
+    ownership : Ownership
+        The driver's.
+    history : History
+        What is published; grows.
+    rivals : Rivals
+        Tells who has published an epoch before.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        job: JobFile,
+        ownership: Ownership,
+        history: History,
+        rivals: Rivals,
+    ) -> None:
+        self._storage = storage
+        self.job = job
+        self._ownership = ownership
+        self._history = history
+        self._rivals = rivals
+
+    def collect(self, epoch: Epoch) -> tuple[OperatorState, ...]:
+        """Return what an epoch's reports make of its operators.
+
+        Raises
+        ------
+        EvaluationError
+            A range has not reported, or more than once.
+        CheckpointError
+            The driver does not see a file as a worker has written it.
+        """
+        operators = epoch.collect()
+        self._check_visible(epoch)
+        return operators
+
+    def publish(
+        self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
+    ) -> Manifest:
+        """Publish an epoch of these operators and sink transactions.
+
+        Raises
+        ------
+        FencedError
+            Another driver owns the checkpoint, or has published the epoch.
+        """
+        use, part = share(
+            operators,
+            epoch.number,
+            uuid.uuid4().hex,
+            None if epoch.base is None else epoch.base.part,
+        )
+        manifest = replace(self._manifest(epoch, operators, sinks), part=use)
+        data = manifest.encode()
+        if use is not None and part is not None:
+            self._storage.publish(use.part.path, part)
+        self._ownership.check()
+        try:
+            self._storage.publish(manifest.path, data)
+        except AlreadyPublishedError as error:
+            self._rivals.check_winner(manifest, error)
+        self._history.check_published(manifest)
+        self._history.add(manifest)
+        return manifest
+
+    def note_operators(self, epoch: Epoch) -> None:
+        """Add the epoch's operators to ``job.json``: never before the epoch counts."""
+        job = self.job.with_operators(epoch.entries())
+        if job is self.job:
+            return
+        try:
+            job.save(self._storage)
+            self.job = job
+        except (PystateError, OSError) as error:
+            _LOG.warning("epoch %d is published; updating job.json failed: %s", epoch.number, error)
+
+    def _check_visible(self, epoch: Epoch) -> None:
+        for report in epoch.reports:
+            if report.file is None:
+                continue
+            size = self._storage.size_bytes(report.file.path)
+            if size != report.file.file_bytes:
+                found = "is not there" if size is None else f"has {size} bytes"
+                raise CheckpointError(
+                    f"epoch {epoch.number}, operator {report.uid!r}, range {report.index}: the "
+                    f"worker wrote {report.file.path} with {report.file.file_bytes} bytes, but "
+                    f"for the driver it {found} in {self._storage.uri}: the checkpoint must be on "
+                    "a file system that all hosts share"
+                )
+
+    def _manifest(
+        self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
+    ) -> Manifest:
+        base, position = epoch.base, epoch.position
+        queries = {progress.query_id: progress for progress in (base.queries if base else ())}
+        if position.query_id is not None:
+            assert position.batch_id is not None and position.offsets_hash is not None
+            queries[position.query_id] = QueryProgress(
+                position.query_id, position.batch_id, position.offsets_hash, epoch.number
+            )
+        return Manifest(
+            epoch=epoch.number,
+            predecessor=0 if base is None else base.epoch,
+            evaluation_id=epoch.evaluation_id,
+            run_id=self._ownership.run_id,
+            term=self._ownership.term,
+            host=self._ownership.host,
+            max_parallelism=self.job.max_parallelism,
+            processing_time_ms=epoch.processing_time_ms,
+            watermark_ms=epoch.next_watermark(operators),
+            created_ms=time.time_ns() // 1_000_000,
+            library=library(),
+            operators=operators,
+            query_id=position.query_id,
+            batch_id=position.batch_id,
+            offsets_hash=position.offsets_hash,
+            run_key=position.run_key,
+            queries=tuple(queries[query_id] for query_id in sorted(queries)),
+            sinks=tuple(sinks),
+            read_clock=epoch.clock,
+        )
