@@ -6,7 +6,7 @@ Thread safety: all objects belong to one harness.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -42,20 +42,25 @@ class Fault:
     ) -> None:
         self.left = {"rows": rows, "timers": timers}
         self.at = at
+        self.happened = False
 
     def count(self, what: str, number: int) -> None:
         """Pass rows or timers that are about to be handled."""
         left = self.left[what]
         if left is not None:
             if left <= 0:
-                raise InjectedFailureError
+                self._happen()
             self.left[what] = left - number
 
     def reach(self, point: Literal["seal", "publish"]) -> None:
         """Pass a point of the epoch."""
         used_up = any(left is not None and left <= 0 for left in self.left.values())
         if self.at == point or (point == "seal" and used_up):
-            raise InjectedFailureError
+            self._happen()
+
+    def _happen(self) -> NoReturn:
+        self.happened = True
+        raise InjectedFailureError
 
     def __str__(self) -> str:
         if self.at is not None:

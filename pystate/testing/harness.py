@@ -6,7 +6,7 @@ Thread safety: a `Harness` belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,16 +16,18 @@ import pyarrow as pa
 from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError, NoEventTimeError
-from pystate.functions.base import StatefulFunction, declarations, require_state
+from pystate.functions.base import StatefulFunction, declarations
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
-from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
+from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.state.registry import unknown_state
-from pystate.testing.faults import Fault, InjectedFailureError, rows_of
+from pystate.testing.clock import Clock
+from pystate.testing.faults import Fault, rows_of
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.local_operator import Attempt, Clock, Options, Trial, larger
-from pystate.testing.range_tables import Ranges
+from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
+from pystate.testing.range_tables import RangeTables
+from pystate.testing.snapshot import HarnessSnapshot
 from pystate.types.durations import Duration
 from pystate.types.durations import milliseconds as length_ms
 from pystate.types.keys import KeyColumns, KeyLike, parse_key
@@ -34,30 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Harness", "HarnessSnapshot"]
-
-
-@dataclass(frozen=True)
-class HarnessSnapshot:
-    """All state of a harness after an epoch, as files in memory; `Harness.restore` takes it.
-
-    It can be pickled, and read by later versions as checkpoints can.
-
-    Attributes
-    ----------
-    epoch : int
-        The last epoch in it.
-    """
-
-    epoch: int
-    _files: tuple[bytes, ...]
-    _key: KeyColumns | None
-    _columns: pa.Schema | None
-    _clock: Clock
-    _options: Options
-
-    def __repr__(self) -> str:
-        size = sum(map(len, self._files))
-        return f"<HarnessSnapshot of epoch {self.epoch}, {size} bytes>"
 
 
 class Harness:
@@ -154,7 +132,7 @@ class Harness:
             text(event_time, f"{owner}: event_time, the name of a column,")
         delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
         sides = parse_sides(side_outputs, owner)
-        options = Options(
+        options = OperatorOptions(
             key=(key,) if isinstance(key, str) else key,
             output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
             sides=sides,
@@ -174,30 +152,19 @@ class Harness:
     def _begin(
         self,
         function: StatefulFunction,
-        options: Options,
+        options: OperatorOptions,
         clock: Clock,
         rows: InputRows,
         parallelism: int,
     ) -> None:
-        options.check(function, rows.schema)
-        owner = f"operator {options.uid!r}"
-        require_state(function, owner)
-        integer(parallelism, f"{owner}: parallelism")
-        if not 1 <= parallelism <= options.max_parallelism:
-            raise InvalidArgumentError(
-                f"parallelism is 1 to max_parallelism ({options.max_parallelism}), "
-                f"not {parallelism}"
-            )
+        options.check(function, rows.schema, parallelism)
         self._function = function
         self._options = options
         self._clock = clock
         self._rows = rows
         self._parallelism = parallelism
-        self._trial: Trial | None = None
-        self._sides: dict[str, list[Any]] = {tag: [] for tag in options.sides}
-        tag = late_tag(options.late)
-        if tag is not None:
-            self._sides.setdefault(tag, [])
+        self._operator: LocalOperator | None = None
+        self._sides: dict[str, list[Any]] = {tag: [] for tag in options.tags}
         self._fault: Fault | None = None
         self.failures = 0
         self.output: list[Any] = []
@@ -228,18 +195,18 @@ class Harness:
         return self._process(rows)
 
     def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
-        known, trial = self._rows.columns, self._trial
+        known, operator = self._rows.columns, self._operator
         try:
             batch = self._rows.batch(rows)
-            if batch is not None and self._trial is None:
+            if batch is not None and self._operator is None:
                 self._make_ranges(key_of(batch.schema, self._options.key))
             return self._epoch(batch, self._clock, drain=drain)
         except BaseException:
             # An epoch that failed has said nothing about columns and the key either.
             self._rows.columns = known
-            if trial is None:
+            if operator is None:
                 self.close()
-                self._trial = None
+                self._operator = None
             raise
 
     def drain(self, rows: Any = ()) -> list[Any]:
@@ -283,9 +250,7 @@ class Harness:
         list
             What the function has yielded.
         """
-        clock, wanted = self._clock, milliseconds(to, "the watermark")
-        _not_backwards("watermark", clock.watermark, wanted)
-        return self._epoch(None, replace(clock, watermark=wanted))
+        return self._epoch(None, self._clock.with_watermark(to))
 
     def advance_processing_time(self, to: int | datetime | timedelta) -> list[Any]:
         """Move the processing time, and run an epoch without rows: its timers fire.
@@ -300,31 +265,23 @@ class Harness:
         list
             What the function has yielded.
         """
-        before = self._clock.processing_time
-        if isinstance(to, timedelta):
-            wanted = before + length_ms(to, "the processing time's step")
-        else:
-            wanted = milliseconds(to, "the processing time")
-        _not_backwards("processing time", before, wanted)
-        return self._epoch(None, replace(self._clock, processing_time=wanted))
+        return self._epoch(None, self._clock.with_processing_time(to))
 
     def _epoch(
         self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
     ) -> list[Any]:
         clock = replace(clock, epoch=clock.epoch + 1)
-        attempt, columns = Attempt(replace(clock), drain=drain), self._rows.schema
-        if self._trial is not None:
+        attempt = Attempt(clock, drain=drain)
+        if self._operator is not None:
+            columns, fault = self._rows.schema, self._fault
             try:
-                self._trial.run(rows, columns, attempt, self._fault)
-            except InjectedFailureError:
-                self._fault = None
-                self.failures += 1
-                failed, attempt = attempt, Attempt(replace(clock), drain=drain)
-                self._trial.run(rows, columns, attempt, None, failed)
-        clock = self._clock = attempt.clock
-        delay = self._options.allowed_delay_ms
-        if delay is not None and clock.max_event_time is not None:
-            clock.watermark = larger(clock.watermark, clock.max_event_time - delay)
+                attempt = self._operator.run_epoch(rows, columns, clock, fault, drain=drain)
+            finally:
+                if fault is not None and fault.happened:
+                    self._fault = None
+                    self.failures += 1
+        self._clock = attempt.clock
+        self._clock.end_epoch(self._options.allowed_delay_ms)
         self.output += attempt.rows
         for tag, piece in attempt.sides:
             self._sides[tag] += rows_of(piece)
@@ -443,9 +400,7 @@ class Harness:
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970; None where there is none."""
         choice(domain, "next_timer: domain", ("event", "processing"))
-        backends: list[Any] = [share.backend for share in self._ranges or ()]
-        due = [found for b in backends if (found := b.next_timer(domain)) is not None]
-        return min(due, default=None)
+        return None if self._ranges is None else self._ranges.next_timer(domain)
 
     # -- snapshots
 
@@ -535,19 +490,14 @@ class Harness:
     def __repr__(self) -> str:
         return f"<Harness of {type(self._function).__name__} after {self.epoch} epochs>"
 
-    def _make_ranges(self, key: KeyColumns) -> Ranges:
+    def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
-        ranges = Ranges(
+        ranges = RangeTables(
             self._function, key, options.max_parallelism, self._parallelism, options.uid
         )
-        self._trial = Trial(self._function, options, ranges)
+        self._operator = LocalOperator(self._function, options, ranges)
         return ranges
 
     @property
-    def _ranges(self) -> Ranges | None:
-        return None if self._trial is None else self._trial.ranges
-
-
-def _not_backwards(what: str, before: int | None, wanted: int) -> None:
-    if before is not None and wanted < before:
-        raise InvalidArgumentError(f"the {what} is {before} and never goes back, to {wanted}")
+    def _ranges(self) -> RangeTables | None:
+        return None if self._operator is None else self._operator.ranges

@@ -11,30 +11,44 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as at
 
+from pystate.arguments import integer
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction, copied, declarations, shape
+from pystate.functions.base import (
+    StatefulFunction,
+    copied,
+    declarations,
+    require_state,
+    shape,
+)
 from pystate.functions.context import RuntimeContext
 from pystate.operator.event_time import event_times
-from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, late_tag
 from pystate.operator.output import Output
 from pystate.operator.runtime import FunctionRuntime
 from pystate.state.registry import refuse_pickled
-from pystate.testing.faults import Fault, Observer, check_replay, rows_of
-from pystate.testing.range_tables import Range, Ranges
+from pystate.testing.clock import Clock
+from pystate.testing.faults import (
+    Fault,
+    InjectedFailureError,
+    Observer,
+    check_replay,
+    rows_of,
+)
+from pystate.testing.range_tables import RangeTable, RangeTables
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["Attempt", "Clock", "Options", "Trial", "larger"]
+__all__ = ["Attempt", "LocalOperator", "OperatorOptions"]
 
 
 @dataclass(frozen=True)
-class Options:
+class OperatorOptions:
     """How the operator is put together; a restored harness takes them over."""
 
     key: Any
@@ -61,7 +75,15 @@ class Options:
             return tuple(self.key)
         return tuple(name for name, _ in parse_key(self.key))
 
-    def check(self, function: StatefulFunction, columns: pa.Schema | None) -> None:
+    @property
+    def tags(self) -> list[str]:
+        """All side outputs that there may be rows of."""
+        late = late_tag(self.late)
+        return list(dict.fromkeys([*self.sides, *([] if late is None else [late])]))
+
+    def check(
+        self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
+    ) -> None:
         """Refuse what makes no sense together, as far as the input's columns are known.
 
         Raises
@@ -83,8 +105,16 @@ class Options:
                         f"{owner}: {name} is about how late rows are by their event time: name "
                         "the column of that, event_time='column', too"
                     )
-        if columns is None:
-            return
+        if columns is not None:
+            self._check_columns(function, columns, owner)
+        require_state(function, owner)
+        integer(parallelism, f"{owner}: parallelism")
+        if not 1 <= parallelism <= self.max_parallelism:
+            raise InvalidArgumentError(
+                f"parallelism is 1 to max_parallelism ({self.max_parallelism}), not {parallelism}"
+            )
+
+    def _check_columns(self, function: StatefulFunction, columns: pa.Schema, owner: str) -> None:
         self.spec(function, self.key_names, columns)
         for name in self.key_names:
             if name not in columns.names:
@@ -122,17 +152,6 @@ class Options:
 
 
 @dataclass
-class Clock:
-    """What carries over from epoch to epoch beside the states."""
-
-    processing_time: int
-    epoch: int = 0
-    watermark: int | None = None
-    max_event_time: int | None = None
-    late_rows: int = 0
-
-
-@dataclass
 class Attempt:
     """What one computation of an epoch did; it counts once the epoch is published."""
 
@@ -144,33 +163,36 @@ class Attempt:
     """Whether event time ends after the rows."""
 
 
-class Trial:
+class LocalOperator:
     """An operator whose tables are there.
 
     Parameters
     ----------
     function : StatefulFunction
         Copied for each task.
-    options : Options
+    options : OperatorOptions
         How the operator is put together.
-    ranges : Ranges
+    ranges : RangeTables
         Its tables.
     """
 
-    def __init__(self, function: StatefulFunction, options: Options, ranges: Ranges) -> None:
+    def __init__(
+        self, function: StatefulFunction, options: OperatorOptions, ranges: RangeTables
+    ) -> None:
         self.function = function
         self.options = options
         self.ranges = ranges
 
-    def run(
+    def run_epoch(
         self,
         rows: pa.RecordBatch | None,
         columns: pa.Schema | None,
-        attempt: Attempt,
+        clock: Clock,
         fault: Fault | None,
-        failed: Attempt | None = None,
-    ) -> None:
-        """Compute an epoch and seal it.
+        *,
+        drain: bool,
+    ) -> Attempt:
+        """Compute an epoch and seal it, again where it fails as it was asked to.
 
         Parameters
         ----------
@@ -178,13 +200,41 @@ class Trial:
             The epoch's input.
         columns : pyarrow.Schema, optional
             The input's columns, as far as they are known.
-        attempt : Attempt
-            Takes what comes of it, also where it fails half way.
+        clock : Clock
+            The epoch's times, which stay as they are.
         fault : Fault, optional
             Where it is to fail.
-        failed : Attempt, optional
-            An earlier attempt at the same epoch, to compare with.
+        drain : bool
+            Whether event time ends after the rows.
+
+        Returns
+        -------
+        Attempt
+            The one that counts.
+
+        Raises
+        ------
+        ReplayError
+            The fault has happened, and what was yielded before it does not come again.
         """
+        attempt = Attempt(replace(clock), drain=drain)
+        try:
+            self._run(rows, columns, attempt, fault)
+            return attempt
+        except InjectedFailureError:
+            replay = Attempt(replace(clock), drain=drain)
+            self._run(rows, columns, replay, None, attempt)
+            return replay
+
+    def _run(
+        self,
+        rows: pa.RecordBatch | None,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+        fault: Fault | None,
+        failed: Attempt | None = None,
+    ) -> None:
+        """Compute an epoch once: into `attempt`, and compared with an earlier one that failed."""
 
         def reach(point: Literal["seal", "publish"]) -> None:
             if fault is not None:
@@ -200,7 +250,7 @@ class Trial:
 
     def _task(
         self,
-        share: Range,
+        share: RangeTable,
         rows: pa.RecordBatch | None,
         columns: pa.Schema | None,
         attempt: Attempt,
@@ -239,12 +289,4 @@ class Trial:
                 attempt.rows += rows_of(piece)
         finally:
             runtime.close()
-        clock.late_rows += runtime.late_rows
-        clock.max_event_time = larger(clock.max_event_time, runtime.max_event_time)
-
-
-def larger(one: int | None, two: int | None) -> int | None:
-    """The larger of two numbers that may be unknown."""
-    if one is None or two is None:
-        return two if one is None else one
-    return max(one, two)
+        clock.see(runtime.max_event_time, runtime.late_rows)

@@ -17,14 +17,15 @@ import pyarrow as pa
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction, declarations, has_timers, namespace_type
+from pystate.functions.context import TimeDomain
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyColumns, key_columns
 
-__all__ = ["Range", "Ranges"]
+__all__ = ["RangeTable", "RangeTables"]
 
 
 @dataclass
-class Range:
+class RangeTable:
     """One task's share of the key groups: its table, and the files that its epochs wrote."""
 
     first: int
@@ -33,7 +34,7 @@ class Range:
     files: list[bytes] = field(default_factory=list)
 
 
-class Ranges:
+class RangeTables:
     """All tables of an operator.
 
     Parameters
@@ -72,15 +73,17 @@ class Ranges:
                 timers=has_timers(function),
             )
             backend.open()
-            self._ranges.append(Range(first, last, backend))
+            self._ranges.append(RangeTable(first, last, backend))
 
-    def __iter__(self) -> Iterator[Range]:
+    def __iter__(self) -> Iterator[RangeTable]:
         return iter(self._ranges)
 
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def shares(self, rows: pa.RecordBatch | None) -> Iterator[tuple[Range, pa.RecordBatch | None]]:
+    def shares(
+        self, rows: pa.RecordBatch | None
+    ) -> Iterator[tuple[RangeTable, pa.RecordBatch | None]]:
         """Every range with its part of some rows."""
         if rows is None or len(self._ranges) == 1:
             for share in self._ranges:
@@ -91,7 +94,7 @@ class Ranges:
             own = np.flatnonzero(owners == index).astype(np.int64)
             yield share, rows.take(pa.array(own, pa.int64())) if len(own) else None
 
-    def find(self, key: Any) -> Range:
+    def find(self, key: Any) -> RangeTable:
         """The range of one key, a tuple where it has several columns."""
         values = (key,) if len(self.key) == 1 else key
         if not isinstance(values, tuple) or len(values) != len(self.key):
@@ -116,6 +119,11 @@ class Ranges:
         finally:
             backend.rollback()
 
+    def next_timer(self, domain: TimeDomain) -> int | None:
+        """When the earliest timer is due, in milliseconds since 1970."""
+        due = [share.backend.next_timer(domain) for share in self._ranges]
+        return min((time_ms for time_ms in due if time_ms is not None), default=None)
+
     def _owners(self, columns: Iterable[Any]) -> np.ndarray[Any, Any]:
         arrays = [
             as_array(column, type_, f"key column {name!r}")
@@ -134,7 +142,7 @@ class Ranges:
         sealed : callable
             Called when the tables are sealed; it may still fail.
         """
-        done: list[Range] = []
+        done: list[RangeTable] = []
         files = []
         try:
             yield
