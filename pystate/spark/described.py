@@ -8,7 +8,7 @@ same reason. Both are local properties of the thread, and are put back as they w
 Of an epoch's hundreds of calls to the JVM five are for this, and seven where the group is set: some
 0.1 ms each.
 
-Thread safety: a `Description` belongs to the thread that runs the epoch.
+Thread safety: a `JobDescription` belongs to the thread that runs the epoch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from pystate.coordinator.epoch import Epoch
 
-__all__ = ["Description", "plan_name"]
+__all__ = ["JobDescription", "plan_name"]
 
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 _NEXT = "\n"
 
 
-class Description:
+class JobDescription:
     """A context manager: the Spark jobs that its block runs are described.
 
     Parameters
@@ -52,7 +52,7 @@ class Description:
         self._description: str | None = None
         self._sets_group = False
 
-    def __enter__(self) -> Description:
+    def __enter__(self) -> JobDescription:
         context = self._context
         self._description = context.getLocalProperty(_DESCRIPTION)
         self._sets_group = context.getLocalProperty(_GROUP) is None

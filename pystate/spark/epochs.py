@@ -24,7 +24,7 @@ from pystate.spark.options import JobOptions
 from pystate.spark.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.progress import EpochProgress, notify
 from pystate.spark.reports import ReportBox
-from pystate.spark.sinks.commits import Commits
+from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
 from pystate.spark.state_source import register_state_source
 
@@ -56,7 +56,7 @@ class EpochRunner:
         self.progress: EpochProgress | None = None
         self.coordinator: Coordinator | None = None
         self._job = job
-        self._commits = Commits(checkpoint_folder(storage))
+        self._commits = SinkCommitter(checkpoint_folder(storage))
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
         self._learned = Learned()

@@ -36,7 +36,7 @@ from pystate.errors import (
     TableMovedError,
 )
 from pystate.operator.yielded import in_order
-from pystate.spark.described import Description
+from pystate.spark.described import JobDescription
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
@@ -46,7 +46,7 @@ from pystate.spark.reports import ReportBox
 from pystate.spark.schemas import KeySchema, parse_schema
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.sink import Transaction
-from pystate.spark.watch import Watch
+from pystate.spark.watch import EvaluationWatch
 from pystate.state.registry import refuse_pickled
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
@@ -290,8 +290,8 @@ class Evaluation:
         """Call the pipeline, write its result through the sinks, collect the reports."""
         number, outputs = self.epoch.number, self._outputs
         context, timeout_ms = self.session.sparkContext, self._timeout_ms
-        watch = Watch(context, self._marks, self.tag, timeout_ms)
-        described = Description(context, self.epoch)
+        watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
+        described = JobDescription(context, self.epoch)
         try:
             with described, watch, large_batches(self.session):
                 frame = self._as_frame(pipeline(data), schema)
@@ -325,7 +325,7 @@ class Evaluation:
         for report in self._box.take():
             self.epoch.report(report)
 
-    def _hung(self, watch: Watch) -> EvaluationError | None:
+    def _hung(self, watch: EvaluationWatch) -> EvaluationError | None:
         """Return what to raise where the evaluation was given up."""
         if not watch.expired:
             return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pystate.spark.progress import EpochProgress
 
-__all__ = ["Observation", "checked_observe", "with_state"]
+__all__ = ["ObservedMetric", "checked_observe", "with_state"]
 
 _LOG = logging.getLogger("pystate.spark.observed")
 #: The metric's fields: long numbers, each an attribute of `EpochProgress`.
@@ -49,7 +49,7 @@ FIELDS = (
 _COLUMN = "__pystate_observed_"
 
 
-class Observation:
+class ObservedMetric:
     """A metric that the progress of a query carries.
 
     Parameters

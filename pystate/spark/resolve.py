@@ -19,7 +19,7 @@ from pystate.types.ddl import path_parts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FrameColumns", "Path", "column_named", "find", "key_column"]
+__all__ = ["ColumnPath", "FrameColumns", "column_named", "find", "key_column"]
 
 
 def column_named(*parts: str) -> Column:
@@ -32,7 +32,7 @@ def key_column(frame: DataFrame, name: str) -> Column:
     return column_named(name) if name in frame.columns else column_named(*path_parts(name))
 
 
-class Path(NamedTuple):
+class ColumnPath(NamedTuple):
     """A column, or a field inside of one, by the names that the schema has."""
 
     parts: tuple[str, ...]
@@ -44,7 +44,9 @@ class Path(NamedTuple):
         return column_named(*self.parts)
 
 
-def find(schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool = False) -> Path:
+def find(
+    schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool = False
+) -> ColumnPath:
     """Find a column by what `DataFrame.select` would take for its name.
 
     Parameters
@@ -90,16 +92,16 @@ class _Matching:
     def __init__(self, case_sensitive: bool) -> None:
         self._fold = str if case_sensitive else str.lower
 
-    def walk(self, struct: st.DataType, parts: list[str]) -> list[Path]:
+    def walk(self, struct: st.DataType, parts: list[str]) -> list[ColumnPath]:
         """All fields that a path may mean."""
         if not isinstance(struct, st.StructType):
             return []
         first, *rest = parts
         fields = [f for f in struct.fields if self._fold(f.name) == self._fold(first)]
         if not rest:
-            return [Path((field.name,), field.dataType) for field in fields]
+            return [ColumnPath((field.name,), field.dataType) for field in fields]
         return [
-            Path((field.name, *path.parts), path.data_type)
+            ColumnPath((field.name, *path.parts), path.data_type)
             for field in fields
             for path in self.walk(field.dataType, rest)
         ]
@@ -134,7 +136,7 @@ class FrameColumns:
         made._added = dict(self._added)
         return made
 
-    def find(self, name: Any, what: str = "") -> Path:
+    def find(self, name: Any, what: str = "") -> ColumnPath:
         """A column, or a field inside of one."""
         owner = f"{self._owner}: {what}" if what else self._owner
         return find(self.frame.schema, name, owner, case_sensitive=self._case_sensitive)

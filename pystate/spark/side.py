@@ -44,7 +44,7 @@ class SideFiles:
     def __init__(self, folders: Mapping[str, str], index: int) -> None:
         self._folders = folders
         self._index = index
-        self._open: dict[str, _SideFile] = {}
+        self._open: dict[str, _SideWriter] = {}
 
     def write(self, tag: str, rows: pa.RecordBatch) -> None:
         """Append rows; all of a tag's have one schema."""
@@ -53,7 +53,7 @@ class SideFiles:
         file = self._open.get(tag)
         if file is None:
             name = f"part-{self._index:05d}-{uuid.uuid4().hex}.parquet"
-            file = self._open[tag] = _SideFile(self._folders[tag], name, rows.schema)
+            file = self._open[tag] = _SideWriter(self._folders[tag], name, rows.schema)
         file.write(rows)
 
     def finish(self) -> tuple[SideFile, ...]:
@@ -68,7 +68,7 @@ class SideFiles:
             file.discard()
 
 
-class _SideFile:
+class _SideWriter:
     def __init__(self, folder: str, name: str, schema: pa.Schema) -> None:
         from pyarrow.parquet import ParquetWriter
 

@@ -90,7 +90,7 @@ def register_state_source(session: SparkSession) -> None:
             sessions.setActiveSession(active.get())
 
 
-class _Range(InputPartition):
+class _RangePartition(InputPartition):
     def __init__(self, scan: StateScan) -> None:
         super().__init__(scan)
         self.scan = scan
@@ -100,9 +100,9 @@ class _Reader(DataSourceReader):
     def __init__(self, scan: StateScan) -> None:
         self._scan = scan
 
-    def partitions(self) -> list[_Range]:
-        return [_Range(part) for part in self._scan.split()]
+    def partitions(self) -> list[_RangePartition]:
+        return [_RangePartition(part) for part in self._scan.split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Range)
+        assert isinstance(partition, _RangePartition)
         return partition.scan.batches()

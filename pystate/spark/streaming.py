@@ -15,7 +15,7 @@ from pystate.spark.drain_keys import drain_key
 from pystate.spark.draining import DrainingQuery, no_rows
 from pystate.spark.epochs import EpochRunner
 from pystate.spark.failures import QueryStopped
-from pystate.spark.observed import Observation
+from pystate.spark.observed import ObservedMetric
 from pystate.spark.offsets import read_offsets, spark_folder
 from pystate.spark.pipeline import Pipeline
 from pystate.spark.progress import EpochProgress
@@ -63,7 +63,7 @@ class StreamRun:
         self._restore = restore
         self._outcome = outcome
         self._on_epoch = on_epoch
-        self._observation: Observation | None = None
+        self._observation: ObservedMetric | None = None
         self._drains = self._has_no_end = False
         self._run = partial(
             epochs.run,
@@ -85,7 +85,7 @@ class StreamRun:
         self._drains = drain
         stream = self._stream
         if observe is not None:
-            self._observation = Observation(observe, self._session)
+            self._observation = ObservedMetric(observe, self._session)
             stream = self._observation.of(stream)
         context, storage = self._session.sparkContext, self._storage
 

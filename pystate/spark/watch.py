@@ -6,8 +6,8 @@ evaluation's Spark jobs that ended, or a sign of life of an operator's task, whi
 two batches of rows. Time in which no Spark job runs is the user's own code on the driver, which
 nobody could interrupt, and does not count.
 
-Thread safety: a `Watch` is used by the thread that runs the epoch; it starts another one, which
-ends with it.
+Thread safety: an `EvaluationWatch` is used by the thread that runs the epoch; it starts another,
+which ends with it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from pystate.checkpoint.begin_marks import BeginMarks
 
-__all__ = ["Watch"]
+__all__ = ["EvaluationWatch"]
 
 _LOG = logging.getLogger("pystate.spark.watch")
 _MOST_S = 10.0
 _LOOKS = 8
 
 
-class Watch:
+class EvaluationWatch:
     """A context manager: the Spark jobs that its block starts are watched.
 
     Parameters
@@ -66,7 +66,7 @@ class Watch:
         """Whether the jobs were cancelled."""
         return self._expired
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> EvaluationWatch:
         self._context.addJobTag(self._tag)
         if self._timeout_s is not None:
             self._thread = threading.Thread(target=self._watch, name="pystate-watch", daemon=True)

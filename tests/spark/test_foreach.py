@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, SinkError
 from pystate.spark import Job, ParquetSink, foreach_epoch
-from pystate.spark.sinks import sink as sinks
 
 from .conftest import ROOT, Source, rows_of
 
@@ -30,7 +29,7 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "_registry", {})
+    monkeypatch.setattr("pystate.spark.sinks.sink._registry", {})
 
 
 class Counts(ps.KeyedProcessFunction):

@@ -273,7 +273,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
     if counted == "rows":
         write = written._observed
 
-    def write_and_damage(frame: DataFrame, uri: str, by: Sequence[str]) -> written.Written:
+    def write_and_damage(frame: DataFrame, uri: str, by: Sequence[str]) -> written.WriteCounts:
         done = write(frame, uri, by)
         folder = Path(uri.removeprefix("file://"))
         first, *_ = sorted(folder.glob("part-*"))

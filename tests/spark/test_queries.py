@@ -117,16 +117,16 @@ def test_the_failure_is_that_of_the_newest_query(
 def test_a_late_word_of_an_old_query_is_not_the_new_ones(
     make_job: MakeJob, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pystate.spark.job as module
+    from pystate.spark.queries import QueryOutcome
 
     outcomes: list[Any] = []
 
-    class Outcome(module.QueryOutcome):
+    class Outcome(QueryOutcome):
         def __init__(self) -> None:
             super().__init__()
             outcomes.append(self)
 
-    monkeypatch.setattr(module, "QueryOutcome", Outcome)
+    monkeypatch.setattr("pystate.spark.job.QueryOutcome", Outcome)
     job = make_job()
     source.add("a,1")
     for _ in range(2):

@@ -22,7 +22,7 @@ from pystate.errors import (
     SinkError,
 )
 from pystate.spark import EpochResult, Job, ParquetSink, Sink, SinkTask, register_sink
-from pystate.spark.sinks import sink as sinks
+from pystate.spark.sinks.sink import registered_names, registered_sink
 
 from .conftest import Source, state_of
 
@@ -113,7 +113,7 @@ class Counts(ps.KeyedProcessFunction):
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "_registry", {})
+    monkeypatch.setattr("pystate.spark.sinks.sink._registry", {})
 
 
 def run(job: Job, spark: SparkSession, text: str, sink: Sink, **options: Any) -> EpochResult:
@@ -446,7 +446,7 @@ def test_sinks_that_are_none(spark: SparkSession, make_job: MakeJob, tmp_path: P
     with pytest.raises(InvalidArgumentError, match="replace is True or False, not 1"):
         register_sink(Lines(folder), replace=1)  # type: ignore[arg-type]
     other = register_sink(Lines(folder), replace=True)
-    assert sinks.registered_sink("lines") is other and sinks.registered_names() == ["lines"]
+    assert registered_sink("lines") is other and registered_names() == ["lines"]
     assert not folder.exists() and job.latest_epoch() is None
 
 

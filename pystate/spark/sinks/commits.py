@@ -27,7 +27,7 @@ from pystate.spark.sinks.sink import (
     registered_sink,
 )
 
-__all__ = ["Commits", "commit"]
+__all__ = ["SinkCommitter", "commit"]
 
 _LOG = logging.getLogger("pystate.spark.sinks.commits")
 
@@ -56,7 +56,7 @@ def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> Non
     commit_parquet(transaction, os.path.join(checkpoint or "", str(transaction["path"])))
 
 
-class Commits:
+class SinkCommitter:
     """Commits the transactions of one job's manifests.
 
     Parameters

@@ -37,7 +37,7 @@ from pystate.types.durations import Duration, milliseconds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark.sinks.written import Written
+    from pystate.spark.sinks.written import WriteCounts
 
 __all__ = ["KIND", "ParquetSink", "commit_parquet", "sweep_staging"]
 
@@ -434,7 +434,7 @@ def sweep_staging(root: str, epoch: int) -> None:
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 
-def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Written) -> None:
+def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: WriteCounts) -> None:
     """Compare a folder with what the tasks say that they wrote."""
     if written.files is None:
         from pyarrow.parquet import read_metadata

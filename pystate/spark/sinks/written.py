@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Written", "write_parquet"]
+__all__ = ["WriteCounts", "write_parquet"]
 
 
-class Written(NamedTuple):
+class WriteCounts(NamedTuple):
     """What the tasks of a write have counted."""
 
     rows: int
@@ -30,7 +30,7 @@ class Written(NamedTuple):
     size_bytes: int | None
 
 
-def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> Written:
+def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
     """Write a frame to a folder that does not exist yet, laid out by columns."""
     session, jvm = frame.sparkSession, frame.sparkSession._jvm
     assert jvm is not None
@@ -45,18 +45,18 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
     mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
     execution = session._jsparkSession.sessionState().executePlan(command, mode)
     metrics = _writing(execution.commandExecuted().commandPhysicalPlan()).metrics()
-    return Written(
+    return WriteCounts(
         metrics.apply("numOutputRows").value(),
         metrics.apply("numFiles").value(),
         metrics.apply("numOutputBytes").value(),
     )
 
 
-def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> Written:
+def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
     observation = Observation()
     counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
     counted.write.partitionBy(*partition_by).parquet(uri)
-    return Written(observation.get["rows"], None, None)
+    return WriteCounts(observation.get["rows"], None, None)
 
 
 def _writing(plan: Any) -> Any:

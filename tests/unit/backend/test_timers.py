@@ -21,7 +21,7 @@ from pystate.errors import (
     NoEventTimeError,
 )
 from pystate.functions.context import TimeDomain
-from pystate.operator import call_shapes as calls
+from pystate.operator import call_shapes
 from pystate.testing import Harness
 
 
@@ -504,7 +504,7 @@ def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         def on_timers(self, keys: Any, timestamps: Any, ctx: ps.RuntimeContext) -> None:
             sizes.append(len(keys))
 
-    monkeypatch.setattr(calls, "_TIMERS", 100)
+    monkeypatch.setattr(call_shapes, "_TIMERS", 100)
     with alarm(Sizes()) as harness:
         harness.process(timers(*((f"key {i}", 1) for i in range(1050))))
         harness.advance_watermark(1)

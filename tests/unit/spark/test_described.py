@@ -12,7 +12,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import InvalidArgumentError
-from pystate.spark.described import Description, plan_name
+from pystate.spark.described import JobDescription, plan_name
 from pystate.spark.observed import checked_observe, long_row, with_state
 from pystate.spark.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork
@@ -59,7 +59,7 @@ def test_an_epoch_is_described_and_all_is_put_back(
     coordinator: Coordinator = work.coordinator()
     with coordinator, coordinator.open_epoch(run_key="a <b>") as epoch:
         assert isinstance(epoch, Epoch)
-        with pytest.raises(KeyError), Description(context, epoch) as description:
+        with pytest.raises(KeyError), JobDescription(context, epoch) as description:
             assert context.shown == wanted
             description.operators(["one", "two"])
             assert context.shown == (f"{wanted[0]}: one, two", wanted[1])
