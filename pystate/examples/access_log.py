@@ -10,24 +10,21 @@ the first line that was not counted.
 
 from __future__ import annotations
 
-import argparse
 import gzip
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pystate as ps
 from pystate.errors import PystateError
-from pystate.examples._console import Table, failing_softly, message, quiet_session
+from pystate.examples._console import Table, message
+from pystate.examples._driver import Run, example, parser
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark import EpochProgress, Job
+    from pystate.spark import Job
 
 #: host, identity, user, time, request, status, bytes, and in the combined format two more.
 LINE = (
@@ -37,46 +34,52 @@ LINE = (
 REQUEST = r"^[A-Z]+ (\S+)(?: HTTP/[\d.]+)?$"
 
 
+#: The table of epochs.
+COLUMNS = {
+    "epoch": "epoch",
+    "lines": "rows",
+    "keys": "keys",
+    "checkpoint": "checkpoint",
+    "seconds": "seconds",
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the example."""
-    options = _parse(arguments)
-    work = options.checkpoint or tempfile.mkdtemp(prefix="pystate-access-log-")
-    os.makedirs(work, exist_ok=True)
-    try:
-        with failing_softly():
-            return _run(options, work)
-    finally:
-        if options.checkpoint is None:
-            shutil.rmtree(work, ignore_errors=True)
+    options = parser("access_log", __doc__, epochs=None)
+    options.add_argument("path", help="the log, plain or gzip")
+    options.add_argument(
+        "--top", type=int, default=10, metavar="N", help="URLs shown (default: 10)"
+    )
+    options.add_argument(
+        "--lines", type=int, default=2500, metavar="N", help="lines of an epoch (default: 2500)"
+    )
+    return example(options.parse_args(arguments), "access-log", _run, columns=COLUMNS)
 
 
-def _run(options: argparse.Namespace, work: str) -> int:
-    from pystate.spark import Job
-
-    _check_readable(options.path)
-    table = Table(epoch=6, lines=9, keys=9, checkpoint=11, seconds=8)
-    with quiet_session("pystate access log", options.cores, work) as session:
-        checkpoint = os.path.join(work, "checkpoint")
-        with Job("access-log", checkpoint=checkpoint, parallelism=options.cores) as job:
-            counted = _counted(job)
-            for first, piece in _pieces(options.path, options.lines, counted):
-                job.run_epoch(
-                    session.createDataFrame([(line,) for line in piece], "line string"),
-                    lambda frame: _pipeline(job, frame),
-                    run_key=f"from line {first}",
-                    on_epoch=lambda progress: _show(table, progress),
-                )
-            if not table.rows:
-                message(f"{options.path}: no line that was not counted before")
-            if job.latest_epoch() is not None:
-                _report(job, options.top)
-            return 0
+def _run(run: Run) -> int:
+    path = run.options.path
+    _check_readable(path)
+    with run.session() as session, run.job() as job:
+        for first, piece in _pieces(path, run.options.lines, _counted(job)):
+            job.run_epoch(
+                session.createDataFrame([(line,) for line in piece], "line string"),
+                pipeline,
+                run_key=f"from line {first}",
+                on_epoch=run.show,
+            )
+        if not run.table.rows:
+            message(f"{path}: no line that was not counted before")
+        if job.latest_epoch() is not None:
+            _report(job, run.options.top)
+        return 0
 
 
-def _pipeline(job: Job, frame: DataFrame) -> DataFrame:
+def pipeline(lines: DataFrame, job: Job) -> DataFrame:
+    """From one epoch's lines to the counts of its URLs, and of what is no request."""
     from pyspark.sql import functions as F
 
-    fields = frame.select(
+    fields = lines.select(
         F.regexp_extract("line", LINE, 2).alias("request"),
         F.regexp_extract("line", LINE, 4).alias("size"),
         F.col("line").rlike(LINE).alias("is_line"),
@@ -93,16 +96,6 @@ def _pipeline(job: Job, frame: DataFrame) -> DataFrame:
     reasons = job.key_by(bad, "reason", uid="malformed").aggregate(lines=ps.count())
     return urls.selectExpr("url", "requests", "bytes").unionByName(
         reasons.selectExpr("NULL AS url", "lines AS requests", "NULL AS bytes")
-    )
-
-
-def _show(table: Table, progress: EpochProgress) -> None:
-    table.add(
-        epoch=progress.epoch,
-        lines=f"{progress.rows_in:,}",
-        keys=f"{progress.keys:,}",
-        checkpoint=f"{progress.checkpoint_bytes / 1024:,.1f} KiB",
-        seconds=f"{progress.total_ms / 1000:.2f}",
     )
 
 
@@ -162,28 +155,6 @@ def _check_readable(path: str) -> None:
             file.read(1)
     except (OSError, EOFError) as error:
         raise LogError(f"{path}: {error}") from None
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m pystate.examples.access_log",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("path", help="the log, plain or gzip")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="URLs shown (default: 10)")
-    parser.add_argument(
-        "--lines", type=int, default=2500, metavar="N", help="lines of an epoch (default: 2500)"
-    )
-    parser.add_argument("--checkpoint", metavar="DIR", help="keep the counts here")
-    parser.add_argument(
-        "--cores", type=int, default=2, metavar="N", help="tasks at a time (default: 2)"
-    )
-    options = parser.parse_args(arguments)
-    if options.checkpoint is not None:
-        options.checkpoint = os.path.abspath(options.checkpoint)
-    return options
 
 
 if __name__ == "__main__":

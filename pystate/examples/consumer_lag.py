@@ -21,22 +21,20 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._streaming import (
-    AT_ONCE,
+from pystate.examples._driver import (
     Run,
-    differs,
     example,
     in_epochs,
     parser,
     positive,
     published,
+    verified,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ class Lag(ps.KeyedProcessFunction):
                 yield *key, group, position, max(0, end - position)
 
 
-def pipeline(job: Job, reports: DataFrame) -> DataFrame:
+def pipeline(reports: DataFrame, job: Job) -> DataFrame:
     """From one epoch's reports to the lag of the partitions that they are about."""
     return job.key_by(reports, "topic", "partition", uid="partitions").process(Lag(), schema=LAG)
 
@@ -133,23 +131,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    from pystate.spark import ParquetSink
-
     reports = make_reports(run.options.minutes)
     pieces = [in_epochs(stream, REPORT, run.options.epochs) for stream in reports]
     message(f"{len(reports[0]):,} reports of producers, {len(reports[1]):,} of consumers")
     with run.session() as session:
         producers = run.stream(session, pieces[0], "producers")
         consumers = run.stream(session, pieces[1], "consumers")
-        job, sink = run.job(), ParquetSink(run.path("lag"))
-        query = job.start(
-            producers.union(consumers),
-            partial(pipeline, job),
-            sink=sink,
-            trigger=AT_ONCE,
-            on_epoch=run.show,
-        )
-        run.finish(job, query)
+        job, sink = run.job(), run.sink("lag")
+        run.read(job, producers.union(consumers), pipeline, sink)
     wanted = recompute(reports[0] + reports[1])
     newest = {tuple(row.values())[:3]: tuple(row.values()) for row in published(sink)}
     kept = [
@@ -157,9 +146,10 @@ def _run(run: Run) -> int:
         for row in job.read_state("partitions").to_pylist()
         for group, position in row["positions"]
     ]
-    for what, found in (("the state of", kept), ("the newest output of", newest.values())):
-        if differs(what, found, wanted):
-            return 1
+    if not verified(
+        ("the state of", kept, wanted), ("the newest output of", newest.values(), wanted)
+    ):
+        return 1
     table = Table(behind=8, consumer_group=14, topic=9, partition=9)
     for topic, partition, group, _, behind in sorted(wanted, key=lambda row: -row[-1])[:5]:
         table.add(behind=f"{behind:,}", consumer_group=group, topic=topic, partition=partition)

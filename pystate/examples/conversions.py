@@ -28,22 +28,20 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._streaming import (
-    AT_ONCE,
+from pystate.examples._driver import (
     Run,
-    differs,
     example,
     in_epochs,
     parser,
     positive,
     published,
+    verified,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +117,7 @@ class Hours(ps.VectorizedFunction):
         }
 
 
-def pipeline(job: Job, events: DataFrame) -> DataFrame:
+def pipeline(events: DataFrame, job: Job) -> DataFrame:
     """From one epoch's events to the hours whose numbers change."""
     users = job.key_by(events, "user", uid="users", event_time="at", allowed_delay="10 minutes")
     found = users.process(Users(), schema=CONVERSION, late="late")
@@ -166,31 +164,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    from pystate.spark import ParquetSink
-
     events = make_events(run.options.users)
     message(f"{len(events):,} clicks and purchases of {run.options.users:,} users in half a day")
     with run.session() as session:
-        job = run.job()
-        hours, late = ParquetSink(run.path("hours")), ParquetSink(run.path("late"))
-        query = job.start(
-            run.stream(session, in_epochs(events, EVENT, run.options.epochs)),
-            partial(pipeline, job),
-            sink=hours,
-            side_outputs={"late": late},
-            trigger=AT_ONCE,
-            on_epoch=run.show,
-        )
-        run.finish(job, query)
+        job, hours, late = run.job(), run.sink("hours"), run.sink("late")
+        stream = run.stream(session, in_epochs(events, EVENT, run.options.epochs))
+        run.read(job, stream, pipeline, hours, late=late)
     too_late = {row["id"] for row in published(late)}
     waiting = {id for row in job.read_state("users").to_pylist() for id, _ in row["purchases"]}
     settled = [event for event in events if event["id"] not in too_late | waiting]
     wanted = recompute(settled)
     kept = [tuple(row.values()) for row in job.read_state("hours").to_pylist()]
     newest = {row["hour"]: tuple(row.values()) for row in published(hours)}
-    for what, found in (("the state of", kept), ("the newest output of", newest.values())):
-        if differs(what, found, wanted):
-            return 1
+    if not verified(
+        ("the state of", kept, wanted), ("the newest output of", newest.values(), wanted)
+    ):
+        return 1
     table = Table(hour=6, conversions=12, mean_wait=10)
     for hour, count, wait in sorted(wanted):
         shown = f"{(hour - START) // HOUR:02d}:00"

@@ -22,29 +22,31 @@ was never assigned.
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pystate as ps
-from pystate.examples._console import (
-    Table,
-    await_query,
-    failing_softly,
-    message,
-    quiet_session,
-)
-from pystate.examples._flight_data import Expected, load_flights, recompute, write_stream
+from pystate.examples._console import message
+from pystate.examples._driver import Run, cut, example, parser, positive, published, verified
+from pystate.examples._flight_data import load_flights, recompute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark import EpochProgress, Job
+    from pystate.spark import Job
 
+#: The table of epochs.
+COLUMNS = {
+    "epoch": "epoch",
+    "flights": "rows",
+    "alerts": "out",
+    "aircraft": "keys",
+    "state": "state",
+    "checkpoint": "checkpoint",
+    "seconds": "seconds",
+}
 LATE_MINUTES = 15.0
 CHRONIC_FLIGHTS = 3
 ALERTS = (
@@ -100,80 +102,57 @@ class AircraftTracker(ps.KeyedProcessFunction):
         return "late" if is_late else "on time"
 
 
-def build_pipeline(job: Job) -> Any:
-    """The function from one epoch's flights to its alerts."""
-
-    def pipeline(flights: DataFrame) -> DataFrame:
-        micros = flights.selectExpr(
-            "number", "tailnum", "dep_time", "dep_delay", "unix_micros(time_hour) AS time_hour_us"
-        )
-        keyed = job.key_by(micros, "tailnum", uid="aircraft", order_by="number")
-        return keyed.process(AircraftTracker(), schema=ALERTS)
-
-    return pipeline
+def pipeline(flights: DataFrame, job: Job) -> DataFrame:
+    """From one epoch's flights to its alerts."""
+    micros = flights.selectExpr(
+        "number", "tailnum", "dep_time", "dep_delay", "unix_micros(time_hour) AS time_hour_us"
+    )
+    keyed = job.key_by(micros, "tailnum", uid="aircraft", order_by="number")
+    return keyed.process(AircraftTracker(), schema=ALERTS)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the example; the exit status is 0 only if the result was verified."""
-    options = _parse(arguments)
-    work = options.checkpoint or tempfile.mkdtemp(prefix="pystate-flights-")
-    try:
-        with failing_softly():
-            return _run(options, work)
-    finally:
-        if options.checkpoint is None and not options.keep:
-            shutil.rmtree(work, ignore_errors=True)
-
-
-def _run(options: argparse.Namespace, work: str) -> int:
-    from pystate.spark import Job, ParquetSink
-
-    flights = load_flights(options.rows)
-    epochs = max(1, min(options.epochs, len(flights)))
-    source = os.path.join(work, "input")
-    output = options.output or os.path.join(work, "alerts")
-    write_stream(flights, source, epochs)
-    message(f"{len(flights):,} flights in {epochs} epochs; checkpoint and input in {work}")
-    with quiet_session("pystate flights", options.cores, work) as session:
-        stream = (
-            session.readStream.schema(session.read.parquet(source).schema)
-            .option("maxFilesPerTrigger", 1)
-            .option("maxFileAge", "36500d")
-            .parquet(source)
-        )
-        job = Job("flights", checkpoint=os.path.join(work, "checkpoint"), parallelism=options.cores)
-        sink = ParquetSink(output)
-        table = Table(epoch=6, flights=8, alerts=7, aircraft=9, state=10, checkpoint=11, seconds=8)
-        query = job.start(
-            stream,
-            build_pipeline(job),
-            sink=sink,
-            trigger={"availableNow": True},
-            on_epoch=lambda progress: _show(table, progress),
-        )
-        await_query(job, query)
-        if not table.rows:
-            message("nothing new to read: the checkpoint has all epochs")
-        published = sink.read(session).select(*_alert_columns()).orderBy("number").collect()
-        found = Expected([tuple(row) for row in published], _aircraft(job))
-        job.close()
-    return _verify(found, recompute(flights), output)
-
-
-def _show(table: Table, progress: EpochProgress) -> None:
-    table.add(
-        epoch=progress.epoch,
-        flights=f"{progress.rows_in:,}",
-        alerts=f"{progress.rows_out:,}",
-        aircraft=f"{progress.keys:,}",
-        state=f"{progress.state_bytes / 1024:,.0f} KiB",
-        checkpoint=f"{progress.checkpoint_bytes / 1024:,.1f} KiB",
-        seconds=f"{progress.total_ms / 1000:.2f}",
+    """Run the example."""
+    options = parser("flights", __doc__, epochs=16)
+    options.add_argument(
+        "--rows", type=positive, metavar="N", help="only the first N flights (default: all)"
     )
+    options.add_argument(
+        "--output",
+        type=os.path.abspath,
+        metavar="DIR",
+        help="folder for the alerts (default: DIR/alerts)",
+    )
+    options.add_argument(
+        "--keep", action="store_true", help="do not remove the temporary folder at the end"
+    )
+    parsed = options.parse_args(arguments)
+    return example(parsed, "flights", _run, columns=COLUMNS, keep=parsed.keep)
 
 
-def _alert_columns() -> list[str]:
-    return [column.split()[0] for column in ALERTS.split(", ")]
+def _run(run: Run) -> int:
+    flights = load_flights(run.options.rows)
+    epochs = cut(flights, run.options.epochs)
+    message(
+        f"{len(flights):,} flights in {len(epochs)} epochs; checkpoint and input in {run.folder}"
+    )
+    with run.session() as session:
+        job, alerts = run.job(), run.sink(run.options.output or "alerts")
+        run.read(job, run.stream(session, epochs), pipeline, alerts)
+    found = [tuple(row.values()) for row in published(alerts)]
+    aircraft, wanted = _aircraft(job), recompute(flights)
+    if not verified(
+        ("alert", found, wanted.alerts),
+        ("the state of", aircraft.items(), wanted.aircraft.items()),
+    ):
+        return 1
+    late = sum(values[0] == "chronically late" for values in aircraft.values())
+    message(
+        f"verified: {len(found):,} alerts and the state of {len(aircraft):,} aircraft "
+        f"equal the recomputation without pystate; {late} are chronically late at the year's end"
+    )
+    message(f"alerts: {alerts.path}")
+    return 0
 
 
 def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
@@ -192,73 +171,6 @@ def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
             worst,
         )
     return found
-
-
-def _verify(found: Expected, wanted: Expected, output: str) -> int:
-    for i, (mine, theirs) in enumerate(zip(found.alerts, wanted.alerts, strict=False)):
-        if mine != theirs:
-            message(f"WRONG: alert {i} is {mine}, and should be {theirs}", error=True)
-            return 1
-    if len(found.alerts) != len(wanted.alerts):
-        message(
-            f"WRONG: {len(found.alerts)} alerts, and should be {len(wanted.alerts)}", error=True
-        )
-        return 1
-    if found.aircraft != wanted.aircraft:
-        wrong = sorted(
-            str(tailnum)
-            for tailnum in found.aircraft.keys() | wanted.aircraft.keys()
-            if found.aircraft.get(tailnum) != wanted.aircraft.get(tailnum)
-        )
-        message(f"WRONG: the state of {len(wrong)} aircraft, first {wrong[0]}", error=True)
-        return 1
-    late = sum(values[0] == "chronically late" for values in found.aircraft.values())
-    message(
-        f"verified: {len(found.alerts):,} alerts and the state of {len(found.aircraft):,} aircraft "
-        f"equal the recomputation without pystate; {late} are chronically late at the year's end"
-    )
-    message(f"alerts: {output}")
-    return 0
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m pystate.examples.flights",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rows", type=_positive, metavar="N", help="only the first N flights (default: all)"
-    )
-    parser.add_argument(
-        "--epochs", type=_positive, default=16, metavar="N", help="micro-batches (default: 16)"
-    )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="DIR",
-        help="folder for input, state and progress; give it again to resume (default: temporary)",
-    )
-    parser.add_argument(
-        "--output", metavar="DIR", help="folder for the alerts (default: DIR/alerts)"
-    )
-    parser.add_argument(
-        "--cores", type=_positive, default=2, metavar="N", help="tasks at a time (default: 2)"
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="do not remove the temporary folder at the end"
-    )
-    options = parser.parse_args(arguments)
-    if options.checkpoint is not None:
-        options.checkpoint = os.path.abspath(options.checkpoint)
-    return options
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 if __name__ == "__main__":

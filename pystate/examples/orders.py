@@ -26,22 +26,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._streaming import (
-    AT_ONCE,
+from pystate.examples._driver import (
     Run,
-    differs,
     example,
     in_epochs,
     parser,
     positive,
     published,
+    verified,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ class OrderMachine(ps.KeyedProcessFunction):
             self.steps.clear()
 
 
-def pipeline(job: Job, events: DataFrame) -> DataFrame:
+def pipeline(events: DataFrame, job: Job) -> DataFrame:
     """From one epoch's events to the orders that end in it."""
     orders = job.key_by(events, "order_id", uid="orders", order_by="number", event_time="at")
     return orders.process(OrderMachine(), schema=ENDED, side_outputs={"illegal": ILLEGAL})
@@ -146,22 +144,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    from pystate.spark import ParquetSink
-
     events = make_events(run.options.orders)
     message(f"{len(events):,} events of {run.options.orders:,} orders")
     with run.session() as session:
-        job = run.job()
-        ended, illegal = ParquetSink(run.path("ended")), ParquetSink(run.path("illegal"))
-        query = job.start(
-            run.stream(session, in_epochs(events, EVENT, run.options.epochs)),
-            partial(pipeline, job),
-            sink=ended,
-            side_outputs={"illegal": illegal},
-            trigger=AT_ONCE,
-            on_epoch=run.show,
-        )
-        run.finish(job, query)
+        job, ended, illegal = run.job(), run.sink("ended"), run.sink("illegal")
+        stream = run.stream(session, in_epochs(events, EVENT, run.options.epochs))
+        run.read(job, stream, pipeline, ended, illegal=illegal)
     return _verify(job, published(ended), published(illegal), *recompute(events))
 
 
@@ -180,15 +168,14 @@ def _verify(
     state = job.read_state("orders").to_pylist()
     kept = [listed(row["order_id"], row["steps"]) for row in state if row["steps"]]
     known = [(row["order_id"], row["status"]) for row in state]
-    for what, found, right in (
+    if not verified(
         ("ended order", [listed(row["order_id"], row["steps"]) for row in ended],
          [listed(*item) for item in over.items()]),
         ("illegal step", [tuple(row.values()) for row in illegal], wanted_illegal),
         ("open order", kept, [listed(*item) for item in going.items()]),
         ("status of order", known, [(order, s[-1]["status"]) for order, s in wanted.items()]),
     ):  # fmt: skip
-        if differs(what, found, right):
-            return 1
+        return 1
     table = Table(orders=8, status=16)
     for status, count in Counter(status for _, status in known).most_common():
         table.add(orders=f"{count:,}", status=status)

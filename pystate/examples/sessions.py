@@ -22,7 +22,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,15 +30,7 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import message
-from pystate.examples._streaming import (
-    AT_ONCE,
-    Run,
-    differs,
-    example,
-    in_epochs,
-    parser,
-    published,
-)
+from pystate.examples._driver import Run, example, in_epochs, parser, published, verified
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,7 +72,7 @@ class Visitor(ps.KeyedProcessFunction):
                 yield key, start, *session.values()
 
 
-def pipeline(job: Job, lines: DataFrame) -> DataFrame:
+def pipeline(lines: DataFrame, job: Job) -> DataFrame:
     """From one epoch's lines to the sessions that end in it."""
     from pyspark.sql import functions as F
 
@@ -137,8 +128,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    from pystate.spark import ParquetSink
-
     lines = read_lines(run.options.path)
     epochs = in_epochs(
         [{"line": line} for line in lines], {"line": pa.string()}, run.options.epochs
@@ -146,17 +135,8 @@ def _run(run: Run) -> int:
     requests = [request for request in map(parse, lines) if request is not None]
     message(f"{len(lines):,} lines, {len(requests):,} of them requests, in {len(epochs)} epochs")
     with run.session() as session:
-        job = run.job()
-        ended, late = ParquetSink(run.path("sessions")), ParquetSink(run.path("late"))
-        query = job.start(
-            run.stream(session, epochs),
-            partial(pipeline, job),
-            sink=ended,
-            side_outputs={"late": late},
-            trigger=AT_ONCE,
-            on_epoch=run.show,
-        )
-        run.finish(job, query)
+        job, ended, late = run.job(), run.sink("sessions"), run.sink("late")
+        run.read(job, run.stream(session, epochs), pipeline, ended, late=late)
     too_late = [tuple(row.values()) for row in published(late)]
     for request in too_late:
         requests.remove(request)
@@ -167,7 +147,7 @@ def _run(run: Run) -> int:
         for first, session in row["open_sessions"]
     ]
     wanted = recompute(requests)
-    if differs("the session", closed + still_open, wanted):
+    if not verified(("the session", closed + still_open, wanted)):
         return 1
     visitors = len({session[0] for session in wanted})
     message(

@@ -14,7 +14,6 @@ import operator
 import sys
 import unicodedata
 from collections import Counter
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +22,14 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._streaming import (
-    AT_ONCE,
+from pystate.examples._driver import (
     Run,
-    differs,
     example,
     in_epochs,
     parser,
     positive,
     published,
+    verified,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ class WordCount(ps.VectorizedFunction):
         )
 
 
-def pipeline(job: Job, lines: DataFrame) -> DataFrame:
+def pipeline(lines: DataFrame, job: Job) -> DataFrame:
     """From one epoch's lines to the counts of the words in them."""
     words = lines.selectExpr(r"explode(regexp_extract_all(lower(line), '\\p{L}+', 0)) AS word")
     return job.key_by(words, "word", uid="words").process(
@@ -77,31 +75,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
-    from pystate.spark import ParquetSink
-
     path = run.options.path
     text = Path(path).read_text("utf-8", errors="replace") if path else readme()
     lines = [{"line": line} for line in text.splitlines()]
     epochs = in_epochs(lines, {"line": pa.string()}, run.options.epochs)
     message(f"{len(lines):,} lines of {path or 'the README'} in {len(epochs)} epochs")
     with run.session() as session:
-        job, sink = run.job(), ParquetSink(run.path("counts"))
-        query = job.start(
-            run.stream(session, epochs),
-            partial(pipeline, job),
-            sink=sink,
-            trigger=AT_ONCE,
-            on_epoch=run.show,
-        )
-        run.finish(job, query)
+        job, sink = run.job(), run.sink("counts")
+        run.read(job, run.stream(session, epochs), pipeline, sink)
     wanted = recount(text)
     counts = {row["word"]: row["count"] for row in job.read_state("words").to_pylist()}
     newest: Counter[str] = Counter()
     for row in published(sink):
         newest[row["word"]] = max(newest[row["word"]], row["count"])
-    for what, found in (("the state of", counts), ("the newest output of", newest)):
-        if differs(what, found.items(), wanted.items()):
-            return 1
+    if not verified(
+        ("the state of", counts.items(), wanted.items()),
+        ("the newest output of", newest.items(), wanted.items()),
+    ):
+        return 1
     table = Table(count=8, word=-1)
     for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[
         : run.options.top

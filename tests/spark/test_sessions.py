@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pystate.checkpoint.storage import LocalStorage
-from pystate.examples._streaming import published
+from pystate.examples._driver import published
 from pystate.examples.sessions import parse, read_lines, recompute
 from pystate.inspection import read_all
 from pystate.spark import ParquetSink

@@ -1,0 +1,290 @@
+"""What runs the examples: options, a folder, Spark, input epoch by epoch, a table, a comparison.
+
+The jobs themselves, and what they are compared with, are in the examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pystate.errors import CheckpointError
+from pystate.examples._console import (
+    Table,
+    await_query,
+    failing_softly,
+    message,
+    quiet_session,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import EpochProgress, Job, ParquetSink
+
+__all__ = [
+    "Run",
+    "cut",
+    "example",
+    "in_epochs",
+    "parser",
+    "positive",
+    "published",
+    "verified",
+]
+
+#: A file stream takes the oldest first, by modification time.
+_FIRST_FILE = 1_700_000_000
+
+
+class Column(NamedTuple):
+    """A column of the table of epochs: what it shows of one, and how wide it is."""
+
+    width: int
+    shown: Callable[[EpochProgress], str]
+
+
+_COLUMNS = {
+    "epoch": Column(6, lambda progress: str(progress.epoch)),
+    "rows": Column(8, lambda progress: f"{progress.rows_in:,}"),
+    "out": Column(8, lambda progress: f"{progress.rows_out:,}"),
+    "aside": Column(6, lambda progress: f"{sum(progress.side_rows.values()):,}"),
+    "late": Column(6, lambda progress: f"{sum(progress.late_rows.values()):,}"),
+    "keys": Column(8, lambda progress: f"{progress.keys:,}"),
+    "state": Column(10, lambda progress: f"{progress.state_bytes / 1024:,.0f} KiB"),
+    "checkpoint": Column(11, lambda progress: f"{progress.checkpoint_bytes / 1024:,.1f} KiB"),
+    "seconds": Column(8, lambda progress: f"{progress.total_ms / 1000:.2f}"),
+}
+_USUAL = ("epoch", "rows", "out", "aside", "late", "keys", "checkpoint", "seconds")
+
+
+def parser(name: str, doc: str | None, *, epochs: int | None = 8) -> argparse.ArgumentParser:
+    """Make a parser with the options that all examples have.
+
+    Parameters
+    ----------
+    name : str
+        Of the example's module.
+    doc : str
+        The module's docstring.
+    epochs : int, optional
+        In how many the input is read by default; None where that is not to be chosen.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m pystate.examples.{name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if epochs is not None:
+        made.add_argument(
+            "--epochs",
+            type=positive,
+            default=epochs,
+            metavar="N",
+            help=f"micro-batches (default: {epochs})",
+        )
+    made.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=os.path.abspath,
+        help="folder for input, state and output; give it again to resume (default: temporary)",
+    )
+    made.add_argument(
+        "--cores", type=positive, default=2, metavar="N", help="tasks at a time (default: 2)"
+    )
+    return made
+
+
+def positive(text: str) -> int:
+    """Read a number of things."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def example(
+    options: argparse.Namespace,
+    name: str,
+    body: Callable[[Run], int],
+    *,
+    columns: Mapping[str, str] | None = None,
+    keep: bool = False,
+) -> int:
+    """Run an example in its folder; the exit status is 0 only if the result was verified.
+
+    Parameters
+    ----------
+    options : Namespace
+        Of `parser`.
+    name : str
+        The job's.
+    body : callable
+        Runs it, and returns the exit status.
+    columns : mapping of str to str, optional
+        The table of epochs: what its columns are called, and what they show.
+    keep : bool
+        Leave a temporary folder where it is.
+    """
+    folder = options.checkpoint or tempfile.mkdtemp(prefix=f"pystate-{name}-")
+    try:
+        with failing_softly():
+            # Says what is missing, before anything is done.
+            import pystate.spark  # noqa: F401
+
+            os.makedirs(folder, exist_ok=True)
+            return body(Run(name, options, folder, columns or {n: n for n in _USUAL}))
+    finally:
+        if options.checkpoint is None and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Run:
+    """One run of an example: its options, its folder, and its table of epochs."""
+
+    name: str
+    options: argparse.Namespace
+    folder: str
+    columns: Mapping[str, str]
+    table: Table = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table = Table(**{name: _COLUMNS[what].width for name, what in self.columns.items()})
+
+    def path(self, *names: str) -> str:
+        """A path in the run's folder."""
+        return os.path.join(self.folder, *names)
+
+    def session(self) -> AbstractContextManager[SparkSession]:
+        """Start a local Spark that prints nothing."""
+        return quiet_session(f"pystate {self.name}", self.options.cores, self.folder)
+
+    def job(self) -> Job:
+        """The example's job, on the checkpoint in its folder."""
+        from pystate.spark import Job
+
+        checkpoint = self.path("checkpoint")
+        return Job(self.name, checkpoint=checkpoint, parallelism=self.options.cores)
+
+    def stream(
+        self, session: SparkSession, epochs: Sequence[pa.Table], name: str = "input"
+    ) -> DataFrame:
+        """Write one file per epoch, and read them as a stream, one by one."""
+        folder = self.path(name)
+        _write_once(epochs, folder)
+        reader = session.readStream.schema(session.read.parquet(folder).schema)
+        return reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d").parquet(folder)
+
+    def sink(self, name: str) -> ParquetSink:
+        """A folder of the run for rows."""
+        from pystate.spark import ParquetSink
+
+        return ParquetSink(self.path(name))
+
+    def read(
+        self,
+        job: Job,
+        stream: DataFrame,
+        pipeline: Callable[[DataFrame, Job], DataFrame],
+        sink: ParquetSink,
+        **side_outputs: ParquetSink,
+    ) -> None:
+        """Run a pipeline over all that a stream has, an epoch at a time."""
+        query = job.start(
+            stream,
+            pipeline,
+            sink=sink,
+            side_outputs=side_outputs,
+            trigger={"availableNow": True},
+            on_epoch=self.show,
+        )
+        await_query(job, query)
+        job.close()
+        if not self.table.rows:
+            message("nothing new to read: the checkpoint has all epochs")
+
+    def show(self, progress: EpochProgress) -> None:
+        """Print an epoch's line of the table; what a job's ``on_epoch`` is."""
+        shown = {name: _COLUMNS[what].shown(progress) for name, what in self.columns.items()}
+        self.table.add(**shown)
+
+
+def cut(table: pa.Table, epochs: int) -> list[pa.Table]:
+    """Cut a table into some of about the same length; no more of them than it has rows."""
+    rows = len(table)
+    epochs = max(1, min(epochs, rows))
+    cuts = [rows * i // epochs for i in range(epochs + 1)]
+    return [table.slice(a, b - a) for a, b in pairwise(cuts)]
+
+
+def in_epochs(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, pa.DataType], epochs: int
+) -> list[pa.Table]:
+    """Cut rows as `cut` does."""
+    return cut(pa.Table.from_pylist(list(rows), pa.schema(columns)), epochs)
+
+
+def _write_once(epochs: Sequence[pa.Table], folder: str) -> None:
+    """Write the files of a stream, or see that a run before this one wrote the same."""
+    names = [f"{number:05d}.parquet" for number in range(len(epochs))]
+    if os.path.isdir(folder):
+        there = sorted(os.listdir(folder))
+        if there != names or any(
+            pq.read_table(os.path.join(folder, name)) != table
+            for name, table in zip(names, epochs, strict=True)
+        ):
+            raise CheckpointError(
+                f"{folder} holds another input: give the same options again, or another "
+                "--checkpoint"
+            )
+        return
+    building = f"{folder}.tmp"
+    shutil.rmtree(building, ignore_errors=True)
+    os.makedirs(building)
+    for number, (name, table) in enumerate(zip(names, epochs, strict=True)):
+        path = os.path.join(building, name)
+        pq.write_table(table, path)
+        os.utime(path, (_FIRST_FILE + number, _FIRST_FILE + number))
+    os.rename(building, folder)
+
+
+def published(sink: ParquetSink) -> list[dict[str, Any]]:
+    """Read what a sink has published, epoch after epoch, with pyarrow alone."""
+    rows: list[dict[str, Any]] = []
+    for epoch in sink.epochs():
+        folder = os.path.join(sink.path, f"epoch={epoch}")
+        rows += pq.read_table(folder, partitioning=None).to_pylist()
+    return rows
+
+
+def verified(*results: tuple[str, Iterable[tuple[Any, ...]], Iterable[tuple[Any, ...]]]) -> bool:
+    """Compare results with recomputed ones, and say what distinguishes them, if anything does.
+
+    Parameters
+    ----------
+    *results : tuple of (str, iterable, iterable)
+        What it is, what was found, and what should be, in any order.
+    """
+    for what, found, wanted in results:
+        mine, theirs = Counter(found), Counter(wanted)
+        for wrong, problem in (
+            (theirs - mine, "is missing"),
+            (mine - theirs, "should not be there"),
+        ):
+            if wrong:
+                first = min(wrong, key=repr)
+                message(f"WRONG: {what} {first} {problem}, {wrong.total()} such in all", error=True)
+                return False
+    return True
