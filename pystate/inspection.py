@@ -28,6 +28,8 @@ from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage, open_storage
 from pystate.errors import CheckpointError
 from pystate.state.kinds import declared_as
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType
 
 __all__ = ["StateScan", "read_all", "read_state", "scan_state"]
@@ -200,14 +202,14 @@ class StateScan:
             yield from backend.to_batches()
 
     def _backend(self, state: RangeState) -> KeyedStateBackend:
-        return KeyedStateBackend(
-            list(self.operator.key_schema),
-            states={name: declared_as(stored) for name, stored in self.operator.state_schema},
-            max_parallelism=self.max_parallelism,
-            key_group_range=(state.first_key_group, state.last_key_group),
+        operator = OperatorSpec(
             uid=self.operator.uid,
+            key=parse_key(list(self.operator.key_schema)),
+            states={name: declared_as(stored) for name, stored in self.operator.state_schema},
             namespace=self.namespace,
+            max_parallelism=self.max_parallelism,
         )
+        return KeyedStateBackend.of(operator, (state.first_key_group, state.last_key_group))
 
     def _namespace_in_files(self) -> StateType | None:
         for ref in self.operator.files:

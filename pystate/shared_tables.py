@@ -18,18 +18,17 @@ Invariants
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, KeyLike, Lineage, parse_key
+from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, Lineage
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
 from pystate.checkpoint.state_files import Source
 from pystate.checkpoint.storage import CheckpointStorage
@@ -44,10 +43,10 @@ from pystate.errors import (
     TableMismatchError,
 )
 from pystate.host import TableHome
-from pystate.state.declaration import State
+from pystate.state.operator_spec import OperatorSpec
 
 if TYPE_CHECKING:
-    from pystate.types.state_type import StateType
+    pass
 
 __all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
 
@@ -72,33 +71,12 @@ class TableSpec:
 
     storage: CheckpointStorage
     home: TableHome
-    uid: str
-    key: KeyLike
-    states: Mapping[str, State[Any]]
-    max_parallelism: int
-    limit_bytes: int = 0
-    lock_timeout_ms: int = 6000
-    allow_unclaimed_state: bool = False
-    namespace: StateType | None = None
-    timers: bool = False
+    operator: OperatorSpec
+    options: TableOptions = TableOptions()  # noqa: RUF009
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
     go_on: Callable[[], None] | None = None
     """Called between two files: a sign of life, or an error where nobody waits for the table."""
-
-    def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
-        """Return 64 hexadecimal digits that differ between tables of different schemas.
-
-        Parameters
-        ----------
-        since : tuple of (str, int)
-            As of `RangeState`: a table that held a dropped state is none for a new one of its name.
-        """
-        columns = [[name, type_.ddl] for name, type_ in parse_key(self.key)]
-        states = [[name, repr(d)] for name, d in self.states.items()]
-        space = None if self.namespace is None else self.namespace.ddl
-        text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Attachment:
@@ -255,7 +233,7 @@ class TableCache:
         start = time.perf_counter_ns()
         attachment = self._attach(spec, base)
         if attachment.reason:
-            _LOG.info("operator %r: private replica: %s", spec.uid, attachment.reason)
+            _LOG.info("operator %r: private replica: %s", spec.operator.uid, attachment.reason)
         attachment.duration_ns = time.perf_counter_ns() - start
         return attachment
 
@@ -280,7 +258,9 @@ class TableCache:
             if not full or path is None or not spec.home.has_room_beside(path):
                 return _replica(spec, base, str(error))
             spec.home.leave(path)
-            _LOG.warning("operator %r: a table does not fit into %s: %s", spec.uid, path, error)
+            _LOG.warning(
+                "operator %r: a table does not fit into %s: %s", spec.operator.uid, path, error
+            )
         except BaseException:
             entry.discard()
             entry.in_use = False
@@ -301,17 +281,17 @@ class TableCache:
         self._entries = {}
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
-        fingerprint = spec.fingerprint(base.since)
+        fingerprint = spec.operator.fingerprint(base.since)
         bounds = (base.first_key_group, base.last_key_group)
         identity = spec.home.identity
         application = "" if identity is None else identity.application.hex()
-        key = (spec.storage.uri, application, spec.uid, *bounds, fingerprint)
+        key = (spec.storage.uri, application, spec.operator.uid, *bounds, fingerprint)
         with self._lock:
             for other in self._entries.values():
                 # A mapping keeps a discarded file's memory, which nobody will use again.
                 if not other.in_use and other.is_stale:
                     other.discard()
-            path = spec.home.table_path(spec.uid, *bounds, fingerprint)
+            path = spec.home.table_path(spec.operator.uid, *bounds, fingerprint)
             entry = self._entries.get(key)
             if entry is None or entry.path != path:
                 if entry is not None and entry.in_use:
@@ -347,7 +327,7 @@ def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend
     if entry.backend is not None:
         try:
             if entry.shared:
-                entry.backend.attach(spec.lock_timeout_ms)
+                entry.backend.attach(spec.options.lock_timeout_ms)
             return entry.backend
         except TableMismatchError:
             entry.discard()
@@ -369,19 +349,12 @@ def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend
 
 
 def _backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
-    return KeyedStateBackend(
-        spec.key,
-        states=spec.states,
-        max_parallelism=spec.max_parallelism,
-        key_group_range=(base.first_key_group, base.last_key_group),
-        home="heap" if path is None else "shared",
+    return KeyedStateBackend.of(
+        spec.operator,
+        (base.first_key_group, base.last_key_group),
+        spec.options,
         path=path,
         identity=None if path is None else spec.home.identity,
-        limit_bytes=spec.limit_bytes,
-        lock_timeout_ms=spec.lock_timeout_ms,
-        uid=spec.uid,
-        namespace=spec.namespace,
-        timers=spec.timers,
     )
 
 
@@ -443,7 +416,7 @@ def _apply(
                 first_key_group=first,
                 last_key_group=last,
                 expected=ref,
-                allow_unclaimed_state=spec.allow_unclaimed_state,
+                allow_unclaimed_state=spec.options.allow_unclaimed_state,
                 since=dict(base.since),
             )
     newest = files[-1]

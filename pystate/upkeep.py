@@ -102,11 +102,12 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
     parallelism : int
         Number of ranges.
     """
-    home, groups, fingerprint = spec.home, spec.max_parallelism, spec.fingerprint(base.since)
+    home, groups = spec.home, spec.operator.max_parallelism
+    fingerprint = spec.operator.fingerprint(base.since)
     mine = base.first_key_group, base.last_key_group
     ranges = {range_bounds(i, groups, parallelism) for i in range(parallelism)}
     for owner in home.folders:
-        folder = os.path.join(owner, home.application, uid_folder(spec.uid))
+        folder = os.path.join(owner, home.application, uid_folder(spec.operator.uid))
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = os.listdir(folder)

@@ -13,11 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from pystate.backend.keyed import Lineage
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.host import TableHome
 from pystate.shared_tables import Attachment, TableCache, TableSpec
+from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
+from pystate.types.keys import parse_key
 
 KEY = {"k": "long"}
 STATES = {"n": ValueState("long", default=0), "s": ValueState("string")}
@@ -31,11 +34,14 @@ class Worker:
         self.spec = TableSpec(
             storage=self.storage,
             home=home,
-            uid="op",
-            key=KEY,
-            states=options.pop("states", STATES),
-            max_parallelism=128,
-            **options,
+            operator=OperatorSpec(
+                "op",
+                parse_key(KEY),
+                options.pop("states", STATES),
+                namespace=options.pop("namespace", None),
+                timers=options.pop("timers", False),
+            ),
+            options=TableOptions(**options),
         )
         self.cache = TableCache()
         self.held: Attachment | None = None

@@ -5,6 +5,7 @@ Values and functions, safe from any thread.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from pystate.arguments import integer
@@ -14,6 +15,7 @@ from pystate.types.keys import MAX_PARALLELISM
 __all__ = [
     "UNDO_EPOCHS",
     "Identity",
+    "TableOptions",
     "TableStats",
     "checked_parallelism",
     "checked_range",
@@ -21,6 +23,32 @@ __all__ = [
 
 #: Sealed epochs that can be undone.
 UNDO_EPOCHS = 2
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How an operator's tables are held; pickled to the workers.
+
+    Attributes
+    ----------
+    home : str
+        Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
+        process has its own.
+    limit_bytes : int
+        What one table may take; 0: they share what the process may take.
+    lock_timeout_ms : int
+        How long to wait for a shared table that another process has.
+    allow_unclaimed_state : bool
+        Whether stored states that the operator does not declare are left out, or refused.
+    allow_pickle : bool
+        Whether states may be pickled.
+    """
+
+    home: str = "shm"
+    limit_bytes: int = 0
+    lock_timeout_ms: int = 6000
+    allow_unclaimed_state: bool = False
+    allow_pickle: bool = True
 
 
 class Identity(Protocol):

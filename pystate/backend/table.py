@@ -17,6 +17,7 @@ from pystate._core import core
 from pystate.arguments import choice, flag, folder_path, integer, mapping, shown
 from pystate.backend.options import (
     Identity,
+    TableOptions,
     TableStats,
     checked_parallelism,
     checked_range,
@@ -28,6 +29,7 @@ from pystate.memory import process_budget
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import StateRegistry, unknown_state
 from pystate.types.keys import KeyColumns, KeyLike, describe, parse_key
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
@@ -41,6 +43,7 @@ __all__ = ["BackendTable"]
 _MOST = (1 << 63) - 1
 
 H = TypeVar("H")
+_DEFAULTS = TableOptions()
 
 
 class BackendTable:
@@ -109,6 +112,46 @@ class BackendTable:
         example = "states={'n': ps.ValueState('long')}"
         for name, declaration in mapping(given, f"{owner}: states", example).items():
             self.register(name, declaration)
+
+    @classmethod
+    def of(
+        cls,
+        operator: OperatorSpec,
+        key_group_range: tuple[int, int] | None = None,
+        options: TableOptions = _DEFAULTS,
+        *,
+        path: str | None = None,
+        identity: Identity | None = None,
+    ) -> Self:
+        """Make the backend of an operator for a range of key groups.
+
+        Parameters
+        ----------
+        operator : OperatorSpec
+            Decides what the table holds.
+        key_group_range : tuple of int, optional
+            First and last key group, both inclusive; all by default.
+        options : TableOptions
+            How it is held.
+        path : str, optional
+            Of a shared table; without one it is this process's own.
+        identity : Identity, optional
+            Who may use a shared table.
+        """
+        return cls(
+            operator.key,
+            states=operator.states,
+            max_parallelism=operator.max_parallelism,
+            key_group_range=key_group_range,
+            home="heap" if path is None else "shared",
+            path=path,
+            identity=identity,
+            limit_bytes=options.limit_bytes,
+            lock_timeout_ms=options.lock_timeout_ms,
+            uid=operator.uid,
+            namespace=operator.namespace,
+            timers=operator.timers,
+        )
 
     def _reserved_names(self) -> dict[str, str]:
         names = dict.fromkeys((name for name, _ in self.key), "a key column")

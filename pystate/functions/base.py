@@ -22,6 +22,8 @@ from pystate.errors import DeclarationError
 from pystate.functions.context import RuntimeContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "declarations",
     "has_timers",
     "namespace_type",
+    "operator_spec",
     "require_state",
     "sent",
     "shape",
@@ -450,6 +453,20 @@ def has_timers(function: StatefulFunction) -> bool:
         else (KeyedProcessFunction, "on_timer")
     )
     return getattr(type(function), name, None) is not getattr(base, name)
+
+
+def operator_spec(
+    function: StatefulFunction, uid: str, key: KeyColumns, max_parallelism: int = 128
+) -> OperatorSpec:
+    """Return what decides the tables of a function's operator."""
+    return OperatorSpec(
+        uid=uid,
+        key=key,
+        states=declarations(function),
+        namespace=namespace_type(function),
+        timers=has_timers(function),
+        max_parallelism=max_parallelism,
+    )
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:

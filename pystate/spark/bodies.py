@@ -45,11 +45,11 @@ class FunctionBody:
         """Give the function its handles and call its `open`."""
         plan, state = self._task.plan, self._task.state
         context = RuntimeContext(
-            uid=plan.uid,
+            uid=plan.operator.uid,
             epoch=plan.epoch,
             key_group_range=(state.first_key_group, state.last_key_group),
             parallelism=plan.parallelism,
-            max_parallelism=plan.max_parallelism,
+            max_parallelism=plan.operator.max_parallelism,
             processing_time=plan.processing_time_ms,
             watermark=plan.watermark_ms,
         )
@@ -158,7 +158,7 @@ class AggregateBody:
         backend = self._task.backend
         self._handles = {
             name: backend.register(name, declaration)
-            for name, declaration in self._task.plan.states.items()
+            for name, declaration in self._task.plan.operator.states.items()
         }
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -176,12 +176,12 @@ class AggregateBody:
 
     def _beyond(self, update: StateUpdate) -> str:
         plan = self._task.plan
-        kind = plan.states[update.state].stored_as()
+        kind = plan.operator.states[update.state].stored_as()
         wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
         return (
             f"{plan.describe()}: {update.shown} of a key is beyond the range of {kind}; the epoch "
             f"is not published. Cast the column to {wider}, and keep the aggregate under another "
-            f"uid: what {plan.uid!r} has stored stays {kind}"
+            f"uid: what {plan.operator.uid!r} has stored stays {kind}"
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:

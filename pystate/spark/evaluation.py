@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
@@ -40,20 +41,19 @@ from pystate.spark.described import JobDescription
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
 from pystate.spark.once import OperatorOutputs, executors
-from pystate.spark.options import TableOptions
 from pystate.spark.range_task import STAGING, OperatorPlan
 from pystate.spark.reports import ReportBox
 from pystate.spark.schemas import KeySchema, parse_schema
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.sink import Transaction
 from pystate.spark.watch import EvaluationWatch
+from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
-from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
+from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.state.declaration import State
 
 __all__ = ["Evaluation", "Learned", "RddSplit"]
 
@@ -111,6 +111,8 @@ class Evaluation:
         The checkpoint, as the tasks reach it.
     tables : TableOptions
         How the workers hold their tables.
+    term : int
+        The driver's.
     parallelism : int
         Number of ranges of each operator.
     outputs : Outputs
@@ -128,6 +130,7 @@ class Evaluation:
         box: ReportBox,
         storage: CheckpointStorage,
         tables: TableOptions,
+        term: int,
         parallelism: int,
         outputs: Outputs,
         learned: Learned,
@@ -139,6 +142,7 @@ class Evaluation:
         self._box = box
         self._storage = storage
         self._tables = tables
+        self._term = term
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
         self._splits: dict[str, RddSplit] = {}
@@ -169,68 +173,58 @@ class Evaluation:
 
     def declare(
         self,
-        uid: str,
+        operator: OperatorSpec,
         keys: KeySchema,
-        states: Mapping[str, State[Any]],
         *,
         allowed_delay_ms: int | None = None,
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
-        timers: bool = False,
-        namespace: StateType | None = None,
     ) -> OperatorPlan:
         """Announce an operator to the epoch; returns what its tasks must know.
 
         Parameters
         ----------
+        operator : OperatorSpec
+            What decides its tables; the epoch knows the number of key groups.
+        keys : KeySchema
+            Its key as checkpoints spell it.
         allowed_delay_ms : int, optional
             Of an operator with event time.
         sides : mapping from tag to schema, optional
             Its side outputs.
-        timers : bool
-            Whether its function handles timers.
-        namespace : StateType, optional
-            The type of its namespaces.
         """
-        epoch = self.epoch
+        epoch, uid = self.epoch, operator.uid
+        operator = replace(operator, max_parallelism=epoch.max_parallelism)
         if not self._tables.allow_pickle:
-            refuse_pickled(states, f"operator {uid!r}")
-        _check_table(uid, keys, states, namespace, timers)
-        schema = tuple((name, state.stored_as()) for name, state in states.items())
+            refuse_pickled(operator.states, f"operator {uid!r}")
+        _check_table(operator)
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         ranges = epoch.declare(
             uid,
             key_schema=keys,
-            state_schema=schema,
+            state_schema=operator.stored_states(),
             allowed_delay_ms=allowed_delay_ms,
-            timers=timers,
+            timers=operator.timers,
         )
         if allowed_delay_ms is not None:
             self._timed.add(uid)
         return OperatorPlan(
-            uid=uid,
+            operator=operator,
+            # The epoch has compared the declarations: what files hold beside them was dropped.
+            options=replace(self._tables, allow_unclaimed_state=True),
             key_schema=keys,
-            states=dict(states),
             ranges=PlannedRanges(ranges, uid, epoch.base, self._storage, epoch.max_parallelism),
             storage=self._storage,
             application=epoch.job.application,
             epoch=epoch.number,
             evaluation_id=self._id,
             query=_fingerprint(epoch, uid),
-            max_parallelism=epoch.max_parallelism,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
             drain=epoch.drain,
             watermarks=bool(self._timed) or epoch.watermark_ms is not None,
-            timers=timers,
-            namespace=namespace,
             side_folders=folders,
-            table_home=self._tables.home,
-            term=self._tables.term,
-            # The epoch has compared the declarations: what files hold beside them was dropped.
-            allow_unclaimed_state=True,
-            limit_bytes=self._tables.limit_bytes,
-            lock_timeout_ms=self._tables.lock_timeout_ms,
+            term=self._term,
             reports=self._box.accumulator,
             marks=self._marks,
         )
@@ -429,22 +423,16 @@ def large_batches(session: SparkSession) -> Iterator[None]:
         session.conf.unset(_BATCH_ROWS)
 
 
-def _check_table(
-    uid: str,
-    keys: KeySchema,
-    states: Mapping[str, State[Any]],
-    namespace: StateType | None,
-    timers: bool,
-) -> None:
+def _check_table(operator: OperatorSpec) -> None:
     """Refuse names and states of which the tasks could make no table.
 
     A task without rows makes none, so that the epoch could be published all the same, and later
     code could not go on from it.
     """
     try:
-        KeyedStateBackend(keys, states=states, namespace=namespace, timers=timers)
+        KeyedStateBackend.of(replace(operator, uid=""))
     except DeclarationError as error:
-        raise DeclarationError(f"operator {uid!r}: {error}") from error
+        raise DeclarationError(f"operator {operator.uid!r}: {error}") from error
 
 
 def _fingerprint(epoch: Epoch, uid: str) -> int:

@@ -18,9 +18,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import (
     StatefulFunction,
-    declarations,
-    has_timers,
-    namespace_type,
+    operator_spec,
     require_state,
     sent,
 )
@@ -48,9 +46,11 @@ from pystate.spark.schemas import (
 )
 from pystate.spark.worker import ArrowOperator, Body
 from pystate.state.declaration import State
+from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.types.ddl import quoted
 from pystate.types.durations import Duration
+from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
 
 if TYPE_CHECKING:
@@ -178,15 +178,11 @@ class KeyedFrame:
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
-        states = declarations(function)
         plan = self._evaluation.declare(
-            self._uid,
+            operator_spec(function, self._uid, parse_key(self._keys)),
             self._keys,
-            states,
             allowed_delay_ms=self._delay_ms,
             sides=written,
-            timers=has_timers(function),
-            namespace=namespace_type(function),
         )
         routed = self._routed(self._frame, plan, self._order_by)
         body = partial(FunctionBody, spec)
@@ -259,7 +255,9 @@ class KeyedFrame:
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(
-            self._uid, self._keys, plan.states, allowed_delay_ms=self._delay_ms
+            OperatorSpec(self._uid, parse_key(self._keys), plan.states),
+            self._keys,
+            allowed_delay_ms=self._delay_ms,
         )
         # Only what is aggregated travels, cast by Spark where the state is wider.
         selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
@@ -308,7 +306,7 @@ class KeyedFrame:
         self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
-        return route(frame, keys, plan.max_parallelism, plan.parallelism, order_by)
+        return route(frame, keys, plan.operator.max_parallelism, plan.parallelism, order_by)
 
 
 def _whole(field: st.StructField) -> Column:

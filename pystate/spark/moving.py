@@ -86,7 +86,7 @@ def move_table(
     try:
         attachment.move(spec.home)
         bounds = (base.first_key_group, base.last_key_group)
-        to = spec.home.table_path(spec.uid, *bounds, spec.fingerprint(base.since))
+        to = spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
     except OSError:
         return None
     return TableMovedError(

@@ -9,23 +9,11 @@ import os
 from dataclasses import dataclass
 
 from pystate.arguments import flag, integer, text
+from pystate.backend.options import TableOptions
 from pystate.spark.arguments import checked_count, checked_home
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["JobOptions", "TableOptions", "checked_options"]
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """How the workers hold their tables."""
-
-    home: str = "shm"
-    """``"shm"``, ``"local"``, ``"heap"``, or a folder."""
-    limit_bytes: int = 0
-    lock_timeout_ms: int = 6000
-    term: int = 0
-    """The driver's."""
-    allow_pickle: bool = True
+__all__ = ["JobOptions", "checked_options"]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pystate.backend.keyed import Lineage
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage
@@ -38,14 +39,13 @@ from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter
 from pystate.spark.schemas import KeySchema
 from pystate.spark.side import SideFiles
+from pystate.state.operator_spec import OperatorSpec
 from pystate.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from pystate.backend.keyed import KeyedStateBackend
-    from pystate.state.declaration import State
-    from pystate.types.state_type import StateType
 
 __all__ = ["STAGING", "OperatorPlan", "RangeTask"]
 
@@ -57,16 +57,16 @@ STAGING = "pystate.staging"
 class OperatorPlan:
     """What a task must know of its operator and epoch; pickled into the closure."""
 
-    uid: str
+    operator: OperatorSpec
+    options: TableOptions
     key_schema: KeySchema
-    states: Mapping[str, State[Any]]
+    """As checkpoints spell it."""
     ranges: Sequence[RangeState]
     storage: CheckpointStorage
     application: bytes
     epoch: int
     evaluation_id: str
     query: int
-    max_parallelism: int
     processing_time_ms: int
     watermark_ms: int | None
     event_time: bool
@@ -74,14 +74,8 @@ class OperatorPlan:
     """Whether event time ends after the rows."""
     watermarks: bool
     """Whether this or another operator of the job has event time."""
-    timers: bool
-    namespace: StateType | None
     side_folders: Mapping[str, str]
-    table_home: str
     term: int
-    allow_unclaimed_state: bool
-    limit_bytes: int
-    lock_timeout_ms: int
     reports: Accumulator[list[RangeReport]]
     marks: BeginMarks
 
@@ -91,18 +85,14 @@ class OperatorPlan:
         return len(self.ranges)
 
     @property
-    def expires(self) -> bool:
-        """Whether a state has a time to live."""
-        return any(state.ttl is not None for state in self.states.values())
-
-    @property
     def router(self) -> KeyRouter:
         """Computes the range of keys."""
-        return KeyRouter(self.uid, self.key_schema, self.max_parallelism, self.parallelism)
+        operator = self.operator
+        return KeyRouter(operator.uid, self.key_schema, operator.max_parallelism, self.parallelism)
 
     def describe(self, index: int | None = None) -> str:
         """Name the operator, and a range of it, in messages."""
-        name = f"operator {self.uid!r}, epoch {self.epoch}"
+        name = f"operator {self.operator.uid!r}, epoch {self.epoch}"
         if index is None:
             return name
         state = self.ranges[index]
@@ -169,16 +159,9 @@ class RangeTask:
             plan = self.plan
             self._spec = TableSpec(
                 storage=plan.storage,
-                home=executor_home(plan.application, plan.table_home),
-                uid=plan.uid,
-                key=plan.key_schema,
-                states=plan.states,
-                max_parallelism=plan.max_parallelism,
-                limit_bytes=plan.limit_bytes,
-                lock_timeout_ms=plan.lock_timeout_ms,
-                allow_unclaimed_state=plan.allow_unclaimed_state,
-                namespace=plan.namespace,
-                timers=plan.timers,
+                home=executor_home(plan.application, plan.options.home),
+                operator=plan.operator,
+                options=plan.options,
                 query=plan.query,
                 go_on=self.go_on,
             )
@@ -192,7 +175,7 @@ class RangeTask:
     def _claim(self, index: int) -> None:
         if self._index is None:
             self._index = index
-            self._beginning = self.plan.marks.begin(_mark(self.plan.uid, index))
+            self._beginning = self.plan.marks.begin(_mark(self.plan.operator.uid, index))
         elif self._index != index:
             raise EvaluationError(
                 f"{self.plan.describe(self._index)}: the partition also holds rows or the marker "
@@ -226,9 +209,9 @@ class RangeTask:
     def due(self) -> bool:
         """Whether the range has something to do without rows: a timer, or what may expire."""
         plan, state = self.plan, self.state
-        if plan.expires and state.id != EMPTY_ID:
+        if plan.operator.expires and state.id != EMPTY_ID:
             return True
-        return plan.timers and (
+        return plan.operator.timers and (
             _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else plan.watermark_ms)
             or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
         )
@@ -254,7 +237,7 @@ class RangeTask:
         """Seal the table; returns the thread that writes its delta, or None without a change."""
         if self._attachment is None:
             return None
-        if self.plan.expires:
+        if self.plan.operator.expires:
             self.backend.expire()
         if not self.backend.dirty:
             return None
@@ -268,7 +251,7 @@ class RangeTask:
         )
         self.metrics["seal_ms"] = _ms_since(began)
         path = state_path(
-            plan.uid,
+            plan.operator.uid,
             state.first_key_group,
             state.last_key_group,
             plan.epoch,
@@ -284,7 +267,7 @@ class RangeTask:
         plan, state = self.plan, self.state
         timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
-            if plan.timers:
+            if plan.operator.timers:
                 timers = self.backend.next_timer("event"), self.backend.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
@@ -296,7 +279,7 @@ class RangeTask:
         plan.reports.add(
             [
                 RangeReport(
-                    uid=plan.uid,
+                    uid=plan.operator.uid,
                     index=state.index,
                     evaluation_id=plan.evaluation_id,
                     id=state.id if file is None else file.id,

@@ -17,9 +17,7 @@ from pystate.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.functions.base import (
     KeyedProcessFunction,
-    declarations,
-    has_timers,
-    namespace_type,
+    operator_spec,
     sent,
     shape,
 )
@@ -32,6 +30,7 @@ from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.schemas import output_columns, parse_schema
 from pystate.spark.worker import Arrived, run_task
 from pystate.types.durations import Duration
+from pystate.types.keys import parse_key
 from pystate.types.state_type import TypeLike, is_spark_type
 
 if TYPE_CHECKING:
@@ -126,13 +125,10 @@ def rdd_operator(
         late=late,
     )
     plan = evaluation.declare(
-        uid,
+        operator_spec(function, uid, parse_key(split.keys)),
         split.keys,
-        declarations(function),
         allowed_delay_ms=split.allowed_delay_ms,
         sides={tag: columns.schema for tag, columns in sides.items()},
-        timers=has_timers(function),
-        namespace=namespace_type(function),
     )
     return RoutedOperator(plan, spec)
 

@@ -81,7 +81,7 @@ class ArrowOperator:
         self._body = body
         self._names = list(names)
         # What Spark calls the function in plans.
-        self.__name__ = plan_name(plan.uid)
+        self.__name__ = plan_name(plan.operator.uid)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task."""

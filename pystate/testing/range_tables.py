@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction, declarations, has_timers, namespace_type
+from pystate.functions.base import StatefulFunction, operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyColumns, key_columns
@@ -59,19 +59,11 @@ class RangeTables:
     ) -> None:
         self.key = key
         self._max_parallelism = max_parallelism
-        namespace = namespace_type(function)
+        operator = operator_spec(function, uid, key, max_parallelism)
         self._ranges = []
         for index in range(parallelism):
             first, last = range_bounds(index, max_parallelism, parallelism)
-            backend = KeyedStateBackend(
-                key,
-                states=declarations(function),
-                max_parallelism=max_parallelism,
-                key_group_range=(first, last),
-                uid=uid,
-                namespace=namespace,
-                timers=has_timers(function),
-            )
+            backend = KeyedStateBackend.of(operator, (first, last))
             backend.open()
             self._ranges.append(RangeTable(first, last, backend))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import Coordinator
@@ -21,6 +22,8 @@ from pystate.coordinator.merges import MergePolicy
 from pystate.host import TableHome, choose_home
 from pystate.shared_tables import TableCache, TableSpec
 from pystate.state.declaration import State
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import parse_key
 
 KEY = (("k", "bigint"),)
 KEYS = 24
@@ -94,12 +97,8 @@ class Operator:
         spec = TableSpec(
             self.storage,
             TableHome(None, None) if from_files or self.home is None else self.home,
-            "op",
-            KEY,
-            self.states,
-            128,
-            allow_unclaimed_state=True,
-            timers=self.timers,
+            OperatorSpec("op", parse_key(KEY), self.states, timers=self.timers),
+            TableOptions(allow_unclaimed_state=True),
         )
         with cache.attach(spec, state) as attachment:
             yield attachment.backend

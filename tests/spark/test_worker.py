@@ -15,6 +15,7 @@ import pytest
 
 import pystate as ps
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
@@ -25,6 +26,8 @@ from pystate.operator.output import OutputColumns
 from pystate.spark.bodies import FunctionBody
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.worker import ArrowOperator
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import parse_key
 
 PARALLELISM = 2
 
@@ -64,29 +67,22 @@ def marks(tmp_path: Path) -> BeginMarks:
 @pytest.fixture
 def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
     return OperatorPlan(
-        uid="counts",
+        operator=OperatorSpec("counts", parse_key("long"), {"n": ps.ValueState("long", default=0)}),
+        options=TableOptions(home="heap", lock_timeout_ms=100),
         key_schema=(("k", "long"),),
-        states={"n": ps.ValueState("long", default=0)},
         ranges=tuple(empty_range(i, 128, PARALLELISM) for i in range(PARALLELISM)),
         storage=LocalStorage(tmp_path),
         application=bytes(32),
         epoch=1,
         evaluation_id="e" * 32,
         query=7,
-        max_parallelism=128,
         processing_time_ms=0,
         watermark_ms=None,
         event_time=False,
         drain=False,
         watermarks=False,
-        timers=False,
-        namespace=None,
         side_folders={},
-        table_home="heap",
         term=1,
-        allow_unclaimed_state=False,
-        limit_bytes=0,
-        lock_timeout_ms=100,
         reports=reports,  # type: ignore[arg-type]
         marks=marks,
     )
@@ -348,7 +344,10 @@ def test_without_a_watermark_no_event_timer_is_due_unless_event_time_ends(
     plan: OperatorPlan, reports: Reports, timers: dict[str, int | None], drain: bool
 ) -> None:
     ranges = tuple(dataclasses.replace(r, next_event_timer_ms=-(1 << 63)) for r in plan.ranges)
-    plan = dataclasses.replace(plan, ranges=ranges, timers=True, watermark_ms=None, drain=drain)
+    operator = dataclasses.replace(plan.operator, timers=True)
+    plan = dataclasses.replace(
+        plan, operator=operator, ranges=ranges, watermark_ms=None, drain=drain
+    )
     operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())), ["k"])
     assert list(operator(iter([MARKER([0])]))) == []
     assert ("attached" in reports.reports[0].metrics) == drain
@@ -362,7 +361,8 @@ class Fading(ps.KeyedProcessFunction):
 
 
 def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Reports) -> None:
-    plan = dataclasses.replace(plan, states={"n": Fading.n})
+    operator = dataclasses.replace(plan.operator, states={"n": Fading.n})
+    plan = dataclasses.replace(plan, operator=operator)
     keys = keys_of(1, 20)
     found = []
     for epoch, now, batches in (

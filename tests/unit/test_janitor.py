@@ -21,6 +21,8 @@ from pystate.errors import PystateError
 from pystate.host import TableHome, choose_home, process_start
 from pystate.janitor import closing_mark
 from pystate.shared_tables import TableSpec
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import parse_key
 
 APPLICATION = bytes(range(32))
 
@@ -231,9 +233,11 @@ def test_what_is_outdated(tmp_path: Path) -> None:
         APPLICATION, shm=str(tmp_path), least_bytes=0, fallback=str(tmp_path / "local")
     )
     spec = TableSpec(
-        LocalStorage(tmp_path / "ck"), home, "op", "long", {"n": ps.ValueState("long")}, 128
+        LocalStorage(tmp_path / "ck"),
+        home,
+        OperatorSpec("op", parse_key("long"), {"n": ps.ValueState("long")}),
     )
-    base, fingerprint = empty_range(1, 128, 2), spec.fingerprint()
+    base, fingerprint = empty_range(1, 128, 2), spec.operator.fingerprint()
     path = home.table_path("op", 64, 127, fingerprint)
     assert path is not None
     folder = Path(path).parent

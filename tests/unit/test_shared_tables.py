@@ -272,7 +272,7 @@ def test_full_file_system_of_tables(worker: MakeWorker, home: TableHome, tmp_pat
     (blocked / "x").write_text("")
     nowhere = TableHome(str(blocked), home.identity)
     two = worker(home=nowhere)
-    path = nowhere.table_path("op", 0, 127, two.spec.fingerprint())
+    path = nowhere.table_path("op", 0, 127, two.spec.operator.fingerprint())
     assert path is not None
     os.symlink(tmp_path / "missing" / "target", path)
     how, reason, _ = two.attach(base)

@@ -1,0 +1,69 @@
+"""An operator, as its tables see it.
+
+Immutable, safe from any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pystate.state.declaration import State
+from pystate.types.keys import KeyColumns
+from pystate.types.state_type import StateType
+
+__all__ = ["OperatorSpec"]
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """What decides the tables of an operator; pickled to the workers.
+
+    Attributes
+    ----------
+    uid : str
+        Its name in checkpoints and errors.
+    key : tuple of (name, StateType)
+        The key's columns.
+    states : mapping of str to State
+        The declarations, in the order of the table's columns.
+    namespace : StateType or None
+        The type of its namespaces.
+    timers : bool
+        Whether keys have timers.
+    max_parallelism : int
+        Number of key groups.
+    """
+
+    uid: str
+    key: KeyColumns
+    states: Mapping[str, State[Any]]
+    namespace: StateType | None = None
+    timers: bool = False
+    max_parallelism: int = 128
+
+    @property
+    def expires(self) -> bool:
+        """Whether a state has a time to live."""
+        return any(state.ttl is not None for state in self.states.values())
+
+    def stored_states(self) -> tuple[tuple[str, str], ...]:
+        """Return names and kinds of the states as a checkpoint's metadata spells them."""
+        return tuple((name, state.stored_as()) for name, state in self.states.items())
+
+    def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
+        """Return 64 hexadecimal digits that differ between tables of different schemas.
+
+        Parameters
+        ----------
+        since : tuple of (str, int)
+            As of `RangeState`: a table that held a dropped state is none for a new one of its name.
+        """
+        columns = [[name, type_.ddl] for name, type_ in self.key]
+        states = [[name, repr(d)] for name, d in self.states.items()]
+        space = None if self.namespace is None else self.namespace.ddl
+        text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
+        return hashlib.sha256(text.encode()).hexdigest()
