@@ -1,4 +1,4 @@
-"""Runs the benchmarks by turns and prints one table: ``python -m bench [--only P1,P4] [--spark]``.
+"""Runs the benchmarks by turns and prints one table: ``python -m bench [--only count,files]``.
 
 ``PYSTATE_BENCH_SCALE`` is `smoke`, `short` (the default) or `large`.
 """
@@ -30,20 +30,20 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     if spark:
         from bench import spark_jobs, spark_timed
 
-        return {"P9": spark_jobs.jobs, "P12": spark_timed.jobs}
+        return {"spark-count": spark_jobs.jobs, "spark-function": spark_timed.jobs}
     from bench import elements, files, growth, keyed, memory, shared, snapshots, writes
 
     return {
-        "P1": keyed.vectorised,
-        "P2": keyed.scalar,
-        "P3": writes.writes,
-        "P4": snapshots.pause,
-        "P5": snapshots.bytes_written,
-        "P6": files.files,
-        "P7": shared.shared,
-        "P8": memory.per_entry,
-        "P10": elements.elements,
-        "P11": growth.growth,
+        "count": keyed.vectorised,
+        "one-key": keyed.scalar,
+        "writes": writes.writes,
+        "snapshot-pause": snapshots.pause,
+        "delta-size": snapshots.bytes_written,
+        "files": files.files,
+        "attach": shared.shared,
+        "memory": memory.per_entry,
+        "collections": elements.elements,
+        "growth": growth.growth,
     }
 
 
@@ -80,8 +80,8 @@ def cpu_name() -> str:
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", help="questions, separated by commas: P1,P4")
-    parser.add_argument("--spark", action="store_true", help="the jobs on Spark (P9, P12)")
+    parser.add_argument("--only", help="questions, separated by commas: count,files")
+    parser.add_argument("--spark", action="store_true", help="the jobs on Spark")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     arguments = parser.parse_args()
     scale = measure.chosen_scale()

@@ -1,4 +1,4 @@
-"""P10: lists, maps, reduced values, means and timers, a batch at a time and a key at a time.
+"""Lists, maps, reduced values, means and timers, a batch at a time and a key at a time.
 
 As many elements in all for every kind, on both sides, so that caches matter alike. Measured in
 processor time of the process, all its threads together: the question is about one core.
@@ -413,7 +413,7 @@ KINDS: dict[str, tuple[Callable[[Scale, bool], Works], int]] = {
 
 
 def elements(scale: Scale) -> list[Row]:
-    """P10."""
+    """All of them, at the sizes of the scale."""
     rows = []
     for scalar in (False, True):
         for what, (works_of, share) in KINDS.items():
@@ -425,7 +425,7 @@ def elements(scale: Scale) -> list[Row]:
                 expected = ">= 0.5x" if scalar else ">= 8x"
                 rows.append(
                     Row(
-                        "P10",
+                        "collections",
                         f"{what}, {'a key' if scalar else 'a batch'} at a time: {name}",
                         timings.rate(name, done / 1e6),
                         "M/s",

@@ -1,4 +1,4 @@
-"""P6: how fast state becomes files and files become state, flat over the number of rows."""
+"""How fast state becomes files and files become state, flat over the number of rows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def round_trip(kind: str, key_groups: int, rows: int) -> dict[str, float]:
 
 
 def files(scale: Scale) -> list[Row]:
-    """P6."""
+    """Written and restored, at each number of rows."""
     rows = []
     for kind in KINDS:
         for key_groups in KEY_GROUPS:
@@ -103,7 +103,7 @@ def files(scale: Scale) -> list[Row]:
                     share = [ours / first for ours, first in zip(rates, base, strict=True)]
                     rows.append(
                         Row(
-                            "P6",
+                            "files",
                             f"{step}, {n:,} rows, {kind} keys, {key_groups} key groups",
                             Spread.of(rates),
                             "MB/s",

@@ -1,4 +1,4 @@
-"""P11: one key's list and map, grown from a thousand elements to a million.
+"""One key's list and map, grown from a thousand elements to a million.
 
 An element that goes to a random place among a million waits for memory where one among a thousand
 did not, whatever keeps it: beside each ratio stands how much Python's own container grows.
@@ -183,7 +183,7 @@ def undo_peer(kept: Any, listed: list[int]) -> None:
 
 
 def growth(scale: Scale) -> list[Row]:
-    """P11."""
+    """A list and a map."""
     rows = []
     for kind in KINDS:
         gc.collect()
@@ -201,7 +201,7 @@ def growth(scale: Scale) -> list[Row]:
             theirs = Spread.of(measured.peer_ns).median / Spread.of(first.peer_ns).median
             rows.append(
                 Row(
-                    "P11",
+                    "growth",
                     what,
                     ns,
                     "ns",
@@ -214,7 +214,7 @@ def growth(scale: Scale) -> list[Row]:
             if size == scale.grown[-1]:
                 rows.append(
                     Row(
-                        "P11",
+                        "growth",
                         f"{kind.name}, at {size:,}: delta",
                         bytes_,
                         "bytes",

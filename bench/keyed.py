@@ -1,4 +1,4 @@
-"""P1 and P2: keyed counts and sums, a batch at a time and a key at a time."""
+"""Keyed counts and sums, a batch at a time and a key at a time."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def sum_and_count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
 
 
 def count_one_by_one(backend: KeyedStateBackend, keys: Sequence[int]) -> None:
-    """P2: what a function that sees one row at a time costs, without its own work."""
+    """What a function that sees one row at a time costs, without its own work."""
     count = backend["n"]
     for k in keys:
         backend.set_current_key(k)
@@ -146,7 +146,7 @@ def scalar_works(scale: Scale, n_keys: int) -> dict[str, Work]:
 
 
 def vectorised(scale: Scale) -> list[Row]:
-    """P1."""
+    """A batch at a time."""
     rows = []
     for what, works_of, expected in (
         ("count", count_works, ">= 15x (goal 20x)"),
@@ -158,7 +158,7 @@ def vectorised(scale: Scale) -> list[Row]:
                 is_peer = not name.startswith("pystate")
                 rows.append(
                     Row(
-                        "P1",
+                        "count",
                         f"{what}, {n_keys:,} keys: {name}",
                         timings.rate(name, scale.rows / 1e6),
                         "M rows/s",
@@ -172,12 +172,12 @@ def vectorised(scale: Scale) -> list[Row]:
 
 
 def scalar(scale: Scale) -> list[Row]:
-    """P2, at the smallest number of keys."""
+    """A key at a time, at the smallest number of keys."""
     n_keys = scale.key_counts[0]
     timings = by_turns(scalar_works(scale, n_keys), scale.rounds)
     return [
         Row(
-            "P2",
+            "one-key",
             f"one key at a time, {n_keys:,} keys: {name}",
             timings.rate(name, scale.scalar_rows / 1e6),
             "M rows/s",

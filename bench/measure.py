@@ -220,12 +220,28 @@ def spread(value: Spread, suffix: str = "") -> str:
     return f"{text} ({number(value.low)}-{number(value.high)})"
 
 
+#: The numbers that the goals of performance have, by question.
+GOALS = {
+    "count": "P1",
+    "one-key": "P2",
+    "writes": "P3",
+    "snapshot-pause": "P4",
+    "delta-size": "P5",
+    "files": "P6",
+    "attach": "P7",
+    "memory": "P8",
+    "spark-count": "P9",
+    "spark-function": "P10",
+}
+
+
 def table(rows: Sequence[Row]) -> str:
     """All rows, aligned; medians first, the smallest and largest round in brackets."""
-    head = ("", "what", "measured", "ratio", "of", "expected")
+    head = ("", "goal", "what", "measured", "ratio", "of", "expected")
     body = [
         (
             row.question,
+            GOALS.get(row.question, ""),
             row.what,
             f"{spread(row.figure)} {row.unit}".rstrip(),
             "" if row.ratio is None else spread(row.ratio, "x"),

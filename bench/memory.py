@@ -1,4 +1,4 @@
-"""P8: bytes per entry."""
+"""Bytes per entry."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def per_entry(scale: Scale) -> list[Row]:
     peer = dict_entry_bytes(first)
     return [
         Row(
-            "P8",
+            "memory",
             f"long key + two longs, worst of {first:,} to {last:,} keys ({worst:,})",
             Spread(entries[worst], min(entries.values()), entries[worst]),
             "bytes/entry",
@@ -73,20 +73,20 @@ def per_entry(scale: Scale) -> list[Row]:
             detail={"by_keys": {str(k): v for k, v in entries.items()}},
         ),
         Row(
-            "P8",
+            "memory",
             "the same and undo, epochs that add 3 %, median over the counts",
             Spread.of(list(in_all.values())),
             "bytes/entry",
             detail={"by_keys": {str(k): v for k, v in in_all.items()}},
         ),
         Row(
-            "P8",
+            "memory",
             "beside it at worst: undo, all rows changed in one epoch, two, three",
             Spread.of(undo),
             "bytes/entry",
         ),
         Row(
-            "P8",
+            "memory",
             "beside it while it is written: a snapshot, all rows changed",
             Spread.of([delta]),
             "bytes/entry",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def count_in_dict(d: dict[int, int], keys: Iterable[int]) -> None:
-    """P1: rows per key."""
+    """Rows per key."""
     for k in keys:
         d[k] = d.get(k, 0) + 1
 
@@ -24,44 +24,44 @@ def count_in_dict(d: dict[int, int], keys: Iterable[int]) -> None:
 def sum_and_count_in_dict(
     d: dict[int, tuple[int, int]], keys: Iterable[int], values: Iterable[int]
 ) -> None:
-    """P1: sum and count per key; faster with tuples than with lists or two dicts."""
+    """Sum and count per key; faster with tuples than with lists or two dicts."""
     for k, v in zip(keys, values, strict=True):
         row = d.get(k)
         d[k] = (v, 1) if row is None else (row[0] + v, row[1] + 1)
 
 
 def read_and_update_dict(d: dict[int, int], keys: Iterable[int]) -> None:
-    """P2: one key after the other, read, then write."""
+    """One key after the other, read, then write."""
     for k in keys:
         n = d.get(k, 0)
         d[k] = n + 1
 
 
 def count_in_array(counts: Longs, slots: Longs) -> None:
-    """P1, the limit: dense slots, no hashing, no keys, nothing that could be undone."""
+    """The limit: dense slots, no hashing, no keys, nothing that could be undone."""
     np.add.at(counts, slots, 1)
 
 
 def append_to_lists(d: dict[int, list[int]], keys: Iterable[int], values: Iterable[int]) -> None:
-    """P10: an item to the list of each key; `d` is a defaultdict."""
+    """An item to the list of each key; `d` is a defaultdict."""
     for k, v in zip(keys, values, strict=True):
         d[k].append(v)
 
 
 def copy_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[list[int]]:
-    """P10: the keys' lists, each one's own: what is done to them later does not show."""
+    """The keys' lists, each one's own: what is done to them later does not show."""
     return [d[k].copy() for k in keys]
 
 
 def sum_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[int]:
-    """P10: something done with each item."""
+    """Something done with each item."""
     return [sum(d[k]) for k in keys]
 
 
 def put_into_maps(
     d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int], values: Iterable[int]
 ) -> None:
-    """P10: an entry into the map of each key; `d` is a defaultdict."""
+    """An entry into the map of each key; `d` is a defaultdict."""
     for k, name, v in zip(keys, names, values, strict=True):
         d[k][name] = v
 
@@ -69,12 +69,12 @@ def put_into_maps(
 def get_from_maps(
     d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int]
 ) -> list[int | None]:
-    """P10: an entry of the map of each key."""
+    """An entry of the map of each key."""
     return [d[k].get(name) for k, name in zip(keys, names, strict=True)]
 
 
 def sum_in_dict(d: dict[int, int], keys: Iterable[int], values: Iterable[int]) -> None:
-    """P10: a reduced value per key; `d` is a defaultdict."""
+    """A reduced value per key; `d` is a defaultdict."""
     for k, v in zip(keys, values, strict=True):
         d[k] += v
 
@@ -82,7 +82,7 @@ def sum_in_dict(d: dict[int, int], keys: Iterable[int], values: Iterable[int]) -
 def mean_in_dict(
     d: dict[int, tuple[float, int]], keys: Iterable[int], values: Iterable[float]
 ) -> None:
-    """P10: what a mean is made of; with tuples, as above."""
+    """What a mean is made of; with tuples, as above."""
     for k, v in zip(keys, values, strict=True):
         row = d.get(k)
         d[k] = (v, 1) if row is None else (row[0] + v, row[1] + 1)
@@ -95,7 +95,7 @@ Timer = tuple[int, int]
 def register_timers(
     heap: list[Timer], there: set[Timer], keys: Iterable[int], times: Iterable[int]
 ) -> None:
-    """P10: timers that are one however often they are registered."""
+    """Timers that are one however often they are registered."""
     for timer in zip(times, keys, strict=True):
         if timer not in there:
             there.add(timer)
@@ -105,7 +105,7 @@ def register_timers(
 def fire_timers(
     heap: list[Timer], there: set[Timer], until: int, call: Callable[[int, int], object]
 ) -> int:
-    """P10: the ones that are due, in order; those taken out of the set meanwhile were deleted."""
+    """The ones that are due, in order; those taken out of the set meanwhile were deleted."""
     fired = 0
     while heap and heap[0][0] <= until:
         timer = heapq.heappop(heap)

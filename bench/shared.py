@@ -1,4 +1,4 @@
-"""P7: taking over a shared table, from a worker that has ended and from one that was killed."""
+"""Taking over a shared table, from a worker that has ended and from one that was killed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def start(target: Any, *arguments: Any) -> tuple[Any, Connection]:
 
 
 def shared(scale: Scale) -> list[Row]:
-    """P7."""
+    """Attach, detach and recovery."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="pystate-bench-", dir=memory) as folder:
         path = os.path.join(folder, "table")
@@ -121,16 +121,16 @@ def warm_attach(backend: KeyedStateBackend, path: str, scale: Scale) -> list[Row
     about = f"{scale.shared_keys:,} keys"
     return [
         Row(
-            "P7",
+            "attach",
             f"attach, warm, after another process sealed, {about}",
             Spread.of(attaches),
             "µs",
             expected="<= 50 µs",
             detail={"first_us": seen[0][0], "first_page_faults": seen[0][2]},
         ),
-        Row("P7", "its page faults", Spread.of(faults), "faults"),
-        Row("P7", "detach", Spread.of(detaches), "µs"),
-        Row("P7", f"first attach of a process, {about}", Spread.of([seen[0][0]]), "µs"),
+        Row("attach", "its page faults", Spread.of(faults), "faults"),
+        Row("attach", "detach", Spread.of(detaches), "µs"),
+        Row("attach", f"first attach of a process, {about}", Spread.of([seen[0][0]]), "µs"),
     ]
 
 
@@ -153,12 +153,12 @@ def recovery(backend: KeyedStateBackend, path: str, scale: Scale) -> list[Row]:
         per_record.append(stats.recovery_ns / stats.recovered_records)
     return [
         Row(
-            "P7",
+            "attach",
             f"recovery after SIGKILL with {records:,} rows changed",
             Spread.of(per_record[1:]),
             "ns/record",
             expected="<= 5 ns",
             detail={"first_ns": per_record[0]},
         ),
-        Row("P7", "its page faults", Spread.of(faults[1:]), "faults"),
+        Row("attach", "its page faults", Spread.of(faults[1:]), "faults"),
     ]

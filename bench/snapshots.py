@@ -1,4 +1,4 @@
-"""P4 and P5: what a snapshot costs the job, and how many bytes it is."""
+"""What a snapshot costs the job, and how many bytes it is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pauses(backend: KeyedStateBackend, n_keys: int, changed: int) -> Pauses:
 
 
 def pause(scale: Scale) -> list[Row]:
-    """P4: at fixed changes over the state's size, and at a fixed size over the changes."""
+    """The pause: at fixed changes over the state's size, and at a fixed size over the changes."""
     rows = []
     by_size = {}
     backend = long_backend("n")
@@ -59,7 +59,7 @@ def pause(scale: Scale) -> list[Row]:
         by_size[n_keys] = measured = pauses(backend, n_keys, changed)
         rows.append(
             Row(
-                "P4",
+                "snapshot-pause",
                 f"snapshot() of {changed:,} changed rows, {n_keys:,} keys",
                 measured.snapshot,
                 "µs",
@@ -80,7 +80,7 @@ def pause(scale: Scale) -> list[Row]:
     slopes = np.diff(medians) / np.diff(changes) * 1e3
     rows.append(
         Row(
-            "P4",
+            "snapshot-pause",
             f"snapshot(), per row of {changes[0]:,} to {changes[-1]:,} changed, {n_keys:,} keys",
             Spread.of(slopes.tolist()),
             "ns/row",
@@ -91,7 +91,7 @@ def pause(scale: Scale) -> list[Row]:
     steps = [measured.step_after for measured in (*by_size.values(), *by_changes.values())]
     rows.append(
         Row(
-            "P4",
+            "snapshot-pause",
             "the step after it, over all of the above",
             Spread.of([step.median for step in steps]),
             "µs",
@@ -117,7 +117,7 @@ def fill_to(backend: KeyedStateBackend, n_keys: int) -> None:
 
 
 def bytes_written(scale: Scale) -> list[Row]:
-    """P5: six long columns, all of them changed and one, in a sparse part of the rows."""
+    """The size: six long columns, all of them changed and one, in a sparse part of the rows."""
     n_keys = scale.state_sizes[-2]
     names = [f"c{i}" for i in range(6)]
     backend = long_backend(*names)
@@ -137,7 +137,7 @@ def bytes_written(scale: Scale) -> list[Row]:
         logical = changed * (8 + 8 * columns)
         rows.append(
             Row(
-                "P5",
+                "delta-size",
                 f"delta of {changed:,} of {n_keys:,} rows, {columns} of 6 long columns changed",
                 Spread.of([info.raw_bytes / changed]),
                 "bytes/row",

@@ -1,4 +1,4 @@
-"""P9: the same count per key on Spark without state, with pystate, and with Spark's own state.
+"""The same count per key on Spark without state, with pystate, and with Spark's own state.
 
 All run in one session over the same stream, shuffle by key into as many partitions, and write as
 many output rows to Parquet in `foreachBatch`. The job without state sends its rows through a
@@ -158,7 +158,7 @@ def batch_seconds(query: StreamingQuery, turn: int) -> float:
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """P9: all jobs stand in one session; each batch goes through one after the other."""
+    """All jobs stand in one session; each batch goes through one after the other."""
     starts: dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]] = {
         "without state": (start_without_state, "HDFSBacked"),
         "pystate": (start_with_pystate, "HDFSBacked"),
@@ -213,7 +213,7 @@ def row_of(
             "Spark, RocksDB": ">= 4x (goal 8x)",
         }[name]
     return Row(
-        "P9",
+        "spark-count",
         f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}",
         Spread.of(rates[name]),
         "M rows/s",

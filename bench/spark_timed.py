@@ -1,4 +1,4 @@
-"""P12: a function of one row with a value, a map and timers, beside Spark's transformWithState.
+"""A function of one row with a value, a map and timers, beside Spark's transformWithState.
 
 All run in one session over the same stream, shuffle by key into as many partitions, and write the
 rows that they yield to Parquet in `foreachBatch`; these are compared at the end. Each counts the
@@ -195,7 +195,7 @@ EXPECTED = {
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """P12: each batch goes through one job after the other."""
+    """Each batch goes through one job after the other."""
     seconds: dict[str, list[float]] = {name: [] for name in STARTS}
     root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
     try:
@@ -254,7 +254,7 @@ def row_of(
         pairs = zip(seconds["pystate"], seconds[name], strict=True)
         ratio = Spread.of([theirs / ours for ours, theirs in pairs])
     return Row(
-        "P12",
+        "spark-function",
         f"value, map and timer, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: "
         + name,
         Spread.of([scale.timed_rows / one / 1e3 for one in seconds[name]]),

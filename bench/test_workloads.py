@@ -37,19 +37,19 @@ def run(benchmark: BenchmarkFixture, work: Work) -> None:
 
 
 @pytest.mark.parametrize("name", ["pystate", "pystate, seal timed", "dict", "numpy.add.at"])
-@pytest.mark.benchmark(group="P1 count")
+@pytest.mark.benchmark(group="count")
 def test_count(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.count_works(SCALE, N_KEYS)[name])
 
 
 @pytest.mark.parametrize("name", ["pystate", "pystate, seal timed", "dict"])
-@pytest.mark.benchmark(group="P1 sum and count")
+@pytest.mark.benchmark(group="sum and count")
 def test_sum_and_count(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.sum_and_count_works(SCALE, N_KEYS)[name])
 
 
 @pytest.mark.parametrize("name", ["pystate", "pystate, keys known in batches", "dict"])
-@pytest.mark.benchmark(group="P2 one key at a time")
+@pytest.mark.benchmark(group="one key at a time")
 def test_one_by_one(benchmark: BenchmarkFixture, name: str) -> None:
     run(benchmark, keyed.scalar_works(SCALE, N_KEYS)[name])
 
@@ -66,7 +66,7 @@ def changed_backend(scale: Scale) -> tuple[KeyedStateBackend, Callable[[], None]
     return backend, change
 
 
-@pytest.mark.benchmark(group="P4 snapshot()")
+@pytest.mark.benchmark(group="snapshot()")
 def test_seal(benchmark: BenchmarkFixture) -> None:
     backend, change = changed_backend(SCALE)
     benchmark.pedantic(
@@ -74,7 +74,7 @@ def test_seal(benchmark: BenchmarkFixture) -> None:
     )
 
 
-@pytest.mark.benchmark(group="P6 write of a delta, into memory")
+@pytest.mark.benchmark(group="write of a delta, into memory")
 def test_write(benchmark: BenchmarkFixture) -> None:
     backend, change = changed_backend(SCALE)
     change()

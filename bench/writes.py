@@ -1,4 +1,4 @@
-"""P3: keys that come, are strings, are uneven or go, each beside P1's count in the same run."""
+"""Keys that come, are strings, are uneven or go, each beside a count in the same run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = (10, 40)
 """Bytes of string keys, both ends included."""
 STEP_ROWS = 256
 """Inserts between two looks at the clock, where the longest pause is asked for."""
-BASE = "count, keys that are there (P1)"
+BASE = "count, keys that are there"
 
 
 def string_keys(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array[Any]:
@@ -158,7 +158,7 @@ def longest_step(n_keys: int) -> float:
 
 
 def writes(scale: Scale) -> list[Row]:
-    """P3: processor time, at the smallest number of keys; growth at the largest."""
+    """Processor time, at the smallest number of keys; growth at the largest."""
     n_keys = scale.key_counts[0]
     works = works_of(scale, n_keys)
     timings = by_turns(
@@ -171,11 +171,11 @@ def writes(scale: Scale) -> list[Row]:
         share = [(amount / ours) / (scale.rows / base) for base, ours in pairs]
         rows.append(
             Row(
-                "P3",
+                "writes",
                 f"{name}, {n_keys:,} keys",
                 timings.rate(name, amount / 1e6),
                 "M rows/s",
-                peer="" if name == BASE else "P1's count",
+                peer="" if name == BASE else "the count",
                 ratio=None if name == BASE else Spread.of(share),
                 expected="" if name == BASE else "goal 0.4x",
                 detail={"seconds": seconds[name], "rows": amount},
@@ -184,7 +184,7 @@ def writes(scale: Scale) -> list[Row]:
     n_keys = scale.key_counts[-1]
     rows.append(
         Row(
-            "P3",
+            "writes",
             f"longest of the steps of {STEP_ROWS} inserts, up to {n_keys:,} keys",
             Spread.of([longest_step(n_keys) for _ in range(3)]),
             "ms",
