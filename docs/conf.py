@@ -1,0 +1,49 @@
+"""How Sphinx builds the guide: `make docs`."""
+
+from importlib.metadata import version as installed_version
+
+project = "pystate"
+author = "the pystate developers"
+project_copyright = "the pystate developers"
+release = version = installed_version("pystate-spark")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
+
+# Pages
+source_suffix = {".md": "markdown"}
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "deflist"]
+# Files outside of the guide, which only the repository has.
+myst_url_schemes = ["http", "https"]
+
+# The reference: docstrings are numpydoc, and a single backtick in them may be a link.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "inherited-members": False}
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+add_module_names = False
+
+# What it looks like
+html_theme = "pydata_sphinx_theme"
+html_title = "pystate"
+html_static_path = ["_static"]
+html_css_files = ["guide.css"]
+html_theme_options = {
+    "show_prev_next": True,
+    "navbar_end": ["theme-switcher"],
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": [],
+    "footer_end": [],
+}
+html_copy_source = False
+html_show_sourcelink = False
