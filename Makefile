@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test wheel bench bench-spark lint clean build java test-c sanitize sanitize-python
+.PHONY: help demo test wheel bench bench-spark docs lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -38,6 +38,10 @@ bench: build ## ratios against a Python dict and friends, as one table
 bench-spark: java build ## the same job with pystate, without state, and with Spark's own state
 	@$(PY) -m bench --spark $(BENCH)
 
+docs: build ## the guide and the reference as web pages in build/docs; a warning is an error
+	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
 lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -69,7 +73,7 @@ $(VENV)/.installed: pyproject.toml
 	    "$$python" -m venv $(VENV)
 	@$(PY) -m pip install -q "setuptools>=77" "cython>=3.1"
 	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(PY) -m pip install -q --no-build-isolation \
-	    -e ".[demo,test,lint,bench]"
+	    -e ".[demo,test,lint,bench,docs]"
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(CORE)

@@ -2,6 +2,8 @@
 
 from importlib.metadata import version as installed_version
 
+from pystate.state.habits import Elsewhere
+
 project = "pystate"
 author = "the pystate developers"
 project_copyright = "the pystate developers"
@@ -24,7 +26,6 @@ myst_url_schemes = ["http", "https"]
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "inherited-members": False}
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
@@ -47,3 +48,13 @@ html_theme_options = {
 }
 html_copy_source = False
 html_show_sourcelink = False
+
+
+def leave_out(app, what, name, member, skip, options):
+    """Leave out the names of other systems, which only say what to write in their place."""
+    return True if isinstance(member, Elsewhere) else None
+
+
+def setup(app):
+    """Connect what Sphinx asks for."""
+    app.connect("autodoc-skip-member", leave_out)

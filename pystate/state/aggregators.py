@@ -279,15 +279,12 @@ class Variance(Aggregator):
 
     Notes
     -----
-    Kept as count, mean and sum of squared deviations: Welford's recurrence [1]_ per value, the
-    formula of Chan, Golub and LeVeque [2]_ to merge. Values are taken as doubles.
+    Kept are the count, the mean and the sum of squared deviations. Values are taken as doubles.
 
-    References
-    ----------
-    .. [1] Welford: Note on a method for calculating corrected sums of squares and products.
-       Technometrics 4(3), 1962.
-    .. [2] Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample
-       variances. Stanford STAN-CS-79-773, 1979.
+    A value is added by Welford's recurrence (Note on a method for calculating corrected sums of
+    squares and products, Technometrics 4(3), 1962). Two accumulators are merged by the formula of
+    Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing sample
+    variances, Stanford STAN-CS-79-773, 1979).
     """
 
     sample: bool = True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tests.environments import ROOT, Environment
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-JOB, KINDS, TIME, TEST, STORE = BLOCKS
+JOB, STORE = BLOCKS
 EPOCH = r"epoch {} \(batch {}\): {}, .*\d+\.\d\d s"
 
 
@@ -38,33 +36,6 @@ def run(environment: Environment, program: str, folder: Path) -> list[str]:
 def test_the_store(alone: Environment, tmp_path: Path) -> None:
     assert run(alone, STORE, tmp_path) == ["[{'key': 1, 'n': 2}, {'key': 2, 'n': 11}]"]
     assert run(alone, STORE, tmp_path) == ["[{'key': 1, 'n': 4}, {'key': 2, 'n': 22}]"]
-
-
-def test_the_unit_test(tmp_path: Path) -> None:
-    (tmp_path / "test_orders.py").write_text(TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_the_kinds_of_state(alone: Environment, tmp_path: Path) -> None:
-    fired = ("N14228", 2, 11.0, 6.5, [("EWR", 1), ("IAH", 1)])
-    assert run(alone, KINDS, tmp_path) == [str([fired, fired])]
-
-
-def test_the_jobs_keep_apart() -> None:
-    folders = [set(re.findall(r'"([\w-]+)"', text)) for text in (JOB, TIME)]
-    assert {"checkpoint", "moves", "clicks"} <= folders[0]
-    assert {"readings-checkpoint", "good", "doubtful", "late", "readings"} <= folders[1]
-    assert not {"checkpoint", "moves", "clicks"} & folders[1]
-
-
-def test_event_time_and_side_outputs(with_spark: Environment, tmp_path: Path) -> None:
-    printed = run(with_spark, TIME, tmp_path)
-    first, second, *results = printed
-    assert re.fullmatch(EPOCH.format(1, 0, "3 rows in, 2 out"), first), printed
-    assert re.fullmatch(EPOCH.format(2, 1, "2 rows in, 1 out, 1 late, 1 to 'late'"), second)
-    assert results == ["good [1.0, 2.0, 3.0]", "doubtful [50.0]", "late [4.0]"]
 
 
 def test_the_job_goes_on_where_it_ended(with_spark: Environment, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ EXTRAS = {
              "assert f.load_flights(1).num_rows == 1"],
     "test": ["-m", "pytest", "--version"],
     "bench": ["-c", "import pytest_benchmark, pystate.spark, google.protobuf"],
+    "docs": ["-c", "import myst_parser, pydata_sphinx_theme, pystate.spark, sphinx.cmd.build"],
     "lint": ["-c", "import mypy, pystate.spark, rich, pytest_benchmark"],
 }  # fmt: skip
 
