@@ -47,14 +47,14 @@ def read_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.T
     location : str or path
         The checkpoint of a job.
     uid : str, optional
-        The operator; may be left out where there is one only, as in a store of `pystate.open`.
+        The operator. It may be left out where the checkpoint has only one, as a store has.
 
     Returns
     -------
     pyarrow.Table
-        A row per key: the key columns, the namespace if there are any, then a column per state,
-        null where absent, of aggregates the result. Objects are in their pickled form. Timers are
-        left out.
+        A row per key: the key columns, the namespace if there are any, then a column per state. A
+        state that the key does not have is null. Of an aggregate it is the result, of an object the
+        pickled form. Timers are left out.
 
     Raises
     ------
@@ -75,13 +75,15 @@ def scan_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.R
     Returns
     -------
     pyarrow.RecordBatchReader
-        The rows of `read_state`, as they are asked for: in memory are as many ranges as the machine
-        has processors. The reader can be used once. DuckDB, Polars and pyarrow's writers take it.
+        The rows of `read_state`, read as they are asked for. As many ranges as the machine has
+        processors are in memory at a time. The reader can be used once. DuckDB, Polars and
+        pyarrow's writers take it.
 
     Raises
     ------
     CheckpointError
-        As for `read_state`. Also while batches are read: a job that went on has retired the epoch.
+        As for `read_state`; also while batches are read, where a job that went on has removed the
+        epoch's files.
     """
     scan = StateScan.newest(_storage_at(location, "scan_state"), uid)
     return pa.RecordBatchReader.from_batches(scan.schema, scan.batches())

@@ -82,7 +82,10 @@ class Environment:
 
     def _link(self, found: Distribution) -> None:
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-            (self._packages / top).symlink_to(Path(str(found.locate_file(top))))
+            link = self._packages / top
+            # Several distributions may be parts of one package, as those of sphinxcontrib are.
+            if not link.is_symlink():
+                link.symlink_to(Path(str(found.locate_file(top))))
 
     def run(
         self, *arguments: str, cwd: Path, timeout_s: float = 300

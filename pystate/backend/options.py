@@ -72,21 +72,29 @@ class TableStats(NamedTuple):
     keys: int
     """Live keys."""
     slots: int
-    """Rows ever taken: live, dead and reusable."""
+    """Rows that were ever taken, whether they are live, dead or reusable."""
     row_bytes: int
+    """Memory that is committed for rows."""
     index_bytes: int
+    """Memory that the index uses."""
     block_bytes: int
+    """Memory of blocks, in use or reusable: values of variable width, pages of the index."""
     undo_bytes: int
+    """Memory that is committed for undo logs."""
     ring_bytes: int
+    """Memory that is committed for rings of reusable memory."""
     meta_bytes: int
+    """Memory of the table's own description."""
     committed_bytes: int
-    """All of it as taken from the system."""
+    """All memory that was taken from the system."""
     changed_rows: int
     """Rows touched in the open epoch."""
     recovered_records: int
     """Undo records that the last open or attach had to replay."""
     recovery_ns: int
+    """How long that took, in nanoseconds."""
     row_size: int
+    """Bytes of a row."""
 
 
 def checked_parallelism(max_parallelism: int) -> int:

@@ -84,17 +84,23 @@ class FileInfo(NamedTuple):
     id: str
     """The lineage id, hexadecimal."""
     parent: str
+    """The id of the epoch that it was built on, hexadecimal."""
     epoch: int
+    """The epoch's number."""
     max_parallelism: int
+    """Number of key groups of the whole state."""
     first_key_group: int
+    """First key group of the file's range."""
     last_key_group: int
+    """Last key group of the file's range, inclusive."""
     rows: int
     """Records that store something."""
     tombstones: int
     """Records that delete a key."""
     raw_bytes: int
-    """Of the data blocks before compression."""
+    """Bytes of the data blocks before compression."""
     file_bytes: int
+    """Size of the file."""
     checksum: int
     """XXH64 of the whole file; 0 where it was only opened."""
 

@@ -237,8 +237,7 @@ def _refuse_assignment(function: StatefulFunction, name: str) -> NoReturn:
 class KeyedProcessFunction(StatefulFunction):
     """A function that sees one row, or one key's rows, at a time.
 
-    Write `process`, or in its place the faster ``process_rows(self, key, batch, ctx)``, where
-    ``batch`` is a `pyarrow.RecordBatch` of all of the key's rows in the epoch's batch.
+    Write `process`, or in its place `process_rows`, which is faster where a key has many rows.
 
     Examples
     --------
@@ -259,23 +258,38 @@ class KeyedProcessFunction(StatefulFunction):
         key : object
             The row's key, a tuple where it has several columns.
         row : Row
-            ``row["x"]``, or ``row.x`` where it cannot be mistaken; ``"x" in row`` and
-            ``row.asDict()`` as Spark's `Row` has them.
+            ``row["x"]`` is the column ``x``, and so is ``row.x`` where `Row` has no method of that
+            name. ``"x" in row`` and ``row.asDict()`` do what they do with Spark's `Row`.
         ctx : RuntimeContext
             About the task and the row.
 
         Returns
         -------
         iterable of tuple, Row or dict, or None
-            The rows that the operator emits: yield each, or return a list. What has names (a `Row`
-            of Spark or of pystate, a dict, a named tuple) goes by them, and has exactly those of
-            the schema; tuples and lists go by position. A tuple is one row, and refused where it
-            is returned in place of rows.
+            The rows that the operator emits: yield each of them, or return a list. A row with names
+            (a `Row` of Spark or of pystate, a dict, a named tuple) must have exactly the names of
+            the schema; a plain tuple or list goes by position. A single tuple that is returned in
+            the place of a list of rows is refused.
         """
         raise DeclarationError(f"{type(self).__name__} has no process(self, key, row, ctx)")
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
-        """Handle all of a key's rows of the epoch's batch; overrides `process`."""
+        """Handle all of a key's rows of the epoch; written in the place of `process`.
+
+        Parameters
+        ----------
+        key : object
+            The rows' key, a tuple where it has several columns.
+        batch : pyarrow.RecordBatch
+            The rows, with all columns of the input, in the order that `key_by` asks for.
+        ctx : RuntimeContext
+            About the task; `timestamp` is None.
+
+        Returns
+        -------
+        iterable of tuple, Row or dict, or None
+            Rows as `process` yields them.
+        """
         raise DeclarationError(f"{type(self).__name__} has no process_rows(self, key, batch, ctx)")
 
     def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
@@ -288,8 +302,8 @@ class KeyedProcessFunction(StatefulFunction):
         timestamp : int
             What the timer was registered for, in milliseconds since 1970.
         ctx : RuntimeContext
-            `time_domain` says which clock it waited for. A timer registered here that is due too
-            fires in the same epoch.
+            `time_domain` says which clock the timer waited for. A timer that is registered here,
+            and is due already, fires in the same epoch.
 
         Returns
         -------
@@ -345,9 +359,9 @@ class VectorizedFunction(StatefulFunction):
             What the timers were registered for, in milliseconds since 1970; those of one key are
             in order.
         ctx : RuntimeContext
-            `time_domain` says which clock they waited for. Timers registered here that are due too
-            fire in the same epoch, in a later call; the timers of this call are gone when it is
-            made, so that one that is registered again fires again.
+            `time_domain` says which clock the timers waited for. Timers that are registered here,
+            and are due already, fire in the same epoch, in a later call. The timers of this call
+            are deleted before it is made: one that is registered again fires again.
 
         Returns
         -------

@@ -67,20 +67,20 @@ class RuntimeContext:
     processing_time : int
         Milliseconds since 1970; the same for all rows of an epoch and for its replays.
     watermark : int or None
-        Event time in milliseconds up to which all rows are thought to have been seen, None before
-        the first. `MAX_WATERMARK` where a drain fires timers: event time has ended.
+        Event time in milliseconds since 1970 up to which all rows are thought to have been seen.
+        None before the first row with event time; `MAX_WATERMARK` while a drain fires timers.
     timestamp : int or None
-        Event time in milliseconds since 1970 of the current row, or of the timer that fires if it
-        is an event-time one. None where the stream has no event time, where the row's is null, and
-        where a call sees several rows.
+        Event time in milliseconds since 1970 of the current row, or of the event-time timer that
+        fires. None where the operator has no event time, where the row's is null, and where a call
+        sees several rows.
     time_domain : {"event", "processing"} or None
         Of the timer that fires; None while rows are handled.
 
     Notes
     -----
-    A timer belongs to the current key and namespace, and is one however often it is registered. It
-    fires once, at the end of an epoch: an event-time timer as soon as the watermark has reached its
-    timestamp, a processing-time timer as soon as the epoch's processing time has.
+    A timer belongs to the current key and namespace. It is one timer, and fires once, however often
+    it is registered for the same time. Timers fire at the end of an epoch: in event time once the
+    watermark has reached their timestamp, in processing time once the epoch's has.
     """
 
     uid: str
@@ -101,7 +101,8 @@ class RuntimeContext:
         Parameters
         ----------
         timestamp : int
-            Milliseconds since 1970. One that is reached already fires at the end of this epoch.
+            Milliseconds since 1970. A timer for a time that is reached already fires at the end of
+            this epoch.
 
         Raises
         ------
@@ -116,7 +117,21 @@ class RuntimeContext:
         self._timers.register_timer("event", timestamp)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Have `on_timer` called once the processing time has reached `timestamp`."""
+        """Have `on_timer` called once the processing time has reached `timestamp`.
+
+        Parameters
+        ----------
+        timestamp : int
+            Milliseconds since 1970. A timer for a time that is reached already fires at the end of
+            this epoch.
+
+        Raises
+        ------
+        NoCurrentKeyError
+            No key is current.
+        DeclarationError
+            The function has no ``on_timer``.
+        """
         self._timers.register_timer("processing", timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:

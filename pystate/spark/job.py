@@ -77,49 +77,51 @@ class Job(PipelineContext):
         Let pipelines leave out operators that the checkpoint holds, which are carried along, and
         states or timers of an operator, which are dropped for good.
     memory_limit_bytes : int
-        Bound of each table. 0: all tables of a host share one, which is three quarters of what the
-        machine or the workers' control group allows, or what the workers' environment says
-        (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
+        The most that each table may take. 0: all tables of a host share one limit. That is three
+        quarters of what the machine or the workers' control group allows, unless the workers'
+        environment says another one (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
     shared_tables : bool
-        Keep tables in memory that all workers of a host share. Otherwise every task restores its
-        range from files, which only pays for tiny states: `table_home` is ``"heap"``.
+        Keep tables in memory that all workers of a host share. False is the same as `table_home`
+        ``"heap"``: every task restores its range from files, which pays for tiny states only.
     table_home : str or PathLike
-        Where those are on each host: ``"shm"``, memory in ``/dev/shm``; ``"local"``, the first of
-        the executor's local directories; ``"heap"``, each worker's own; or a folder. A table that
-        outgrows ``/dev/shm`` or the folder goes to the local directory, and from there to the heap,
-        for as long as the executor lives; its epoch is computed again.
+        Where the tables are on each host: ``"shm"``, in ``/dev/shm``; ``"local"``, in the first of
+        the executor's local directories; ``"heap"``, in the memory of each worker; or a folder. A
+        table that outgrows ``/dev/shm`` or the folder goes to the local directory, and from there
+        to the heap, for as long as the executor lives. Its epoch is computed again.
     max_evaluations : int
         How often an epoch may be computed before its failure is the job's.
     max_clock_step : str, timedelta or int
-        By how much one epoch's processing time follows a clock that jumps ahead, beyond the pauses
-        that the job is used to. A clock that goes on for so long after a jump is believed, so that
-        processing time is late for a while after a longer pause than ever.
+        The most that processing time moves from one epoch to the next where the clock has jumped
+        ahead; twice the longest pause that the job has made lately, if that is more. A clock that
+        goes on for so long after a jump is believed. So processing time is late for a while after
+        an unusually long pause.
     allow_time_back : bool
-        Take processing time back where it is further ahead of the clock than that, for one start
-        after a clock was wrong for long. Timers and times to live that were set by it stay.
+        Take processing time back, at this start, where it is further ahead of the clock than
+        `max_clock_step`. That is for a start after the clock was wrong for long. Timers and times
+        to live that were set by the wrong time stay.
     epoch_timeout : str, timedelta, int or None
-        How long an epoch may go without any progress, that is without a Spark task that ended or
-        a batch of rows that an operator took, as ``"10 minutes"``, a timedelta, or milliseconds.
-        Then it is computed once more, and if that hangs too the job fails and says where. None
-        for ever.
+        How long an epoch may go without any progress: ``"10 minutes"``, a timedelta, or
+        milliseconds. Progress is a Spark task that ends, or a batch of rows that an operator takes.
+        An epoch without any is computed once more; where that hangs too, the job fails and says
+        where. None: for ever.
     allow_pickle : bool
         Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
         write to the checkpoint can have any code run where such a state is read.
     replace : bool
-        Stop the query that this process runs on the checkpoint, if there is one: at once, and again
-        where `start` finds one. Without it `start` refuses. For notebooks, where a cell that makes
-        the job runs again.
+        Stop the query that this process runs on the checkpoint, if there is one: when the job is
+        made, and again when it is started. Without it `start` raises `InUseError`. It is meant for
+        notebooks, where the cell that makes the job is run again.
 
     Notes
     -----
     One epoch is one micro-batch, or one `run_epoch`. All operators of a pipeline and its output
     commit together or not at all.
 
-    What an operator returns is computed once in an epoch, however often and far the pipeline reads
-    it. Where that is more than once, or not to the end (a second action, `limit`, `isEmpty`, a
-    sort, a self-join), the job notices in its first epoch, which is computed again, and
-    materialises the rows in each, as `localCheckpoint` does. A pipeline that reads once, to the
-    end, is faster.
+    What an operator returns is computed once in an epoch, however the pipeline reads it. A pipeline
+    that reads it more than once, or not to the end (by a second action, `limit`, `isEmpty`, a sort
+    or a self-join), is noticed in its first epoch. That epoch is computed again, and from then on
+    the rows are materialised, as `localCheckpoint` does. A pipeline that reads once, to the end, is
+    faster.
 
     Examples
     --------
@@ -237,21 +239,21 @@ class Job(PipelineContext):
             As for ``writeStream.trigger``: ``{"availableNow": True}``,
             ``{"processingTime": "10 seconds"}``.
         heartbeat : str, timedelta or int, optional
-            Run an epoch at least so often, also without new rows, for example every
-            ``"10 seconds"``. Spark by itself runs no batch on idle input, so that timers and
-            expiry wait for the next row. It adds a source to the query, never a row, and makes the
-            columns nullable; a query keeps it for its whole life. A `trigger` that is slower wins.
+            Run an epoch at least that often, also without new rows: ``"10 seconds"``, a timedelta,
+            or milliseconds. Without it Spark runs no batch on idle input, and timers and expiry
+            wait for the next row. It adds a source to the query that never has a row, and makes
+            the columns nullable. A query keeps it for its whole life. A slower `trigger` wins.
         query_name : str, optional
             Spark's name of the query.
         restore : {"latest"}, optional
             Begin with the state that the checkpoint holds although this query is new to it, for
             example after Spark's part of the checkpoint was removed.
         drain : bool
-            Take the watermark to its end once the input has ended, so that the last windows and all
-            event-time timers fire: an epoch of its own, after the last batch of a `trigger` with
-            ``availableNow``. The query counts as active until that is published. Started again
-            with more input the job goes on from the watermark that its rows have made: a row for a
-            window that has fired opens it anew, and is late only by the watermark.
+            Take the watermark to its end once the input has ended, so that all event-time timers
+            fire. That needs a `trigger` with ``availableNow``, and is an epoch of its own, after
+            the last batch. The query is active until that epoch is published. A job that is
+            started again with more input goes on from the watermark that its rows have made: a
+            row for a window that has fired opens the window anew.
         on_epoch : callable, optional
             Called on the driver after each epoch that was computed. What it raises is logged: the
             epoch is published by then.
@@ -260,16 +262,15 @@ class Job(PipelineContext):
             and on standard error if that is a console. With ``"always"`` also where it is a file,
             a line per epoch.
         observe : str, optional
-            The name of a metric, such as ``"pystate"``, by which Spark's listeners find the epoch's
-            numbers in ``event.progress.observedMetrics``. It costs some 60 ns for each row of the
-            input; the returned handle's own progress has them in any case.
+            The name of a metric, such as ``"pystate"``, under which Spark's listeners find the
+            epoch's numbers in ``event.progress.observedMetrics``. It costs some 60 ns for each row
+            of the input. The progress of the returned query has the numbers in any case.
 
         Returns
         -------
         StreamingQuery
-            Spark's own handle, whose ``stop`` keeps the traces of what it cancels out of the
-            driver's log, and whose progress counts the operators among those with state. A batch
-            without new rows does not run, unless by `heartbeat`.
+            Spark's own handle. Its ``stop`` keeps the traces of cancelled tasks out of the driver's
+            log, and its progress counts the operators among those with state.
 
         Raises
         ------
@@ -338,9 +339,8 @@ class Job(PipelineContext):
         schema : str or StructType, optional
             Columns of the result where the pipeline returns an RDD.
         drain : bool
-            Take the watermark to its end after the rows, so that the last windows and all
-            event-time timers fire: in this same epoch. Runs that come after it go on from the
-            watermark that the rows have made; see `start`.
+            Take the watermark to its end after the rows, in the same epoch, so that all event-time
+            timers fire. Later runs go on from the watermark that the rows have made; see `start`.
         on_epoch : callable, optional
             Called after the epoch, if it was computed; see `start`.
         progress : bool or "always"
@@ -399,21 +399,21 @@ class Job(PipelineContext):
         return None if manifest is None else manifest.epoch
 
     def abandon_output(self, epoch: int) -> list[str]:
-        """Give up for ever what an epoch has staged and nobody can commit, so that the job goes on.
+        """Give up for ever the rows that an epoch has staged and that nobody can commit.
 
-        For an epoch whose output no start of the job could commit: its sink is gone, or what was
-        staged is. State and stream position stay as they are, so the rows are not made again.
+        It lets a job go on whose newest output no start could commit, because the sink is gone, or
+        what was staged is. State and stream position stay, so the rows are not made again.
 
         Parameters
         ----------
         epoch : int
-            The newest; it makes sure that no other one is meant.
+            The number of the newest epoch. It is asked for to make sure that no other one is meant.
 
         Returns
         -------
         list of str
-            The sinks, by name or folder, whose rows are given up. Each was tried once more before,
-            if it is registered or was passed to this job.
+            The sinks, by name or folder, whose rows are given up. Where one is registered, or was
+            passed to this job, its commit was tried once more before.
 
         Raises
         ------
@@ -429,9 +429,9 @@ class Job(PipelineContext):
         return self._epochs.give_up_output(number)
 
     def close(self) -> None:
-        """Wait for maintenance to end, and give up what the job has in the memory of hosts.
+        """Wait for merges to end, and free the tables in the memory of the hosts.
 
-        A job that is used again opens its checkpoint again.
+        The job may be used again: it then opens its checkpoint anew.
         """
         self._epochs.close()
 

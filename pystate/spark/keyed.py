@@ -140,9 +140,9 @@ class KeyedFrame:
             ``start(..., side_outputs={tag: ParquetSink(path)})``.
         late : {"process", "drop"} or str
             What becomes of rows whose event time is below the watermark. ``"process"``: the
-            function sees them like all others. ``"drop"``: nobody does. Anything else is the tag of
-            a side output: they go there, with the columns of the input, or those that
-            `side_outputs` names for the tag. They are counted in any case.
+            function sees them like all others. ``"drop"``: nobody does. Any other word is the tag
+            of a side output that they go to, with the columns of the input; `side_outputs` may
+            name these in another order or with other types. They are counted in any case.
 
         Returns
         -------

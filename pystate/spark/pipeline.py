@@ -78,11 +78,11 @@ class PipelineContext:
         df : DataFrame
             The rows; inside a pipeline only.
         *columns : str
-            The key columns, found as `DataFrame.select` finds them: in any case, unless
-            ``spark.sql.caseSensitive`` says otherwise; with backticks; or fields inside of structs,
-            ``"user.id"``, which become columns of their own. Null is an ordinary key. A struct may
-            be one: a function sees it as a row, ``key.id``. It counts by its fields, so that a
-            struct that is null and one of nulls are one key.
+            The key columns, found as `DataFrame.select` finds them: upper and lower case are the
+            same unless ``spark.sql.caseSensitive`` says otherwise, and names may have backticks. A
+            field inside of a struct, ``"user.id"``, becomes a column of its own. Null is an
+            ordinary key. A struct may be a key: a function sees it as a row, ``key.id``. It counts
+            by its fields, so that a struct that is null and a struct of nulls are one key.
         uid : str
             Names the operator in checkpoints. Required: it is how a later run, with other code
             around it, finds the operator's state again.
@@ -96,9 +96,10 @@ class PipelineContext:
         allowed_delay : str, timedelta or int, optional
             How much later than the newest event a row may come: ``"10 minutes"``, a timedelta, or
             milliseconds; 0 by default. The watermark of an epoch is the largest event time of all
-            epochs before it minus this, and the smallest of that where several operators have
-            event time; none before each has seen one. An operator whose rows all come from another
-            one's timers, which wait for the watermark, must therefore have no event time.
+            epochs before it, minus this. Several operators with event time share the smallest of
+            theirs, and there is none before each of them has seen a row. An operator whose rows
+            all come from another one's timers must therefore have no event time: each would wait
+            for the other.
 
         Returns
         -------

@@ -39,7 +39,8 @@ class OperatorProgress:
     late_rows : int or None
         Rows below the epoch's own watermark; None without event time.
     keys, state_bytes : int
-        Keys that its ranges hold, and the memory of their tables, as far as the job has seen them.
+        Keys that its ranges hold, and the memory of their tables, as far as the job has seen these
+        ranges since its start.
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
@@ -156,13 +157,13 @@ class EpochProgress:
     side_rows : mapping from tag to int
         Rows of the side outputs that had any.
     keys : int
-        Keys that the ranges with rows in this epoch hold.
+        Keys that the operators hold, as far as the job has seen their ranges since its start.
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
         State rows that tables read from the checkpoint's files before it.
     state_bytes : int
-        Memory of those ranges' tables.
+        Memory of these ranges' tables.
     checkpoint_bytes : int
         Size of the epoch's state files.
     attach_ms, seal_ms, write_ms : float

@@ -63,7 +63,8 @@ class AggregatingState(State["AggregatingHandle"]):
         `TopK(k)`, `ApproxDistinct()`, which run in the core; or an object of a class of your own
         with ``create``, ``add``, ``merge`` and ``result``.
     type : str or pyarrow.DataType
-        Of the values that are added; without a meaning for an `AggregateFunction`.
+        The type of the values that are added. An `AggregateFunction` takes values of any type, and
+        ignores it.
     ttl : StateTtl, optional
         When the aggregate expires.
 

@@ -26,14 +26,14 @@ _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4,
 class KeyBatch(core.Batch):
     """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
 
-    Valid until the next seal or roll back, then every use raises `StaleKeyBatchError`; growth of
-    the table in between is fine. A key may repeat. Reading never makes a row: an absent key yields
-    the default and is made by its first write. The keys are copied: what they were made of may be
-    changed.
+    It is valid until the end of the epoch, or a roll back; then every use raises
+    `StaleKeyBatchError`. The table may grow meanwhile. A key may repeat. Reading makes no row: a
+    key that is not there yields the default, and its first write makes it. The keys are copied, so
+    that the arrays they were made of may be changed.
 
-    ``select(i)`` makes key `i` current for the scalar form of the handles. Where keys are known
-    before, going through them in order so is several times as fast as one `set_current_key` after
-    the other: rows come into the cache ahead of their turn.
+    ``select(i)`` makes key `i` current, for the methods of handles that work on one key. To go
+    through keys that are known beforehand it is several times as fast as `set_current_key`, because
+    their rows are brought into the processor's cache ahead of their turn.
     """
 
     def __init__(

@@ -95,8 +95,8 @@ class ListHandle(Elements, core.ListElements):
     ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
     `NoCurrentKeyError` without one; ``len(handle)`` counts its items. ``add`` of None or of another
     type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle`` and iteration
-    do what they do with a list, each of them for what `get` costs. The other methods work on a
-    `KeyBatch`.
+    do what they do with a list, and each of them costs as much as `get`. The other methods work on
+    a `KeyBatch`.
 
     Attributes
     ----------

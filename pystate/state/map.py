@@ -51,9 +51,8 @@ class MapState(State["MapHandle"]):
 
     Notes
     -----
-    A put costs the entry, in memory and in the snapshot, however large the map is. Entries come in
-    the order of their keys as the core keeps them, which for strings is that of their bytes; for
-    numbers do not rely on it.
+    A put costs the entry, in memory and in the snapshot, however large the map is. Entries with
+    string keys come in the order of the keys' bytes. Of other keys the order is not promised.
 
     Examples
     --------

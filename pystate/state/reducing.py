@@ -52,16 +52,16 @@ class ReducingState(State["ReducingHandle"]):
     type : str, pyarrow.DataType or object
         Of the values and the result.
     function : callable
-        ``function(a, b)`` of two values gives one; associative. The builtins ``max`` and ``min``,
-        ``operator.add`` and the builtin ``sum`` run in the core, for numbers, and of dates and
-        timestamps ``max`` and ``min``.
+        ``function(a, b)`` makes one value of two; it must be associative. Of numbers the builtins
+        ``max``, ``min`` and ``sum`` and ``operator.add`` run in the core, of dates and timestamps
+        ``max`` and ``min``.
     ttl : StateTtl, optional
         When the value expires.
 
     Notes
     -----
-    A function of yours may read other states of the current key. One that makes another key
-    current, or ends the epoch, is refused: `NoCurrentKeyError`, and nothing is written.
+    The function may read other states of the current key. Where it makes another key current, or
+    ends the epoch, `NoCurrentKeyError` is raised and nothing is written.
 
     Examples
     --------

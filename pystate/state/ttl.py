@@ -45,13 +45,14 @@ class StateTtl:
     days, hours, minutes, seconds, milliseconds : float
         In place of `duration`, added up.
     update : {"create_and_write", "read_and_write"}
-        Whether reading counts as use, too: of a value, an aggregate, a map's entry by its key, or
-        all elements of a list or map that is gone through.
+        What counts as use: writing, or reading as well. Reading a value, an aggregate or a map's
+        entry by its key counts for that one; going through a list or map counts for all elements.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
         Whether what has expired may be seen until it is cleaned up.
     time : {"processing", "event"}
-        Which clock: the epoch's processing time, or the watermark, against which a value counts as
-        written at its row's event time. An operator of a job without any event time refuses it.
+        Which clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
+        written at the event time of its row, and expires by the watermark; it is refused where no
+        operator of the job has event time.
 
     Raises
     ------
@@ -62,15 +63,16 @@ class StateTtl:
     Notes
     -----
     Expired values also leave memory and snapshots without being touched. At the end of each epoch
-    some of what there is is looked through, a large map also a part at a time: 4096 keys and
-    entries, or a 64th of the keys if that is more, and four for each that the epoch made.
+    a part of the state is looked through: 4096 keys and entries, or a 64th of the keys if that is
+    more, and four for each key that the epoch made. A large map is looked through in pieces.
 
-    To keep reads, and writes of what is there already, from filling the snapshots, their time is
-    noted only once it has moved by a 64th of the duration: such a value may expire so much early.
-    Where reading counts as use, a list of which an item's time has moved so far is written anew.
+    Reads, and writes of a value that is there already, would fill the snapshots with new times. A
+    time is therefore noted only once it has moved by a 64th of the duration, and such a value may
+    expire that much too early. Where reading counts as use, a list is written anew when the time of
+    one of its items has moved that far.
 
-    What was written before its clock was known (event time without a watermark or timestamp)
-    counts as written when it is first looked through after.
+    A value that was written before its clock was known (in event time, without a watermark or a
+    timestamp) counts as written when it is first looked through after that.
 
     Examples
     --------

@@ -68,10 +68,11 @@ class ValueState(State["ValueHandle"]):
     -----
     ``timestamp`` holds instants: it takes datetimes with a time zone and gives them back in UTC. A
     datetime without one is refused, because its meaning would depend on the host; use
-    ``timestamp_ntz`` for wall-clock times. Integers are range-checked, bools are no integers, and
-    an int is taken for a float or double where it fits without loss. An object is unpickled once
-    per epoch, and pickled once if it was updated: a change in place needs an `update` after it, or
-    it is gone with the epoch.
+    ``timestamp_ntz`` for wall-clock times. Integers are checked for their range, a bool is not
+    taken for an integer, and an int is taken for a float or double where it fits without loss.
+
+    An object is unpickled once per epoch, and pickled once if it was updated. A change in place
+    needs an `update` after it; without one it is lost at the end of the epoch.
 
     Examples
     --------
@@ -181,11 +182,16 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
     def values(self, keys: KeyBatch) -> Any:
         """Copy the keys' values.
 
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose values.
+
         Returns
         -------
-        pyarrow.Array
-            In the keys' order; the default (null without one) for an absent value. Of an
-            ``object`` state a list.
+        pyarrow.Array or list
+            A value per key, in the keys' order; where a key has none the default, or null without
+            a default. A list for a state of type ``object``.
         """
         array = decoded(self._stored(keys), self.type, self.codec)
         if self.default is None or not array.null_count:
@@ -217,7 +223,12 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
     def add(self, keys: KeyBatch, values: Any = MISSING) -> None:
         """Add to each key's value; an absent one counts as the default, without one as zero.
 
-        Rows are taken in order, also where a key repeats; nulls are skipped.
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to. They are taken in order, also where a key repeats.
+        values : array-like or scalar
+            As many as there are keys, or one value for all; nulls are skipped.
 
         Raises
         ------

@@ -46,8 +46,8 @@ class Harness:
     function : KeyedProcessFunction or VectorizedFunction
         An instance. As on Spark, every epoch works on a copy of it.
     key : str, list of str, or mapping of str to type
-        The key columns. Their types are those of the first rows, unless a mapping says them. A
-        struct counts by its fields, which `state` takes one after the other.
+        The key columns. A mapping says their types; otherwise they are those of the first rows. A
+        struct counts by its fields, which `state` takes as a tuple.
     schema : str, mapping or pyarrow.Schema, optional
         The columns that the function yields (``"user string, clicks long"``); what it yields is
         then checked as on Spark. Otherwise rows are taken as they are.
@@ -55,7 +55,7 @@ class Harness:
         The input's columns; by default those of the first rows.
     event_time : str, optional
         The column that says when a row happened. Without one event-time timers are refused, unless
-        `advance_watermark` has set a watermark, as that of another operator would be.
+        `advance_watermark` has set a watermark, as another operator of a job would.
     allowed_delay : str, timedelta or int in milliseconds, optional
         Move the watermark after each epoch to the largest event time seen minus this, as a job
         does. Otherwise only `advance_watermark` moves it.
@@ -290,7 +290,7 @@ class Harness:
     # -- failures
 
     def fail_after(self, rows: int | None = None, *, timers: int | None = None) -> None:
-        """Have an epoch fail after so many more rows, or timers, and be computed again.
+        """Have an epoch fail after a number of rows or timers, and be computed again.
 
         The failed attempt leaves neither state nor output. What it had yielded by then is compared
         with what its replay yields: where they differ the function keeps something outside of its

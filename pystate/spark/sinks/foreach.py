@@ -54,10 +54,11 @@ def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> Fo
     ----------
     function : callable
         ``function(df, epoch)``, called on the driver in the order of the epochs, also for an epoch
-        without rows. `df` may be read any number of times until it returns. What it raises is the
-        job's failure.
+        without rows. `df` may be read any number of times until the function returns. What it
+        raises fails the job.
     name : str
-        Finds the function when the job starts again; each of a job's has its own.
+        Finds the function when the job starts again. Several functions of a job have different
+        names.
 
     Returns
     -------
@@ -66,12 +67,12 @@ def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> Fo
 
     Notes
     -----
-    The function is called at least once for each epoch, with the same rows each time: again where
-    the driver ended before it was known that it had returned. So it makes an epoch's effect exactly
-    once if it is idempotent by the epoch: it writes the number with the rows, in one transaction,
-    and does nothing for one that is there already. Where a driver was held up while its successor
-    went on, the function may still be running for an epoch that is not the newest any more; who
-    must not undo later ones refuses a number that is lower than the one written last.
+    The function is called at least once for each epoch, with the same rows each time. It is called
+    again where the driver ended before it was known that the call had returned. Its effect is
+    exactly once if it is idempotent by the epoch: it writes the number with the rows, in one
+    transaction, and does nothing for one that is there already. A driver that was held up while its
+    successor went on may still call the function for an older epoch. A function that would undo
+    later epochs by that refuses a number below the one that was written last.
 
     The rows wait in ``foreach/`` in the checkpoint, as Parquet files, from the task that made them
     to the end of the call.

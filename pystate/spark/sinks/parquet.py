@@ -60,15 +60,15 @@ class ParquetSink(Sink):
     partition_by : str or sequence of str, optional
         Columns to lay an epoch's rows out by, as Hive does:
         ``<path>/epoch=<n>/day=2026-01-01/country=DE/``. They are strings, whole numbers, booleans,
-        dates or decimals; null has a folder of its own, and an empty string, which Hive has no
-        folder for, is an error. All epochs of a folder have one layout.
+        dates or decimals. Null has a folder of its own. An empty string is an error, because Hive
+        has no folder for it. All epochs of a folder have one layout.
 
     Notes
     -----
-    ``spark.read.parquet(path)`` reads all published epochs, with the column ``epoch`` from the
-    folders' names, and those of `partition_by`, whose types it guesses: `read` knows them.
-    Tasks write below ``_staging/.<epoch>-<evaluation>/_rows/``, which is hidden also from who reads
-    ``<path>/*/*``; a commit is one rename.
+    ``spark.read.parquet(path)`` reads all published epochs, with a column ``epoch`` and those of
+    `partition_by` from the folders' names. It guesses their types; `read` knows them. Tasks write
+    below ``_staging/.<epoch>-<evaluation>/_rows/``, which patterns such as ``<path>/*/*`` do not
+    find. A commit is one rename.
 
     Examples
     --------
@@ -243,18 +243,18 @@ class ParquetSink(Sink):
     ) -> Compaction:
         """Merge the small files of older epochs; safe beside a running job and beside readers.
 
-        Epochs that follow each other are merged, up to a size, into the folder of the last of them:
-        then the column ``epoch`` of the others' rows says that one's number.
+        Epochs that follow each other are merged, up to a size, into the folder of the last of them.
+        The column ``epoch`` of all their rows then has the number of that last one.
 
         Parameters
         ----------
         session : SparkSession
             Reads and writes the files.
         before : int, optional
-            Leave this epoch and later ones as they are, for those who read by ``epoch`` and have
+            Leave this epoch and later ones as they are, for readers who go by ``epoch`` and have
             not read these yet. The newest epoch is always left as it is.
         target_bytes : int
-            Size from which files are large enough.
+            Size of a file that is large enough.
         wait : str, timedelta or int
             How long to wait for a moment in which no job has an epoch open that writes here.
 
@@ -273,11 +273,11 @@ class ParquetSink(Sink):
         Notes
         -----
         At every moment, also after a kill at any step, ``spark.read.parquet(path)`` finds each
-        published row once. A query that has listed the files before, and opens them after, fails
-        as files are not found, and is to be repeated; with
-        ``spark.sql.files.ignoreMissingFiles`` it would miss rows instead. A stream that has the
-        folder as its source takes merged files for new ones. The folder itself becomes another
-        one: who mounts it must mount the one above. It takes room for the merged files twice.
+        published row once. A query that lists the files before the exchange, and opens them after
+        it, does not find them and fails: repeat it. With ``spark.sql.files.ignoreMissingFiles`` it
+        would miss rows instead. A stream that has the folder as its source takes merged files for
+        new ones. The folder itself is replaced, so that a container that mounts it must mount the
+        folder above. While it is at work the merged files take room twice.
         """
         owner = f"{self!r}: compact"
         if before is not None:
@@ -311,9 +311,21 @@ class ParquetSink(Sink):
             )
 
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
-        """What is published, or one epoch of it (then without the column ``epoch``).
+        """Read what is published.
 
         The columns of `partition_by` have the types that they were written with.
+
+        Parameters
+        ----------
+        session : SparkSession
+            Reads the files.
+        epoch : int, optional
+            Read this epoch alone, without the column ``epoch``.
+
+        Returns
+        -------
+        DataFrame
+            The rows.
 
         Raises
         ------

@@ -79,10 +79,10 @@ class Sink:
     Attributes
     ----------
     name : str
-        What manifests call the sink. A driver that starts again finds by it who can commit what
-        its predecessor has staged: the sink of that name that the job is given, or one that
-        `register_sink` was. Set it in the class or in ``__init__``, and do not change it while a
-        checkpoint may name it.
+        What manifests call the sink. By this name a driver that starts again finds the sink that
+        can commit what its predecessor has staged: the one that the job is given, or one that was
+        passed to `register_sink`. Set it in the class or in ``__init__``, and do not change it
+        while a checkpoint may name it.
 
     Notes
     -----
@@ -94,9 +94,9 @@ class Sink:
         ...the epoch is published: its manifest has the transaction...
         commit(epoch, transaction)
 
-    An evaluation that does not count ends with `abort` in place of `prepare` or of what follows it.
-    An error in `begin`, `stage` or `prepare` is the job's: nothing was published. After one in
-    `commit` the epoch exists, and its rows wait: the next start of the job commits them before
+    An evaluation that does not count ends with `abort` in the place of the steps that are left. An
+    error in `begin`, `stage` or `prepare` fails the job, and nothing was published. After an error
+    in `commit` the epoch exists and its rows wait: the next start of the job commits them before
     anything else.
 
     Tasks get copies of the sink, made by pickling: keep connections out of its attributes, and
@@ -124,7 +124,7 @@ class Sink:
         """
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse the columns of the rows, once they are known; nothing is written before."""
+        """Raise an error if the rows cannot have these columns; nothing was written by then."""
 
     def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
         """Write a partition's rows where no reader looks, durably. Runs in a Spark task.
@@ -152,8 +152,8 @@ class Sink:
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Stage all rows of an evaluation, and return the receipts for `prepare`.
 
-        Runs `stage` in each task. Override it instead of `stage` to write by a writer of Spark's,
-        ``frame.write...``: in one action, which reads `frame` to its end.
+        It runs `stage` in each task. Override it instead of `stage` to write by a writer of
+        Spark's, ``frame.write...``, in one action that reads `frame` to its end.
         """
         call = _Stage(self, epoch, evaluation_id)
         rows = frame.mapInArrow(call, _RECEIPTS).collect()
@@ -178,11 +178,18 @@ class Sink:
     def commit(self, epoch: int, transaction: Any) -> None:
         """Make the rows of an epoch visible, all at once; it may have been done before.
 
-        It is called again where nobody knows whether it was done: after a crash, and by another
-        process. So leave something behind, in the same step that shows the rows, by which the
-        second call finds them: a row with the epoch's number in the same database transaction, a
-        file that is renamed. What other evaluations of this epoch and of earlier ones have staged
-        can be removed now.
+        It is called again where nobody knows whether it was done: after a crash, and then by
+        another process. The step that shows the rows must therefore leave something behind by which
+        a second call knows that it was done: a row with the epoch's number in the same database
+        transaction, or a file that was renamed. What other evaluations of this epoch and of earlier
+        ones have staged can be removed now.
+
+        Parameters
+        ----------
+        epoch : int
+            The checkpoint's number of the epoch.
+        transaction : JSON
+            What `prepare` has returned, as it comes back from JSON: a tuple is a list.
         """
         raise NotImplementedError
 
@@ -193,7 +200,7 @@ class Sink:
         """
 
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame | None:
-        """Read what is published, or one epoch of it; None for an output that is not read so."""
+        """Read what is published, or one epoch of it; None where the output cannot be read here."""
         return None
 
     def _bound(self, checkpoint: str | None, session: SparkSession | None) -> Sink:
@@ -259,9 +266,10 @@ def register_sink(sink: Sink, *, replace: bool = False) -> Sink:
     Parameters
     ----------
     sink : Sink
-        Found by its name. A sink that the job is given needs no registering, and comes first.
+        It is found by its name. A sink that the job is given need not be registered, and comes
+        before a registered one of the same name.
     replace : bool
-        Take the place of another one of that name.
+        Let it take the place of another registered sink of that name.
 
     Returns
     -------
