@@ -141,9 +141,9 @@ class Store:
 
     Notes
     -----
-    Checkpoints are incremental: one writes the keys and states that changed since the last. When
-    the deltas outweigh the base they were made on, the same call merges them, from the files, into
-    a new base.
+    Checkpoints are incremental: each writes a delta of the keys and states that changed since the
+    last one. When the deltas outweigh the base below them, the same call merges their files into a
+    new base.
     """
 
     set_current_key: Callable[[Any], None]
@@ -232,11 +232,29 @@ class Store:
         return 0 if self._history.head is None else self._history.head.epoch
 
     def keys(self, columns: Any) -> KeyBatch:
-        """Hash and look up many keys; see `KeyedStateBackend.keys`."""
+        """Hash and look up many keys.
+
+        Parameters
+        ----------
+        columns : array-like, list of array-like, RecordBatch or Table
+            The key column, or a list with a column for each of several; of a record batch or table
+            the columns that have the key's names.
+
+        Returns
+        -------
+        KeyBatch
+            To be given to the handles; valid until the next checkpoint or roll back.
+        """
         return self._backend.keys(columns)
 
     def delete(self, keys: Any) -> None:
-        """Delete keys with all their states; absent ones are ignored."""
+        """Delete keys with all their states; absent ones are ignored.
+
+        Parameters
+        ----------
+        keys : KeyBatch or what `keys` takes
+            Which.
+        """
         self._backend.delete(keys)
 
     def to_arrow(self) -> pa.Table:
@@ -274,20 +292,20 @@ class Store:
         Returns
         -------
         int
-            The checkpoint's number; the last one's where nothing changed since.
+            The checkpoint's number; that of the last one where nothing has changed since.
 
         Raises
         ------
         NoSpaceError, CheckpointError
-            Nothing was published, the last checkpoint is intact and the store usable. What this
-            call sealed is kept in memory and written by the next one.
+            Nothing was published. The last checkpoint is intact, and the store can be used on: what
+            this call would have written is kept in memory and written by the next one.
         PoisonedError
             An operation failed half way: `rollback` first.
 
         Notes
         -----
-        Durable when it returns: the delta and the manifest were synced, and their folders. Costs
-        O(rows changed); now and then, amortised, a merge of the files.
+        What was written is durable when the call returns: the delta, the manifest and their folders
+        were synced. It costs O(rows changed), and now and then a merge of files.
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
@@ -512,15 +530,15 @@ def open(
     lock_timeout_ms : int
         How long to wait for a store that another process has open.
     allow_unclaimed_state : bool
-        Whether stored states that `states` does not name are dropped, for good with the next
-        checkpoint.
+        Whether stored states that `states` does not name are dropped. They are gone for good with
+        the next checkpoint; without it they are an error.
     allow_pickle : bool
         Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
         write to the folder can have any code run where such a state is read.
     clock : callable, optional
-        Gives milliseconds since 1970, by which states with a time to live expire; by default the
-        system's time. It is asked when the store is opened and at each checkpoint, and stands
-        still in between.
+        A function that returns milliseconds since 1970, by which states with a time to live expire;
+        by default the system's time. It is called when the store is opened and at each checkpoint.
+        In between time stands still.
 
     Returns
     -------
@@ -530,8 +548,8 @@ def open(
     Raises
     ------
     DeclarationError
-        The states cannot be kept like this, would be pickled although that is not allowed, or
-        would expire by event time (`NoEventTimeError`), which a store has not.
+        A state cannot be kept, or would be pickled although that is not allowed. `NoEventTimeError`
+        where one would expire by event time, which a store does not have.
     TableBusyError
         Another process, or this one, has it open.
     SchemaError, UnclaimedStateError

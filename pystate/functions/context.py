@@ -62,8 +62,10 @@ class RuntimeContext:
         The epoch being computed.
     key_group_range : tuple of int
         First and last key group of the task, both inclusive.
-    parallelism, max_parallelism : int
-        Number of ranges, and of key groups.
+    parallelism : int
+        Number of ranges.
+    max_parallelism : int
+        Number of key groups.
     processing_time : int
         Milliseconds since 1970; the same for all rows of an epoch and for its replays.
     watermark : int or None

@@ -381,6 +381,11 @@ class Job(PipelineContext):
     def read_state(self, uid: str) -> pa.Table:
         """Read an operator's state as of the last epoch, from the checkpoint's files.
 
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
         Returns
         -------
         pyarrow.Table

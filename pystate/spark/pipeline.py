@@ -88,8 +88,8 @@ class PipelineContext:
             around it, finds the operator's state again.
         order_by : str, Column or a sequence of them, optional
             Sort each key's rows within the epoch. Without it their order is not promised, because
-            Spark's shuffle gives none. `aggregate` sorts only for sums and means that rounding
-            makes depend on the order.
+            Spark's shuffle gives none. `aggregate` sorts only where rounding makes a sum or a mean
+            depend on the order.
         event_time : str, optional
             The column that says when a row's event happened: a timestamp, a timestamp_ntz (taken
             for UTC), a date, or a long with milliseconds since 1970. It makes a watermark.

@@ -34,22 +34,32 @@ class OperatorProgress:
         Its name.
     ranges : int
         Its parallelism.
-    rows_in, rows_out : int
-        Rows that it read, and emitted.
+    rows_in : int
+        Rows that it read.
+    rows_out : int
+        Rows that it emitted.
     late_rows : int or None
         Rows below the epoch's own watermark; None without event time.
-    keys, state_bytes : int
-        Keys that its ranges hold, and the memory of their tables, as far as the job has seen these
-        ranges since its start.
+    keys : int
+        Keys that its ranges hold, as far as the job has seen these ranges since its start.
+    state_bytes : int
+        Memory of the tables of these ranges.
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
         State rows that tables read from the checkpoint's files before it: all of them where a
         range was not in memory, after a start or a change of parallelism.
     checkpoint_bytes : int
-        Size of the epoch's files of it.
-    attach_ms, process_ms, seal_ms, write_ms : float
-        The longest of any range.
+        Size of the state files that the epoch wrote of it.
+    attach_ms : float
+        How long it took to find a range's table, or to restore it; the longest of any range, as in
+        the following ones.
+    process_ms : float
+        How long the function took over a range's rows and timers.
+    seal_ms : float
+        How long it took to end the epoch in memory.
+    write_ms : float
+        How long it took to write a range's file.
     """
 
     uid: str
@@ -138,9 +148,9 @@ class EpochProgress:
     epoch : int
         The checkpoint's number of it.
     batch_id : int or None
-        Of the streaming query.
+        The micro-batch of the streaming query; None for a run.
     run_key : str or None
-        Of the run.
+        What was given to `run_epoch`.
     drained : bool
         Whether event time ended after the rows, so that all event-time timers fired.
     evaluations : int
@@ -150,8 +160,10 @@ class EpochProgress:
     watermark_ms : int or None
         The watermark that it leaves to the next epoch, of all event times seen so far; None before
         the first.
-    rows_in, rows_out : int
-        Rows that all stateful operators read, and emitted.
+    rows_in : int
+        Rows that all stateful operators read.
+    rows_out : int
+        Rows that they emitted.
     late_rows : mapping from uid to int
         Rows below the epoch's own watermark, of each operator with event time.
     side_rows : mapping from tag to int
@@ -166,8 +178,13 @@ class EpochProgress:
         Memory of these ranges' tables.
     checkpoint_bytes : int
         Size of the epoch's state files.
-    attach_ms, seal_ms, write_ms : float
-        The longest of any range.
+    attach_ms : float
+        How long it took to find a range's table, or to restore it; the longest of any range, as in
+        the next two.
+    seal_ms : float
+        How long it took to end the epoch in memory.
+    write_ms : float
+        How long it took to write a range's file.
     total_ms : float
         From the start of the epoch to its published output.
     operators : tuple of OperatorProgress

@@ -123,8 +123,10 @@ class MapHandle(Elements, core.MapElements):
     ----------
     name : str
         The state's name.
-    key_type, type : StateType
-        The types of the maps' keys and values.
+    key_type : StateType
+        The type of the maps' keys.
+    type : StateType
+        The type of their values.
 
     Notes
     -----

@@ -10,7 +10,8 @@ import pytest
 
 from tests.environments import ROOT, Environment
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 JOB, STORE = BLOCKS
 EPOCH = r"epoch {} \(batch {}\): {}, .*\d+\.\d\d s"
 
@@ -31,6 +32,12 @@ def run(environment: Environment, program: str, folder: Path) -> list[str]:
     done = environment.run("-c", program, cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)", README)
+    assert "docs/from-spark.md" in links
+    assert not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_the_store(alone: Environment, tmp_path: Path) -> None:
