@@ -32,13 +32,16 @@ def test_the_name_is_our_own() -> None:
 
 def test_nothing_tells_to_install_somebody_elses_package() -> None:
     wrong = re.compile(r"pip\S* install[^\n`]*?(?<![\w./-])pystate(?!-spark)\b(?!\[?[./])")
+    paths = [*ROOT.glob("*")]
+    for folder in (".ci", "docs", "csrc", "bench", "pystate"):
+        paths += (ROOT / folder).rglob("*")
     texts = [
         path
-        for folder in ("", ".ci", "docs", "csrc", "bench", "pystate", "pystate/spark")
-        for path in (ROOT / folder).glob("*")
-        if path.is_file() and path.suffix not in (".so", ".c", ".o")
+        for path in paths
+        if path.is_file()
+        and path.suffix not in (".so", ".c", ".o", ".pyc")
+        and not {"build", "_build"} & set(path.relative_to(ROOT).parts)
     ]
-    texts += (ROOT / "pystate" / "examples").glob("*.py")
     assert len(texts) > 100
     found = [path for path in texts if wrong.search(path.read_text("utf-8", errors="replace"))]
     assert not found
