@@ -110,3 +110,15 @@ def test_what_the_sinks_page_names_is_there() -> None:
     for name in ("compact", "read", "partition_by"):
         assert hasattr(spark.ParquetSink, name)
     assert callable(spark.Job.abandon_output) and callable(spark.register_sink)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    import pystate
+    from pystate import errors, spark, testing
+
+    pages = [path.read_text("utf-8") for path in (ROOT / "docs" / "api").glob("*.md")]
+    found = re.findall(r"^\.\. auto\w+:: (?:pystate\.)?(\w+)", "\n".join(pages), re.MULTILINE)
+    assert len(found) == len(set(found))
+    public = {*pystate.__all__, *spark.__all__, *testing.__all__}
+    # A module's page has its names; that of errors has all of them by one directive.
+    assert public - set(found) == {"testing"} | ({*errors.__all__} & public)
