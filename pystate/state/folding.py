@@ -82,7 +82,14 @@ class Fold(NoValue, StateHandle):
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Merge the current key's state of the source namespaces into the target's, in order.
 
-        The sources vanish. The current namespace stays.
+        The current namespace stays.
+
+        Parameters
+        ----------
+        target : object
+            A namespace; None for the default one.
+        sources : iterable of object
+            Other namespaces, whose state vanishes.
         """
         current, turn = self.table.current_namespace(), self.table.turn
         target, sources = self.table.merged_namespaces(target, sources)

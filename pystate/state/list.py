@@ -156,8 +156,14 @@ class ListHandle(Elements, core.ListElements):
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Append the current key's items of the source namespaces to the target's, in order.
 
-        The sources vanish. The current namespace stays. Items keep the times at which they were
-        added.
+        The current namespace stays. Items keep the times at which they were added.
+
+        Parameters
+        ----------
+        target : object
+            A namespace; None for the default one.
+        sources : iterable of object
+            Other namespaces, whose items vanish.
         """
         table, current, turn = self.table, self.table.current_namespace(), self.table.turn
         target, sources = table.merged_namespaces(target, sources)

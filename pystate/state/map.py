@@ -152,7 +152,7 @@ class MapHandle(Elements, core.MapElements):
         )
 
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
-        """Store several entries."""
+        """Store several entries: a mapping, or pairs of a key and a value."""
         turn = self.table.turn
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
@@ -236,6 +236,13 @@ class MapHandle(Elements, core.MapElements):
     def get_entries(self, keys: KeyBatch, map_keys: Any) -> Any:
         """Copy an entry of the map of each key.
 
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        map_keys : array-like
+            Which entry of each, as many as there are keys.
+
         Returns
         -------
         pyarrow.Array
@@ -254,7 +261,15 @@ class MapHandle(Elements, core.MapElements):
         return decoded(array, self.type, self.codec)
 
     def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
-        """Remove an entry of the map of each key; those that are not there are ignored."""
+        """Remove an entry of the map of each key; those that are not there are ignored.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Whose maps.
+        map_keys : array-like
+            Which entry of each, as many as there are keys.
+        """
         self.remove_all(keys, self._map_keys(keys, map_keys))
 
     def maps(self, keys: KeyBatch, *, raw: bool = False) -> Any:

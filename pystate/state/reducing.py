@@ -165,7 +165,15 @@ class ReducingHandle(Fold):
         kept.update(value)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        """Reduce a value into each key's, in order, also where a key repeats; nulls are skipped."""
+        """Reduce a value into each key's, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one for all; nulls are skipped.
+        """
         if self._operation is not None:
             getattr(self._kept, self._operation)(keys, values)
             return

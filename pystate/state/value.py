@@ -243,11 +243,27 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         self._apply(keys, _ADD, "add", values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:
-        """Keep the smaller of each key's value and the given one; an absent one is replaced."""
+        """Keep the smaller of each key's value and the given one; an absent one is replaced.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one value for all; nulls are skipped.
+        """
         self._apply(keys, _MIN, "min", values)
 
     def max(self, keys: KeyBatch, values: Any) -> None:
-        """Keep the larger of each key's value and the given one; NaN is larger than any number."""
+        """Keep the larger of each key's value and the given one; NaN is larger than any number.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            Where to.
+        values : array-like or scalar
+            As many as there are keys, or one value for all; nulls are skipped.
+        """
         self._apply(keys, _MAX, "max", values)
 
     def clear_all(self, keys: KeyBatch) -> None:
