@@ -23,8 +23,8 @@
 #ifndef PST_BATCH_H
 #define PST_BATCH_H
 
+#include "base/key.h"
 #include "memory/handle.h"
-#include "table/key.h"
 #include "table/value.h"
 
 enum { PST_GROUP = 16, PST_LINES = 4 * PST_GROUP };

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/schema.h"
 #include "base/scratch.h"
-#include "memory/alloc.h"
+#include "memory/ring.h"
 
 /* The cursor's row: undo records first, then reused slots, then fresh ones. */
 static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {

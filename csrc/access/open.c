@@ -10,17 +10,17 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "base/key.h"
 #include "base/lock.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "base/schema.h"
 #include "base/xxh64.h"
 #include "elements/collections.h"
 #include "elements/timers.h"
 #include "list/list.h"
 #include "memory/span.h"
-#include "snapshot/sealed.h"
 #include "table/epoch.h"
-#include "table/key.h"
 
 enum { LEAST_SHARDS = 16, PAGE = 4096 };
 

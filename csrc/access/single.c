@@ -1,4 +1,6 @@
 /* single.c: one current key, and rows as records. */
+#include "access/single.h"
+
 #include <string.h>
 
 #include "access/batch.h"

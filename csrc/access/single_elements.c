@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "access/batch.h"
+#include "access/single.h"
 #include "base/mem.h"
 #include "elements/collections.h"
 #include "table/ttl.h"

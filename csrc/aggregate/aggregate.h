@@ -34,9 +34,7 @@
 
 enum {
     PST_AGG_MAX_WIDTH = 256, /* bytes of a fixed accumulator */
-    PST_AGG_MAX_K = 4096,
-    PST_AGG_LEAST_PRECISION = 4,
-    PST_AGG_MOST_PRECISION = 14
+    PST_AGG_MAX_K = 4096
 };
 
 /* PST_WRONG_TYPE: the kind does not take the type. PST_INVALID: kind or parameter. */

@@ -11,7 +11,12 @@
 #ifndef PST_SKETCH_H
 #define PST_SKETCH_H
 
-#include "aggregate/aggregate.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pystate.h"
+
+enum { PST_AGG_LEAST_PRECISION = 4, PST_AGG_MOST_PRECISION = 14 };
 
 size_t pst_sketch_most(uint32_t precision);
 /* PST_CORRUPT where the bytes are no sketch of that precision. No bytes are an empty one. */

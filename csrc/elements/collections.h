@@ -1,7 +1,7 @@
 /* collections.h: the lists and maps of a row.
  *
- * Purpose: from a state column to the list or tree whose root lies in the row: shapes, reading,
- * and writing under the row's undo.
+ * Purpose: reading the list or tree whose root lies in the row, and writing to it under the row's
+ * undo.
  *
  * Thread safety: as the table.
  *
@@ -17,42 +17,9 @@
 #define PST_COLLECTIONS_H
 
 #include "base/element.h"
-#include "list/list.h"
+#include "table/roots.h"
 #include "table/ttl.h"
 #include "table/value.h"
-#include "tree/tree.h"
-
-/* Of one state column; zeros where it is a value. */
-typedef struct pst_collection {
-    pst_tree_shape map;
-    pst_list_shape list;
-    uint32_t id; /* by which files name the column: a hash of its name */
-    int32_t nth; /* of entry k: the column whose id is the k-th in order, as files have them */
-} pst_collection;
-
-pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);
-/* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
- * is none. */
-int32_t pst_collections_clash(const pst_schema *schema);
-
-static inline uint64_t pst_heap_bytes(const pst_table *t) {
-    return t->h->committed[PST_SPACE_HEAP];
-}
-
-static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int32_t i) {
-    if (!pst_row_has(&t->lay, row, i))
-        return (pst_list){0};
-    return pst_list_load((const uint64_t *)((const uint8_t *)row + t->lay.fields[i].offset));
-}
-
-static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row, int32_t i) {
-    pst_tree_root root = {0, 0};
-    if (pst_row_has(&t->lay, row, i)) {
-        uint64_t word = pst_get64((const uint8_t *)row + t->lay.fields[i].offset);
-        memcpy(&root, &word, sizeof root);
-    }
-    return root;
-}
 
 /* Column i of that kind? PST_INVALID. */
 pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind);
@@ -84,9 +51,6 @@ pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Elements that a reader sees. */
 pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count);
-/* Frees what the row's list or map holds; its presence is the caller's. */
-pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
-
 /* ---- times: ttl_elements.c ------------------------------------------------------------------- */
 
 /* As pst_row_map_get; where reading counts as use, that is noted. Reserves room by itself. */

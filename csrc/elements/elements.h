@@ -18,21 +18,10 @@
 #define PST_ELEMENTS_H
 
 #include "base/element.h"
+#include "base/key.h"
 #include "elements/collections.h"
-#include "table/key.h"
 
 enum { PST_RUN_BYTES = 32 * 1024 };
-
-/* Of a file's lists, maps and timers those that are not taken from it. An element names its state by
- * the id alone, which the taker may have for another state of the name. */
-typedef struct pst_dropped {
-    uint32_t ids[PST_MAX_STATES];
-    int32_t n;
-} pst_dropped;
-
-/* `columns` and their number as in pst_table_load. */
-void pst_dropped_note(pst_dropped *d, const pst_schema *from, const int32_t *columns, int32_t n);
-int pst_dropped_has(const pst_dropped *d, pst_bytes element);
 
 /* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply. Room
  * for a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */

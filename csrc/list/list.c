@@ -2,8 +2,9 @@
 
 #include "memory/alloc.h"
 #include "memory/handle.h"
+#include "memory/ring.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
-#include "snapshot/evacuate.h"
 
 /* A chunk:
  *

@@ -32,8 +32,8 @@
 
 #include <string.h>
 
-#include "memory/alloc.h"
 #include "memory/layout.h"
+#include "memory/size_class.h"
 #include "memory/store.h"
 #include "pystate.h"
 
@@ -120,6 +120,10 @@ pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int
                          uint64_t *dropped);
 /* Frees head chunks that hold nothing from number `seq` on. */
 pst_status pst_list_trim_to(pst_table *t, pst_list *l, uint64_t seq);
+
+/* Moves the whole chain, if a chunk of it lies in a span that is to be left; PST_OK also where it need
+ * not. */
+pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked);
 
 /* ---- reading ------------------------------------------------------------------------------- */
 

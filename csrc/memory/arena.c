@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "memory/alloc.h"
+#include "memory/size_class.h"
 #include "memory/store.h"
 
 #define PIECE ((uint64_t)16 << 20)

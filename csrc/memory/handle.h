@@ -1,7 +1,8 @@
-/* table.h: the parts of a table that its modules share.
+/* handle.h: the parts of a table that its modules share.
  *
- * Purpose: the process-local handle behind pst_table and the small inline steps (finding a row,
- * testing a header) that every module takes. IMPL.md walks through them.
+ * Purpose: the process-local handle behind pst_table, and where its metas, blocks and key groups are.
+ * It lies this low because blocks are taken from a table; what the words of a row mean is in row.h,
+ * and tables are opened in open.c.
  *
  * Thread safety: a handle belongs to one thread at a time.
  *
@@ -12,9 +13,10 @@
  *  T3. `generation` changes at each seal, roll back and attach; batches and the current key
  *      remember it.
  */
-#ifndef PST_TABLE_H
-#define PST_TABLE_H
+#ifndef PST_HANDLE_H
+#define PST_HANDLE_H
 
+#include "base/buffer.h"
 #include "memory/arena.h"
 #include "memory/layout.h"
 #include "memory/store.h"
@@ -67,14 +69,8 @@ typedef struct pst_current_key {
     uint8_t null;
 } pst_current_key;
 
-typedef struct pst_key_buffer {
-    uint8_t *data;
-    size_t size;
-    size_t capacity;
-} pst_key_buffer;
-
-struct pst_pool;       /* of gather buffers, see sealed.c */
-struct pst_collection; /* see collections.h */
+struct pst_pool;       /* of gather buffers, see pool.h */
+struct pst_collection; /* see roots.h */
 
 struct pst_table {
     pst_budget *budget; /* NULL: none */
@@ -148,95 +144,12 @@ static inline uint32_t pst_directory_size(const pst_table *t, const pst_meta *m)
     return pst_group_count(t) << m->directory_bits;
 }
 
-static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
-    return (uint64_t *)(t->rows + (uint64_t)slot * t->lay.row_size);
-}
-
-/* A row may lie across two cache lines: brings in both. */
-PST_PREFETCH void pst_prefetch_row(const pst_table *t, uint32_t slot) {
-    const uint64_t *row = pst_row(t, slot);
-    __builtin_prefetch(row, 1, 2);
-    __builtin_prefetch((const uint8_t *)row + t->lay.row_size - 1, 1, 2);
-}
-
 static inline uint8_t *pst_block(const pst_table *t, uint32_t granule) {
     return t->heap + (uint64_t)granule * PST_GRANULE;
 }
 
-/* The stamp of a header word, still shifted. */
-static inline uint32_t pst_header_stamp(uint64_t header) {
-    return (uint32_t)header & 0xFFFFFF00u;
-}
-
-static inline uint64_t pst_make_header(uint32_t flags, uint32_t shifted_stamp, uint32_t undo) {
-    return (uint64_t)undo << 32 | shifted_stamp | (flags & 0xFFu);
-}
-
-static inline int pst_is_live(uint64_t header) {
-    return ((uint32_t)header & 0xFEu) != 0;
-}
-
-static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *row) {
-    if (!lay->wide)
-        return (row[0] >> 1) & 0x7F;
-    return row[lay->image_offset / 8];
-}
-
-static inline int pst_groups_are_masked(const pst_table *t) {
-    return t->group_mask || t->max_parallelism == 1;
-}
-
-static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
-    if (pst_groups_are_masked(t))
-        return (int32_t)(hash & t->group_mask);
-    return pst_key_group(hash, t->max_parallelism);
-}
-
-/* PST_WRONG_KEY_GROUP, with the group in the detail, where the hash is not of this table. */
-static inline pst_status pst_check_group(pst_table *t, uint64_t hash) {
-    int32_t group = pst_group_of(t, hash);
-    if (group >= t->first_key_group && group <= t->last_key_group)
-        return PST_OK;
-    t->current.generation = 0;
-    t->detail.row = -1;
-    t->detail.key_group = group;
-    return PST_WRONG_KEY_GROUP;
-}
-
-/* What makes tags of hashes; loops have a copy. */
-typedef struct pst_salt {
-    uint64_t add;
-    uint64_t fold;   /* odd */
-    uint64_t spread; /* odd */
-} pst_salt;
-
-static inline pst_salt pst_salt_of(const pst_table *t) {
-    return (pst_salt){t->h->salt[0], t->h->salt[1], t->h->salt[2]};
-}
-
-/* The index tag of a hash: all that the index knows of a key beside its key group. The hash is
- * public, so it is mixed with the table's salt: a folded multiplication, so that hashes at equal
- * distances do not stay so, and another one that brings all bits to the top. */
-static inline uint32_t pst_salted_tag(pst_salt salt, uint64_t hash) {
-    __extension__ typedef unsigned __int128 wide;
-    wide product = (wide)(hash ^ salt.add) * salt.fold;
-    return (uint32_t)(((uint64_t)product ^ (uint64_t)(product >> 64)) * salt.spread >> 32);
-}
-
-static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
-    return pst_salted_tag(pst_salt_of(t), hash);
-}
-
-/* The entry of a directory of so many bits; groups count from the table's first. */
-static inline uint32_t pst_directory_place(uint32_t group, uint32_t bits, uint32_t tag) {
-    return group << bits | (uint32_t)((uint64_t)tag >> (32 - bits));
-}
-
-/* The same for a key whose key group is in range. */
-static inline uint32_t pst_directory_at(const pst_table *t, uint32_t bits, uint64_t hash,
-                                        uint32_t tag) {
-    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
-    return pst_directory_place(group, bits, tag);
+static inline uint64_t pst_heap_bytes(const pst_table *t) {
+    return t->h->committed[PST_SPACE_HEAP];
 }
 
 static inline void pst_no_detail(pst_detail *d) {
@@ -244,19 +157,6 @@ static inline void pst_no_detail(pst_detail *d) {
     d->column = d->key_group = -1;
     d->sys_errno = 0;
 }
-
-/* A handle that only maps a shared table's file, for readers: no lock, no open epoch. The schema
- * must be the table's; its key groups are taken from the file. */
-pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_table **view,
-                              pst_detail *detail);
-
-/* Whether a process that lives holds a reader of an epoch that is gone. It finds out before it looks at
- * the table again, but may be in the middle of a look. */
-int pst_reader_lags(const pst_header *h);
-
-/* The row of the current key, or PST_NONE; with `make` it is made, and room for a touch is there.
- * PST_INVALID without a current key. */
-pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);
 
 /* From here to pst_cleared what is done makes room: it may pass the limit by an eighth. */
 static inline void pst_clearing(pst_table *t) {

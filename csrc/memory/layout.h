@@ -108,7 +108,7 @@ typedef struct pst_span_hints {
     uint32_t keyed;  /* and that moving the bytes of keys does */
 } pst_span_hints;
 
-/* How far making a table's slots fewer has come, see slots.h. */
+/* How far making a table's slots fewer has come, see cut.h. */
 enum {
     PST_CUT_NONE = 0,
     PST_CUT_TURN = 1,   /* names from the cut on leave the ring; cut_at: its tail when this began */

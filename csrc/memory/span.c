@@ -1,6 +1,8 @@
 #include "memory/span.h"
 
-#include "memory/alloc.h"
+#include "memory/pins.h"
+#include "memory/ring.h"
+#include "memory/size_class.h"
 
 #ifndef PST_PATIENCE
 #define PST_PATIENCE 8 /* tests have less */

@@ -19,9 +19,7 @@
 #ifndef PST_EVACUATE_H
 #define PST_EVACUATE_H
 
-#include "list/list.h"
 #include "memory/handle.h"
-#include "tree/tree.h"
 
 enum { PST_MOVE_MOST = 1 << 15 };
 
@@ -29,18 +27,5 @@ enum { PST_MOVE_MOST = 1 << 15 };
 void pst_evacuate(pst_table *t);
 /* Part of sealing, when nothing can fail any more. */
 void pst_evacuate_keys(pst_table *t);
-
-/* ---- what moves one thing: PST_OK also where it need not move ----------------------------------- */
-
-/* The value of a present column of bytes: value.c. REQUIRES: room for a touch was reserved. */
-pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i);
-/* The bytes of a row's key: value.c. REQUIRES: the row lives. */
-pst_status pst_row_move_key(pst_table *t, uint32_t slot);
-/* A list's whole chain, if a chunk of it must: list.c. `l` is the caller's private copy. */
-pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked);
-/* A tree's nodes and the bytes of its entries: tree_move.c. *root is the caller's private copy, which he
- * stores also where this fails: the tree is whole after every step. */
-pst_status pst_tree_move(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
-                         uint64_t *looked);
 
 #endif

@@ -13,6 +13,7 @@
 #include "base/schema.h"
 #include "elements/collections.h"
 #include "elements/elements.h"
+#include "snapshot/dropped.h"
 #include "sst/sst_reader.h"
 #include "table/ttl.h"
 

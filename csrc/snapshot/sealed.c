@@ -1,118 +1,22 @@
 #include "snapshot/sealed.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"
-#include "memory/alloc.h"
+#include "memory/ring.h"
 #include "table/undo.h"
 #include "table/value.h"
 
-enum { POOL_BUFFERS = 3, AHEAD = 32 };
-
-/* Bytes of a buffer that is worth keeping. */
-#define POOL_KEEPS ((size_t)64 << 20)
-
-struct pst_pool {
-    pthread_mutex_t lock;
-    pst_budget *budget;
-    int references;
-    int n;
-    struct {
-        pst_words entries;
-        pst_key_buffer bytes;
-        uint64_t charged;
-    } spare[POOL_BUFFERS];
-};
-
-pst_pool *pst_pool_create(pst_budget *budget) {
-    pst_pool *p = pst_calloc(1, sizeof *p);
-    if (!p)
-        return NULL;
-    if (pthread_mutex_init(&p->lock, NULL)) {
-        pst_free(p);
-        return NULL;
-    }
-    p->references = 1;
-    p->budget = pst_budget_retain(budget);
-    return p;
-}
-
-static void pool_drop(pst_pool *p) {
-    pthread_mutex_lock(&p->lock);
-    int left = --p->references;
-    pthread_mutex_unlock(&p->lock);
-    if (left)
-        return;
-    for (int i = 0; i < p->n; i++) {
-        pst_free(p->spare[i].entries.words);
-        pst_free(p->spare[i].bytes.data);
-        pst_budget_drop(p->budget, p->spare[i].charged);
-    }
-    pst_budget_release(p->budget);
-    pthread_mutex_destroy(&p->lock);
-    pst_free(p);
-}
-
-void pst_pool_release(pst_pool *p) {
-    if (p)
-        pool_drop(p);
-}
-
-/* Buffers for s, with room for so many words. */
-static pst_status pool_take(pst_pool *p, size_t words, pst_sealed *s) {
-    pthread_mutex_lock(&p->lock);
-    p->references++;
-    s->charge = (pst_charge){p->budget, 0, PST_SMALL_BUFFER};
-    if (p->n) {
-        s->entries = p->spare[--p->n].entries;
-        s->bytes = p->spare[p->n].bytes;
-        s->bytes.size = 0;
-        s->charge.bytes = p->spare[p->n].charged;
-    }
-    pthread_mutex_unlock(&p->lock);
-    s->pool = p;
-    if (s->entries.capacity >= words)
-        return PST_OK;
-    /* Of the new ones only what is written to will be there. */
-    pst_free(s->entries.words);
-    s->entries.words = pst_malloc(words * sizeof *s->entries.words);
-    s->entries.capacity = s->entries.words ? words : 0;
-    return s->entries.words ? PST_OK : PST_NO_MEMORY;
-}
-
-/* One huge epoch must not pin its buffers for ever. */
-static int worth_keeping(size_t capacity, size_t used) {
-    return capacity <= ((size_t)1 << 23) || (capacity <= POOL_KEEPS && used * 8 >= capacity);
-}
-
-static void pool_give(pst_pool *p, pst_sealed *s) {
-    int keep = worth_keeping(s->entries.capacity * 8, s->n_words * 8) &&
-               worth_keeping(s->bytes.capacity, s->bytes.size);
-    pthread_mutex_lock(&p->lock);
-    if (keep && p->n < POOL_BUFFERS) {
-        p->spare[p->n].entries = s->entries;
-        p->spare[p->n].bytes = s->bytes;
-        p->spare[p->n++].charged = s->charge.bytes;
-        s->entries.words = NULL;
-        s->bytes.data = NULL;
-        s->charge.bytes = 0;
-    }
-    pthread_mutex_unlock(&p->lock);
-    pst_charge_drop(&s->charge);
-    pool_drop(p);
-}
+enum { AHEAD = 32 };
 
 void pst_sealed_destroy(pst_sealed *s) {
     if (!s)
         return;
     pst_huge_drop(&s->huge);
     if (s->pool)
-        pool_give(s->pool, s);
-    pst_free(s->entries.words);
-    pst_free(s->bytes.data);
+        pst_pool_give(s->pool, s->n_words, &s->entries, &s->bytes, &s->charge);
     pst_free(s->scratch.data);
     pst_file_schema_destroy(s->schema);
     pst_free(s);
@@ -319,7 +223,9 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     for (int32_t i = 0; i < t->lay.n_states; i++)
         per_row += pst_is_wide_value(t->schema.states[i].type) ? 2 : 1;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
-    pst_status st = pool_take(t->pool, rows * (per_row + 1) + 1, s);
+    s->pool = t->pool;
+    pst_status st =
+        pst_pool_take(s->pool, rows * (per_row + 1) + 1, &s->entries, &s->bytes, &s->charge);
     if (!st)
         st = gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++)

@@ -18,18 +18,13 @@
 #define PST_SEALED_H
 
 #include "base/budget.h"
+#include "base/buffer.h"
+#include "base/key.h"
+#include "base/pool.h"
 #include "base/schema.h"
 #include "elements/collections.h"
 #include "memory/handle.h"
 #include "memory/huge.h"
-#include "table/key.h"
-
-typedef struct pst_pool pst_pool;
-
-typedef struct pst_words {
-    uint64_t *words;
-    size_t capacity; /* words */
-} pst_words;
 
 /* Entries in gathering order, each `key part | info | cells of changed present columns`:
  * a word key is its word, a bytes key {hash, offset, size}; cells are one word, or two for
@@ -102,9 +97,5 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
 static inline pst_status pst_sealed_charge(pst_sealed *s) {
     return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
 }
-
-pst_pool *pst_pool_create(pst_budget *budget);
-/* The table lets go; buffers die with the last sealed epoch. */
-void pst_pool_release(pst_pool *p);
 
 #endif

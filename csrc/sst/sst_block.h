@@ -28,18 +28,6 @@
 
 enum { PST_SST_MAX_COLUMNS = PST_MAX_KEYS + PST_MAX_STATES };
 
-/* How a column's values lie. */
-typedef enum pst_sst_shape {
-    PST_SHAPE_BIT,
-    PST_SHAPE_INT8,
-    PST_SHAPE_INT16,
-    PST_SHAPE_INT32,
-    PST_SHAPE_WORD32, /* not sign-extended */
-    PST_SHAPE_WORD64,
-    PST_SHAPE_WORD128,
-    PST_SHAPE_BYTES
-} pst_sst_shape;
-
 typedef struct pst_sst_kind {
     uint64_t changed;
     uint32_t rows;

@@ -3,6 +3,7 @@
 #include "base/coding.h"
 #include "base/mem.h"
 #include "base/xxh64.h"
+#include "sst/sst_block.h"
 #include "sst/sst_shape.h"
 
 enum { FIRST_CAPACITY = 1024 };

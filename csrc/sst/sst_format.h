@@ -18,6 +18,18 @@
 #include "base/schema.h"
 #include "pystate.h"
 
+/* How a column's values lie. */
+typedef enum pst_sst_shape {
+    PST_SHAPE_BIT,
+    PST_SHAPE_INT8,
+    PST_SHAPE_INT16,
+    PST_SHAPE_INT32,
+    PST_SHAPE_WORD32, /* not sign-extended */
+    PST_SHAPE_WORD64,
+    PST_SHAPE_WORD128,
+    PST_SHAPE_BYTES
+} pst_sst_shape;
+
 enum {
     PST_SST_VERSION = 1,
     PST_SST_HEADER_BYTES = 128,

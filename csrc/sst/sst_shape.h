@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "sst/sst_block.h"
+#include "sst/sst_format.h"
 
 /* The block's own header: rows u32, kinds u16, columns u16, deletes u32, 0 u32; then a kind each:
  * changed u64, rows u32, op u8, 0; then a column each: values u32, nulls u32, bytes u64. */

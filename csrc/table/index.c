@@ -1,6 +1,8 @@
 #include "table/index.h"
 
 #include "memory/alloc.h"
+#include "memory/ring.h"
+#include "memory/size_class.h"
 
 enum { FIRST_CAPACITY = 32 };
 

@@ -39,14 +39,52 @@
 #include <emmintrin.h>
 #endif
 
+#include "base/key.h"
 #include "memory/handle.h"
-#include "table/key.h"
+#include "memory/reference.h"
+#include "table/row.h"
 
 /* A walk along a shard, a line of eight entries (one cache line) at a time. */
 enum { PST_LINE = 8, PST_TIES = 8 };
 
 /* Bytes of index per key of a shard that was just built, about. */
 enum { PST_ENTRY_SHARE = 12 };
+
+/* What makes tags of hashes; loops have a copy. */
+typedef struct pst_salt {
+    uint64_t add;
+    uint64_t fold;   /* odd */
+    uint64_t spread; /* odd */
+} pst_salt;
+
+static inline pst_salt pst_salt_of(const pst_table *t) {
+    return (pst_salt){t->h->salt[0], t->h->salt[1], t->h->salt[2]};
+}
+
+/* The index tag of a hash: all that the index knows of a key beside its key group. The hash is
+ * public, so it is mixed with the table's salt: a folded multiplication, so that hashes at equal
+ * distances do not stay so, and another one that brings all bits to the top. */
+static inline uint32_t pst_salted_tag(pst_salt salt, uint64_t hash) {
+    __extension__ typedef unsigned __int128 wide;
+    wide product = (wide)(hash ^ salt.add) * salt.fold;
+    return (uint32_t)(((uint64_t)product ^ (uint64_t)(product >> 64)) * salt.spread >> 32);
+}
+
+static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
+    return pst_salted_tag(pst_salt_of(t), hash);
+}
+
+/* The entry of a directory of so many bits; groups count from the table's first. */
+static inline uint32_t pst_directory_place(uint32_t group, uint32_t bits, uint32_t tag) {
+    return group << bits | (uint32_t)((uint64_t)tag >> (32 - bits));
+}
+
+/* The same for a key whose key group is in range. */
+static inline uint32_t pst_directory_at(const pst_table *t, uint32_t bits, uint64_t hash,
+                                        uint32_t tag) {
+    uint32_t group = (uint32_t)(pst_group_of(t, hash) - t->first_key_group);
+    return pst_directory_place(group, bits, tag);
+}
 
 typedef struct pst_cursor {
     const uint32_t *pages;

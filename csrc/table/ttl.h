@@ -22,7 +22,7 @@
 #ifndef PST_TTL_H
 #define PST_TTL_H
 
-#include "memory/handle.h"
+#include "table/row.h"
 
 static inline int pst_ttl_is_set(const pst_table *t, int32_t column) {
     return t->ttl[column].duration_ms > 0;

@@ -1,7 +1,6 @@
 #include "table/undo.h"
 
-#include "base/hash.h"
-#include "memory/alloc.h"
+#include "memory/ring.h"
 #include "table/index.h"
 
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
@@ -58,11 +57,7 @@ static void undo_insert(pst_table *t, pst_meta *target, uint64_t epoch, uint32_t
     uint64_t *row = pst_row(t, slot);
     if (pst_header_stamp(row[0]) != pst_stamp(epoch) << 8)
         return;
-    uint64_t key = row[t->lay.key_offset / 8], hash = key;
-    if (t->lay.key_kind == PST_KEY_WORD)
-        hash = row[0] & PST_FLAG_NULL_KEY
-                   ? PST_HASH_SEED
-                   : pst_hash_word(t->schema.keys[0].type, key, PST_HASH_SEED);
+    uint64_t hash = pst_row_hash(t, row);
     int32_t group = pst_group_of(t, hash);
     if (group >= t->first_key_group && group <= t->last_key_group)
         pst_index_undo(t, target, hash, slot);

@@ -26,7 +26,7 @@
 
 #include <assert.h>
 
-#include "memory/handle.h"
+#include "table/row.h"
 
 /* Guarantees room for n first touches and n inserts without further checks. */
 pst_status pst_undo_reserve(pst_table *t, uint64_t n);

@@ -1,21 +1,12 @@
 #include "table/value.h"
 
-#include "base/hash.h"
-#include "elements/collections.h"
 #include "memory/alloc.h"
+#include "memory/ring.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
-#include "snapshot/evacuate.h"
+#include "table/roots.h"
 #include "table/slots.h"
 #include "table/ttl.h"
-
-uint64_t pst_row_hash(const pst_table *t, const uint64_t *row) {
-    uint64_t key = row[t->lay.key_offset / 8];
-    if (t->lay.key_kind == PST_KEY_BYTES)
-        return key;
-    if (row[0] & PST_FLAG_NULL_KEY)
-        return PST_HASH_SEED;
-    return pst_hash_word(t->schema.keys[0].type, key, PST_HASH_SEED);
-}
 
 /* A row for the key, which has none, complete but for its header. */
 static pst_status fill_row(pst_table *t, const pst_key *key, uint32_t *slot) {

@@ -6,7 +6,8 @@
 
 #include "check.h"
 #include "memory/alloc.h"
-#include "table/slots.h"
+#include "memory/ring.h"
+#include "table/row.h"
 
 /* Every slot is a row's or named by the ring once, but for what the cut has taken out of it. */
 static inline void check_slots(const pst_table *t) {

@@ -11,6 +11,7 @@
 #include "memory/alloc.h"
 #include "memory/span.h"
 #include "slots_check.h"
+#include "table/index.h"
 #include "table_model.h"
 
 static struct {

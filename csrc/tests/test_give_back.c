@@ -12,6 +12,8 @@
 #include "check.h"
 #include "memory/alloc.h"
 #include "memory/handle.h"
+#include "memory/ring.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
 #include "snapshot/evacuate.h"
 #include "table/undo.h"

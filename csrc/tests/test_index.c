@@ -6,6 +6,7 @@
 #include "base/siphash.h"
 #include "files.h"
 #include "memory/alloc.h"
+#include "memory/ring.h"
 #include "table/index.h"
 #include "table/value.h"
 #include "table_model.h"

@@ -1,8 +1,8 @@
 /* A sealed epoch's delta against the file that the same records make one by one: equal bytes, over
  * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are chosen. */
+#include "base/key.h"
 #include "base/xxh64.h"
 #include "files.h"
-#include "table/key.h"
 
 enum { KEYS = 6000, MOST_STATES = 12 };
 

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "memory/alloc.h"
 #include "memory/handle.h"
+#include "memory/ring.h"
 #include "slots_check.h"
 #include "table/index.h"
 

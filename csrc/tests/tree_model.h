@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "memory/alloc.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
 #include "table_model.h"
 #include "tree/tree_node.h"

@@ -75,6 +75,12 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
+/* Moves nodes and the bytes of entries out of spans that are to be left; PST_OK also where none need.
+ * *root is the caller's private copy, which he stores also where this fails: the tree is whole after
+ * every step. */
+pst_status pst_tree_move(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                         uint64_t *looked);
+
 /* Brings in the first lines of the root node of the tree in a row. */
 PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
     const uint8_t *node = heap + (uint64_t)(uint32_t)pst_get64(root) * PST_GRANULE;

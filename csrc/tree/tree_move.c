@@ -1,6 +1,7 @@
 /* tree_move.c: nodes and bytes moved out of spans that are to be left. */
+#include "memory/ring.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
-#include "snapshot/evacuate.h"
 #include "tree/tree.h"
 #include "tree/tree_write.h"
 

@@ -1,6 +1,6 @@
 /* tree_node.h: the node of a tree, and how it is searched.
  *
- * Purpose: the layout that tree.c writes and tree_walk.c reads.
+ * Purpose: the layout that tree_put.c writes and tree_walk.c reads.
  *
  * Thread safety: reads only; loads are such that a writer may reuse the memory meanwhile.
  *
@@ -17,8 +17,8 @@
 #define PST_TREE_NODE_H
 
 #include "memory/layout.h"
+#include "memory/reference.h"
 #include "memory/store.h"
-#include "table/key.h"
 #include "tree/tree.h"
 
 static inline uint64_t pst_node_make(uint32_t birth, uint32_t level, uint32_t size_class,

@@ -1,5 +1,8 @@
 #include "tree/tree_write.h"
 
+#include "memory/ring.h"
+#include "memory/size_class.h"
+
 /* A full leaf's and a full inner node's block, unless fewer than LEAST entries fit into it. */
 enum { LEAF_BYTES = 512, INNER_BYTES = 1024, LEAST = 8 };
 

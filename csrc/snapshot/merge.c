@@ -1,10 +1,13 @@
 #include <string.h>
 
+#include "base/element.h"
 #include "base/hash.h"
+#include "base/key.h"
 #include "base/mem.h"
 #include "base/schema.h"
-#include "elements/elements.h"
+#include "list/list.h"
 #include "pystate.h"
+#include "snapshot/dropped.h"
 #include "sst/sst_writer.h"
 
 /* Invariants:

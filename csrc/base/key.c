@@ -1,10 +1,11 @@
-#include "table/key.h"
+#include "base/key.h"
+
+#include <string.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/siphash.h"
 #include "base/xxh64.h"
-#include "memory/handle.h"
 
 static int is_bytes(pst_type type) {
     return type == PST_STRING || type == PST_BINARY || type == PST_OBJECT;

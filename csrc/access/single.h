@@ -1,0 +1,14 @@
+/* single.h: the current key.
+ *
+ * Thread safety: as the table.
+ */
+#ifndef PST_SINGLE_H
+#define PST_SINGLE_H
+
+#include "memory/handle.h"
+
+/* The row of the current key, or PST_NONE; with `make` it is made, and room for a touch is there.
+ * PST_INVALID without a current key. */
+pst_status pst_current_row(pst_table *t, int make, uint32_t *slot);
+
+#endif

@@ -1,0 +1,46 @@
+/* roots.h: where a row keeps its lists and maps.
+ *
+ * Purpose: from a state column to the shape of its list or tree and to the root in the row, and the end
+ * of both. What is in them is read and written in collections.h.
+ *
+ * Thread safety: as the table.
+ */
+#ifndef PST_ROOTS_H
+#define PST_ROOTS_H
+
+#include "list/list.h"
+#include "table/row.h"
+#include "tree/tree.h"
+
+/* Of one state column; zeros where it is a value. */
+typedef struct pst_collection {
+    pst_tree_shape map;
+    pst_list_shape list;
+    uint32_t id; /* by which files name the column: a hash of its name */
+    int32_t nth; /* of entry k: the column whose id is the k-th in order, as files have them */
+} pst_collection;
+
+pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);
+/* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
+ * is none. */
+int32_t pst_collections_clash(const pst_schema *schema);
+
+static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int32_t i) {
+    if (!pst_row_has(&t->lay, row, i))
+        return (pst_list){0};
+    return pst_list_load((const uint64_t *)((const uint8_t *)row + t->lay.fields[i].offset));
+}
+
+static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row, int32_t i) {
+    pst_tree_root root = {0, 0};
+    if (pst_row_has(&t->lay, row, i)) {
+        uint64_t word = pst_get64((const uint8_t *)row + t->lay.fields[i].offset);
+        memcpy(&root, &word, sizeof root);
+    }
+    return root;
+}
+
+/* Frees what the row's list or map holds; its presence is the caller's. */
+pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
+
+#endif
