@@ -49,3 +49,38 @@ uint64_t pst_cursor_varint(pst_cursor *c) {
     c->bad = 1;
     return 0;
 }
+
+/* Bytes of the character that begins with this one, 0 if none does; and the least and most that the
+ * second one may be. */
+static size_t utf8_form(uint8_t first, uint8_t *least, uint8_t *most) {
+    *least = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+    *most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    if (first >= 0xC2 && first <= 0xDF)
+        return 2;
+    if (first >= 0xE0 && first <= 0xEF)
+        return 3;
+    return first >= 0xF0 && first <= 0xF4 ? 4 : 0;
+}
+
+int pst_is_utf8_beyond_ascii(const uint8_t *bytes, size_t size) {
+    size_t i = 0;
+    while (i < size) {
+        if (size - i >= 8 && !(pst_get_u64(bytes + i) & UINT64_C(0x8080808080808080))) {
+            i += 8;
+            continue;
+        }
+        if (bytes[i] < 0x80) {
+            i++;
+            continue;
+        }
+        uint8_t least, most;
+        size_t n = utf8_form(bytes[i], &least, &most);
+        if (n == 0 || size - i < n || bytes[i + 1] < least || bytes[i + 1] > most)
+            return 0;
+        for (size_t k = 2; k < n; k++)
+            if ((bytes[i + k] & 0xC0) != 0x80)
+                return 0;
+        i += n;
+    }
+    return 1;
+}

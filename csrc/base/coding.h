@@ -79,4 +79,45 @@ const uint8_t *pst_cursor_bytes(pst_cursor *c, uint64_t size);
 uint8_t pst_cursor_u8(pst_cursor *c);
 uint64_t pst_cursor_varint(pst_cursor *c);
 
+/* Whether any of a few bytes, up to 8, is not ASCII. */
+static inline int pst_few_beyond_ascii(const uint8_t *bytes, size_t size) {
+    if (size >= 4)
+        return ((pst_get_u32(bytes) | pst_get_u32(bytes + size - 4)) & 0x80808080u) != 0;
+    return size && ((bytes[0] | bytes[size >> 1] | bytes[size - 1]) & 0x80);
+}
+
+/* From the first byte on that is not ASCII, or any before it. */
+int pst_is_utf8_beyond_ascii(const uint8_t *bytes, size_t size);
+
+/* Whether bytes are UTF-8: shortest forms, no surrogates, up to U+10FFFF. */
+static inline int pst_is_utf8(const uint8_t *bytes, size_t size) {
+    while (size > 8) {
+        if (pst_get_u64(bytes) & UINT64_C(0x8080808080808080))
+            return pst_is_utf8_beyond_ascii(bytes, size);
+        bytes += 8;
+        size -= 8;
+    }
+    return !pst_few_beyond_ascii(bytes, size) || pst_is_utf8_beyond_ascii(bytes, size);
+}
+
+/* memcpy, where most copies are short: without a call up to 16 bytes. */
+static inline void pst_copy_short(uint8_t *to, const uint8_t *from, size_t size) {
+    if (size > 16) {
+        memcpy(to, from, size);
+    } else if (size >= 8) {
+        uint64_t first = pst_get_u64(from), last = pst_get_u64(from + size - 8);
+        pst_put_u64(to, first);
+        pst_put_u64(to + size - 8, last);
+    } else if (size >= 4) {
+        uint32_t first = pst_get_u32(from), last = pst_get_u32(from + size - 4);
+        pst_put_u32(to, first);
+        pst_put_u32(to + size - 4, last);
+    } else if (size) {
+        uint8_t middle = from[size >> 1], last = from[size - 1];
+        to[0] = from[0];
+        to[size >> 1] = middle;
+        to[size - 1] = last;
+    }
+}
+
 #endif
