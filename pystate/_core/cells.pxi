@@ -1,5 +1,15 @@
 # Values: Python objects <-> pst_cell, schemas, arrays by address.
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* Loads an offset once, however often it is used: its owner may write to it meanwhile. */
+    static inline int64_t pst_load_offset(const int32_t *at) {
+        return __atomic_load_n(at, __ATOMIC_RELAXED);
+    }
+    """
+    int64_t pst_load_offset(const int32_t *at) noexcept nogil
+
 cdef enum:
     PST_MAX_KEYS_ = 16
     PST_MAX_STATES_ = 64
@@ -110,6 +120,7 @@ cdef class Codec:
         finally:
             Py_LeaveRecursiveCall()
 
+    @cython.final
     cdef int encode_int(self, object value, pst_cell *cell) except -1:
         cdef int overflow = 0
         cdef long long number
@@ -127,6 +138,7 @@ cdef class Codec:
         cell.word[0] = <uint64_t> number
         return 0
 
+    @cython.final
     cdef bint encode_float(self, object value, pst_cell *cell) except -1:
         cdef double number
         cdef float narrow
@@ -154,6 +166,7 @@ cdef class Codec:
         cell.word[0] = bits
         return True
 
+    @cython.final
     cdef int encode_timestamp(self, object value, pst_cell *cell) except -1:
         if not cdt.PyDateTime_CheckExact(value):
             # Those of pandas.
@@ -172,6 +185,7 @@ cdef class Codec:
             + <int64_t> delta.microseconds)
         return 0
 
+    @cython.final
     cdef int encode_decimal(self, object value, pst_cell *cell) except -1:
         if not value.is_finite():
             raise self.wrong(value)
@@ -194,6 +208,7 @@ cdef class Codec:
         cell.word[1] = <uint64_t> ((unscaled >> 64) & 0xFFFFFFFFFFFFFFFF)
         return 0
 
+    @cython.final
     cdef object encode_text(self, object value, pst_cell *cell):
         cdef Py_ssize_t size = 0
         try:
@@ -204,12 +219,14 @@ cdef class Codec:
         cell.bytes.size = <uint32_t> size
         return value
 
+    @cython.final
     cdef object encode_bytes(self, bytes value, pst_cell *cell):
         self.check_size(PyBytes_GET_SIZE(value))
         cell.bytes.data = <const uint8_t *> PyBytes_AS_STRING(value)
         cell.bytes.size = <uint32_t> PyBytes_GET_SIZE(value)
         return value
 
+    @cython.final
     cdef int check_size(self, Py_ssize_t size) except -1:
         if size > PST_MAX_BYTES:
             raise errors.InvalidArgumentError(

@@ -64,22 +64,17 @@ class NestedNode:
         ddl: str,
         names: tuple[str, ...],
         children: tuple[NestedNode, ...],
-        width: int,
-        is_key: bool,
-        bit: int,
-        at: int,
     ) -> None: ...
+
+@disjoint_base
+class NestedTree: ...
 
 @disjoint_base
 class NestedCodec(Codec):
     root: NestedNode
     inline_bytes: int
-    def __new__(
-        cls, name: str, code: int, ddl: str, root: NestedNode, inline_bytes: int
-    ) -> Self: ...
-    def __init__(
-        self, name: str, code: int, ddl: str, root: NestedNode, inline_bytes: int
-    ) -> None: ...
+    def __new__(cls, name: str, code: int, ddl: str, root: NestedNode) -> Self: ...
+    def __init__(self, name: str, code: int, ddl: str, root: NestedNode) -> None: ...
     def pack(self, value: Any) -> bytes: ...
     def unpack(self, data: bytes | bytearray | memoryview) -> Any: ...
 
@@ -96,26 +91,12 @@ class NestedColumns:
         validity: int,
         values: int,
         offsets: int,
-        base: int,
-        rows: int,
+        first: int,
+        length: int,
         values_bytes: int,
         owner: object,
     ) -> None: ...
     def encode(self, rows: int) -> tuple[memoryview | None, memoryview]: ...
-
-@disjoint_base
-class NestedTargets:
-    def __new__(cls, codec: NestedCodec) -> Self: ...
-    def decode(
-        self,
-        rows: int,
-        offset: int,
-        validity: int,
-        offsets: int,
-        values: int,
-        values_bytes: int,
-    ) -> None: ...
-    def take(self) -> list[tuple[int, int, memoryview, memoryview, memoryview]]: ...
 
 @disjoint_base
 class Schema:
@@ -397,6 +378,18 @@ def instants(
     address: int, validity: int, offset: int, length: int, naive: bool
 ) -> list[datetime.datetime | None]: ...
 def file_checksum(name: str, size_bytes: int, fd: int, source: BinaryIO | None) -> int: ...
+def nested_columns(
+    codec: NestedCodec,
+    rows: int,
+    offset: int,
+    validity: int,
+    offsets: int,
+    values: int,
+    values_bytes: int,
+) -> list[tuple[int, int, memoryview | None, memoryview | None, memoryview | None]]: ...
+def nested_places(
+    types: Sequence[tuple[str, int, int, int]],
+) -> tuple[int, tuple[tuple[int, int], ...]]: ...
 def hash_keys(columns: list[ArrayRef], out: int) -> None: ...
 def key_group(hash: int, max_parallelism: int) -> int: ...
 def range_of(key_group: int, max_parallelism: int, parallelism: int) -> int: ...

@@ -397,5 +397,108 @@ cdef extern from "pystate.h" nogil:
                               pst_record *record)
     pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record)
 
+    ctypedef enum pst_nested_kind:
+        PST_NESTED_SCALAR
+        PST_NESTED_STRUCT
+        PST_NESTED_ARRAY
+        PST_NESTED_MAP
+
+    enum:
+        PST_NESTED_LEVELS
+
+    ctypedef struct pst_nested_type:
+        uint8_t kind
+        uint8_t type
+        uint8_t precision
+        uint32_t n_children
+
+    ctypedef struct pst_nested:
+        pass
+
+    pst_status pst_nested_create(const pst_nested_type *types, int32_t n_types,
+                                 pst_nested **nested)
+    void pst_nested_destroy(pst_nested *nested)
+    uint32_t pst_nested_width(const pst_nested *nested)
+    pst_status pst_nested_place(const pst_nested *nested, int32_t i, int32_t *bit, int32_t *at)
+
+    ctypedef struct pst_nested_fault:
+        const char *what
+        int64_t row
+        uint64_t at
+        uint64_t size
+
+    ctypedef struct pst_growing:
+        uint8_t *data
+        size_t size
+
+    ctypedef struct pst_nested_writer:
+        pst_growing out
+
+    ctypedef struct pst_nested_open:
+        pass
+
+    void pst_nested_writer_open(pst_nested_writer *w, const pst_nested *nested, void *room,
+                                size_t capacity)
+    void pst_nested_writer_close(pst_nested_writer *w)
+    pst_status pst_nested_put_scalar(pst_nested_writer *w, int32_t i, const pst_nested_open *in_,
+                                     uint64_t at, const pst_cell *cell)
+    pst_status pst_nested_put_scalars(pst_nested_writer *w, int32_t i, const pst_nested_open *in_,
+                                      uint64_t at, uint64_t n, const pst_cell *cells)
+    pst_status pst_nested_put_struct(pst_nested_writer *w, int32_t i, const pst_nested_open *in_,
+                                     uint64_t at, pst_nested_open *open)
+    pst_status pst_nested_put_array(pst_nested_writer *w, int32_t i, const pst_nested_open *in_,
+                                    uint64_t at, uint64_t n, int nulls, pst_nested_open *open)
+    pst_status pst_nested_put_map(pst_nested_writer *w, int32_t i, const pst_nested_open *in_,
+                                  uint64_t at, uint64_t n, int nulls, pst_nested_open *open)
+    pst_status pst_nested_put_keys(pst_nested_writer *w, int32_t i, const pst_nested_open *open,
+                                   uint64_t *same)
+    uint64_t pst_nested_entry_at(const pst_nested_writer *w, const pst_nested_open *open,
+                                 uint64_t at)
+    void pst_nested_end_map(pst_nested_writer *w, const pst_nested_open *open)
+
+    ctypedef struct pst_nested_parser:
+        pass
+
+    pst_status pst_nested_parser_open(pst_nested_parser *p, const pst_nested *nested,
+                                      const void *data, size_t size)
+    pst_status pst_nested_parser_finish(pst_nested_parser *p)
+    void pst_nested_parser_fault(const pst_nested_parser *p, pst_nested_fault *fault)
+    pst_status pst_nested_take_scalar(pst_nested_parser *p, int32_t i, pst_cell *cell)
+    pst_status pst_nested_take_scalars(pst_nested_parser *p, int32_t i, uint64_t n,
+                                       pst_cell *cells)
+    pst_status pst_nested_take_struct(pst_nested_parser *p, int32_t i, const uint8_t **bits)
+    pst_status pst_nested_take_array(pst_nested_parser *p, int32_t i, uint64_t *n,
+                                     const uint8_t **bits)
+    int pst_nested_is_valid(const pst_nested_parser *p, int32_t i, const uint8_t *bits,
+                            uint64_t at)
+
+    ctypedef struct pst_nested_array:
+        int64_t length
+        int64_t offset
+        const uint8_t *validity
+        const void *values
+        int64_t values_bytes
+        const int32_t *offsets
+        int64_t first
+
+    ctypedef struct pst_nested_rows:
+        int32_t *offsets
+        uint8_t *data
+        uint64_t data_bytes
+
+    pst_status pst_nested_encode(const pst_nested *nested, const pst_nested_array *arrays,
+                                 int64_t rows, pst_nested_rows *out, pst_nested_fault *fault)
+
+    ctypedef struct pst_nested_column:
+        int64_t length
+        int64_t nulls
+        uint8_t *validity
+        uint8_t *values
+        int32_t *offsets
+        uint64_t values_bytes
+
+    pst_status pst_nested_decode(const pst_nested *nested, const pst_array *stored,
+                                 pst_nested_column *columns, pst_nested_fault *fault)
+
     void *pst_scratch_take(size_t size)
     void pst_scratch_drop(void *block)

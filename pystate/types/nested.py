@@ -18,12 +18,11 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import as_array, bits, is_column, sound
-from pystate.types.state_type import StateType, TypeLike, inline_layout, parse_type
+from pystate.types.state_type import StateType, TypeLike, parse_type
 
 __all__ = ["NestedCodec"]
 
 _BINARY = StateType("binary")
-_NO_PLACE = (-1, -1)
 
 
 class NestedCodec(core.NestedCodec):
@@ -74,14 +73,12 @@ class NestedCodec(core.NestedCodec):
         parsed = parse_type(type, f"state {name!r}")
         if not parsed.is_nested:
             raise DeclarationError(f"state {name!r}: {parsed.ddl} is no struct, array or map")
-        size, places = inline_layout(parsed) or (0, ())
-        root = _node(parsed, False, iter((_NO_PLACE, *places)))
-        codec = super().__new__(cls, name, parsed.code, parsed.ddl, root, size)
+        codec = super().__new__(cls, name, parsed.code, parsed.ddl, _node(parsed))
         codec.type = parsed
         return codec
 
     def __init__(self, type: TypeLike, name: str = "value") -> None:
-        super().__init__(name, self.type.code, self.type.ddl, self.root, self.inline_bytes)
+        super().__init__(name, self.type.code, self.type.ddl, self.root)
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         return NestedCodec, (self.type.ddl, self.name)
@@ -177,8 +174,8 @@ class NestedCodec(core.NestedCodec):
         array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
         buffers = array.buffers()
         offsets = 0 if self.inline_bytes else _address(buffers[1])
-        targets = core.NestedTargets(self)
-        targets.decode(
+        columns = core.nested_columns(
+            self,
             len(array),
             array.offset,
             _validity(array),
@@ -186,7 +183,7 @@ class NestedCodec(core.NestedCodec):
             _address(buffers[-1]),
             _size(buffers[-1]),
         )
-        return _built(self.type, iter(targets.take()))
+        return _built(self.type, iter(columns))
 
     def _stored(self, array: pa.Array[Any]) -> pa.Array[Any]:
         if array.type.equals(self.type.stored_arrow):
@@ -203,12 +200,7 @@ class NestedCodec(core.NestedCodec):
             ) from error
 
 
-def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> core.NestedNode:
-    bit, at = next(places, _NO_PLACE)
-    children = tuple(
-        _node(child, type.name == "map" and i == 0, places)
-        for i, (_, child) in enumerate(type.children)
-    )
+def _node(type: StateType) -> core.NestedNode:
     return core.NestedNode(
         type.name,
         0 if type.is_nested else type.code,
@@ -216,11 +208,7 @@ def _node(type: StateType, is_key: bool, places: Iterator[tuple[int, int]]) -> c
         type.scale,
         type.ddl,
         tuple(name for name, _ in type.children),
-        children,
-        type.width_bytes,
-        is_key,
-        bit,
-        at,
+        tuple(_node(child) for _, child in type.children),
     )
 
 
@@ -325,18 +313,11 @@ def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
 
 
 def _built(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
-    length, nulls, valid, values, offsets = next(parts)
-    validity = bits(np.frombuffer(valid, np.uint8, length)) if nulls else None
+    length, nulls, validity, values, offsets = next(parts)
     children = [_built(child, parts) for _, child in type.children]
     wanted: Any = type.arrow
-    buffers: list[pa.Buffer | None] = [validity]
-    if type.name == "boolean":
-        buffers.append(bits(np.frombuffer(values, np.uint8, length)))
-    elif not type.is_nested:
-        buffers += [pa.py_buffer(offsets)] if type.is_bytes else []
-        buffers.append(pa.py_buffer(values))
-    elif type.name != "struct":
-        buffers.append(pa.py_buffer(offsets))
+    buffers = [None if validity is None else pa.py_buffer(validity)]
+    buffers += [pa.py_buffer(part) for part in (offsets, values) if part is not None]
     if type.name == "map":
         fields = pa.struct([wanted.key_field, wanted.item_field])
         children = [pa.Array.from_buffers(fields, len(children[0]), [None], 0, children=children)]

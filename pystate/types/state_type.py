@@ -22,7 +22,6 @@ from pystate.errors import DeclarationError
 from pystate.types import ddl
 
 __all__ = [
-    "MAX_INLINE_BYTES",
     "SUPPORTED",
     "StateType",
     "TypeLike",
@@ -43,9 +42,6 @@ SUPPORTED = (
     "timestamp, timestamp_ntz, decimal(p,s), string, binary; of these struct<name:type,...>, "
     "array<type> and map<key,value>; and object for states"
 )
-
-#: Up to this width a struct of fixed-width fields lies in the row.
-MAX_INLINE_BYTES = 256
 
 _FIXED_CODE, _NESTED_CODE = 14, 15
 
@@ -92,20 +88,6 @@ _PYTHON_TYPES = {
     "Decimal": "decimal(p,s)",
 }
 
-#: Bytes of a fixed-width value inside a nested one.
-_WIDTHS = {
-    "boolean": 1,
-    "byte": 1,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "float": 4,
-    "double": 8,
-    "date": 4,
-    "timestamp": 8,
-    "timestamp_ntz": 8,
-    "decimal": 16,
-}
 
 _SPARK_TYPES = "pyspark.sql.types"
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(-?\d+)\s*)?\))?")
@@ -219,11 +201,6 @@ class StateType:
         layout = inline_layout(self)
         return 0 if layout is None else layout[0]
 
-    @property
-    def width_bytes(self) -> int:
-        """The width of a scalar inside a nested value; 0 where it varies."""
-        return _WIDTHS.get(self.name, 0)
-
     def __repr__(self) -> str:
         return f"StateType({self.ddl!r})"
 
@@ -241,34 +218,20 @@ def inline_layout(type: StateType) -> tuple[int, tuple[tuple[int, int], ...]] | 
         The width in bytes; and of each field, an inner struct before its own fields, the bit that
         says that it is not null, and the offset of its value (of an inner struct -1). None if
         the type is not an inline struct.
-
-    Notes
-    -----
-    Bits first, then values from narrow to wide, so that no more is lost to alignment than once per
-    width.
     """
     if type.name != "struct":
         return None
-    fields = list(_flattened(type))
-    if not all(field.name == "struct" or field.width_bytes for field in fields):
+    types = list(_preorder(type))
+    if any(name == "object" for name, *_ in types):
         return None
-    offsets = [-1] * len(fields)
-    at = (len(fields) + 7) // 8
-    for i in sorted(range(len(fields)), key=lambda i: fields[i].width_bytes):
-        width = fields[i].width_bytes
-        if width:
-            alignment = min(width, 8)
-            offsets[i] = -(-at // alignment) * alignment
-            at = offsets[i] + width
-    size = -(-at // 8) * 8
-    return (size, tuple(enumerate(offsets))) if size <= MAX_INLINE_BYTES else None
+    size, places = core.nested_places(types)
+    return (size, places) if size else None
 
 
-def _flattened(struct: StateType) -> Iterator[StateType]:
-    for _, child in struct.children:
-        yield child
-        if child.name == "struct":
-            yield from _flattened(child)
+def _preorder(type: StateType) -> Iterator[tuple[str, int, int, int]]:
+    yield type.name, 0 if type.is_nested else type.code, type.precision, len(type.children)
+    for _, child in type.children:
+        yield from _preorder(child)
 
 
 def parse_type(type: TypeLike, what: str = "type") -> StateType:
