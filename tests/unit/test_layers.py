@@ -16,94 +16,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pystate"
-CORE = ROOT / "csrc"
-
-CORE_LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "public": ({"pystate"}, set()),
-    "memory, coding, hash": (
-        {
-            "budget",
-            "checksum",
-            "coding",
-            "element",
-            "hash",
-            "host",
-            "layout",
-            "lock",
-            "mem",
-            "schema",
-            "scratch",
-            "status",
-            "store",
-            "siphash",
-            "xxh64",
-        },
-        {"public"},
-    ),
-    "accumulators": ({"aggregate", "sketch"}, {"memory, coding, hash", "public"}),
-    "table": (
-        {
-            "accumulate",
-            "alloc",
-            "arena",
-            "batch",
-            "batch_elements",
-            "batch_maps",
-            "changed",
-            "collections",
-            "elements",
-            "epoch",
-            "huge",
-            "evacuate",
-            "index",
-            "key",
-            "list",
-            "list_pack",
-            "ops",
-            "reader",
-            "sealed",
-            "sealed_elements",
-            "sealed_write",
-            "single",
-            "single_elements",
-            "slots",
-            "span",
-            "table",
-            "timer_move",
-            "timers",
-            "tree",
-            "tree_move",
-            "tree_node",
-            "tree_remove",
-            "tree_walk",
-            "tree_write",
-            "ttl",
-            "ttl_elements",
-            "undo",
-            "value",
-        },
-        {"accumulators", "memory, coding, hash", "public"},
-    ),
-    "sst": (
-        {
-            "record",
-            "sst_block",
-            "sst_build",
-            "sst_format",
-            "sst_reader",
-            "sst_shape",
-            "sst_writer",
-        },
-        {"memory, coding, hash", "public"},
-    ),
-    "merge": ({"load", "merge"}, {"memory, coding, hash", "public", "sst", "table"}),
-}
-
-
-def layer_of(module: str, layers: dict[str, tuple[set[str], set[str]]]) -> str:
-    found = [name for name, (modules, _) in layers.items() if module in modules]
-    assert len(found) == 1, f"{module} is in {found or 'no layer'}: see the top of this file"
-    return found[0]
 
 
 def entries() -> list[set[str]]:
@@ -249,37 +161,6 @@ def test_only_core_knows_the_header() -> None:
             assert name in ("pystate", "pystate._core.cpystate"), (path, name)
         for names in re.findall(r"^\s*from pystate import (.+)$", text, re.M):
             assert names == "errors", path
-
-
-# -- the core
-
-
-def includes(path: Path) -> tuple[set[str], set[str]]:
-    text = path.read_text(encoding="utf-8")
-    own = set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M))
-    system = set(re.findall(r"^\s*#\s*include\s+<([^>]+)>", text, re.M))
-    return own, system
-
-
-C_FILES = sorted([*CORE.glob("*.c"), *CORE.glob("*.h")])
-
-
-@pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
-def test_a_c_file_includes_only_the_layers_below(path: Path) -> None:
-    own = layer_of(path.stem, CORE_LAYERS)
-    allowed = CORE_LAYERS[own][1] | {own}
-    for name in includes(path)[0]:
-        assert layer_of(Path(name).stem, CORE_LAYERS) in allowed, f"{path.name} includes {name}"
-
-
-@pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
-def test_no_c_file_knows_python(path: Path) -> None:
-    own, system = includes(path)
-    assert not {n for n in own | system if "ython" in n or "numpy" in n or "lz4" in n}
-
-
-def test_the_public_header_stands_alone() -> None:
-    assert includes(CORE / "pystate.h") == (set(), {"stddef.h", "stdint.h"})
 
 
 # -- importing
