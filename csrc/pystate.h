@@ -10,9 +10,18 @@
  * thread). A pst_sealed, a pst_sst_reader and a pst_reader are independent handles: each may be
  * used by one thread at a time, beside the writer.
  *
- * Every function returns a pst_status unless it cannot fail. On a status other than PST_OK the
- * outputs are untouched unless the function says otherwise, and pst_table_detail (or the
- * reader's counterpart) says where it happened.
+ * Statuses. Every function returns a pst_status unless it cannot fail, and PST_OK where it has done
+ * what it says. It lists the others itself, or its section lists them for all of its functions. Where
+ * one says "memory", the table had to grow: PST_LIMIT, PST_NO_SPACE, PST_NO_MEMORY, PST_IO, or
+ * PST_TOO_LARGE for a table that is full. A write that fails after its arguments were checked may leave
+ * the epoch half written: then all that reads or writes values says PST_POISONED until a roll back.
+ * On a status other than PST_OK the outputs are untouched unless the function says otherwise, and
+ * pst_table_detail (or the reader's counterpart) says where it happened.
+ *
+ * Ownership. What a function creates belongs to the caller, who gives it to the destroy, close or
+ * release of the same name; these take NULL. Arguments are only read, and need not outlive the call
+ * where nothing else is said. Pointers in results lead into memory of the handle that gave them, and
+ * are valid as long as it says.
  */
 #ifndef PYSTATE_H
 #define PYSTATE_H
@@ -62,7 +71,7 @@ typedef struct pst_detail {
     int32_t sys_errno;
 } pst_detail;
 
-/* A short constant text for a status. */
+/* A short text for a status, which lives for ever. */
 const char *pst_status_name(pst_status s);
 
 /* ---- types and schema ---------------------------------------------------------------------- */
@@ -174,8 +183,8 @@ typedef struct pst_bytes_out {
 /* ---- hash and key groups ------------------------------------------------------------------- */
 
 /* hash[i] = xxhash64(columns of row i) as Spark SQL computes it: seed 42, columns chained, a null
- * leaves the seed unchanged, -0.0 and NaN canonical. O(rows). Never fails for valid arrays of
- * equal length; PST_WRONG_TYPE for OBJECT. `precision` of a decimal column decides between Spark's
+ * leaves the seed unchanged, -0.0 and NaN canonical. O(rows). PST_WRONG_TYPE for types
+ * that are never keys; PST_INVALID for columns of different lengths. `precision` of a decimal column decides between Spark's
  * two forms (<= 18: the unscaled long, else the big-endian two's complement bytes). */
 pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
                     uint64_t *hash);
@@ -268,27 +277,33 @@ typedef struct pst_table_options {
 /* Creates a heap table, or creates or attaches a shared one under its exclusive lock. An attached
  * table that its last owner left in the middle of an epoch or of a roll back is recovered to its
  * last sealed epoch first. `created` (may be NULL) tells whether the table is new and empty.
- * `detail` may be NULL. PST_BUSY, PST_MISMATCH (the file is left as it is), PST_NOT_FOUND (create
- * == 0), PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO, PST_INVALID: with a
- * column in the detail, files could not tell that one from one before it. */
+ * `detail` may be NULL.
+ * PST_INVALID: the schema or an option is out of range; with a column in the detail, files could not
+ * tell that one from one before it. PST_BUSY: the lock was not to be had in time. PST_MISMATCH: the
+ * file is another's and is left as it is. PST_NOT_FOUND: there is no file, and create == 0.
+ * PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO; PST_CORRUPT: the file's header
+ * contradicts itself. The schema is copied; the budget is kept for as long as the table lives. */
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail);
 
-/* Releases the lock, keeping the mapping so that pst_table_attach is warm. The table must be
- * sealed or is rolled back first. No other call but attach and close is valid until then.
- * Heap: PST_INVALID. */
+/* Releases the lock, keeping the mapping so that pst_table_attach is warm. An unsealed epoch is rolled
+ * back first. No other call but attach and close is valid until then. PST_INVALID: a heap table, or one
+ * that is not attached. */
 pst_status pst_table_detach(pst_table *t);
-/* Takes the lock again. PST_BUSY as open; PST_MISMATCH if the file was replaced meanwhile (close
- * and open again). Recovers like open. */
+/* Takes the lock again, and recovers like open. PST_INVALID: a heap table, or one that is attached.
+ * PST_BUSY as open; PST_MISMATCH if the file was replaced meanwhile (close and open again); PST_IO,
+ * PST_NO_MEMORY, PST_CORRUPT. On any of them the table stays detached. */
 pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms);
 
 /* Unmaps and frees. An unsealed epoch of a heap table is lost; of a shared one, undone by the next
  * attach. Batches must be destroyed first. NULL is allowed. */
 void pst_table_close(pst_table *t);
 
-/* A forked child's copy: frees the handle and closes the descriptor without unlocking. */
+/* A forked child's copy: frees the handle and closes the descriptor without unlocking. NULL is
+ * allowed. */
 void pst_table_abandon(pst_table *t);
 
+/* Where the last call that failed did so: valid until the next call on the table. */
 const pst_detail *pst_table_detail(const pst_table *t);
 
 typedef struct pst_table_stats {
@@ -330,29 +345,32 @@ typedef struct pst_ttl {
 } pst_ttl;
 
 /* How column's values (the elements of a list or map) expire. The column after it must be of kind
- * PST_TIME, else PST_INVALID. Holds for this handle until it is closed. */
+ * PST_TIME, and no duration negative, else PST_INVALID. Holds for this handle until it is closed. */
 pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
 /* What TTL takes for now. A fresh handle knows no time: nothing expires. */
 void pst_table_set_clock(pst_table *t, const pst_clock *clock);
 /* Removes what has expired without being touched, in the open epoch: looks at `budget` rows and
  * map entries, and four for each row that the epoch made and each entry made since the last call, in
- * turn with later calls. `removed` (may be NULL) counts values and elements. PST_LIMIT or PST_NO_SPACE:
- * the rest waits; the epoch goes on, unless the table says that it is poisoned. */
+ * turn with later calls. `removed` (may be NULL) counts values and elements, also where this fails.
+ * PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a map. Memory: the rest waits, and the epoch
+ * goes on unless the table says that it is poisoned. */
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
 
 /* ---- epochs -------------------------------------------------------------------------------- */
 
 /* Seals the open epoch under `lineage` and opens the next one. O(rows changed). `sealed` (may be
  * NULL: no delta wanted) receives the after-images of the changed columns. On failure nothing is
- * sealed. Batches made before become stale. PST_NO_MEMORY, PST_LIMIT, PST_POISONED. */
+ * sealed. Batches made before become stale. PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a
+ * list or map; memory, after which the same may be tried again unless the table is poisoned. */
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
-/* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2. PST_NO_UNDO where the
- * window does not reach. */
+/* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2, else PST_INVALID.
+ * PST_NO_UNDO where the window does not reach. */
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage);
 
 /* Undoes the open epoch, and then `back` sealed ones (0, 1 or 2). Killed at any point, the next
- * attach completes it. Cannot fail but for PST_NO_UNDO. O(rows changed). */
+ * attach completes it. O(rows changed). PST_NO_UNDO where the window does not reach; PST_INVALID: not
+ * attached, or `back` is negative. Nothing else fails. */
 pst_status pst_table_rollback(pst_table *t, int32_t back);
 
 /* 1 while the open epoch has touched anything. */
@@ -360,9 +378,16 @@ int pst_table_dirty(const pst_table *t);
 
 /* ---- batches ------------------------------------------------------------------------------- */
 
+/* Statuses of all functions of a batch: PST_STALE after a seal or a roll back; PST_POISONED;
+ * PST_INVALID where there is no such column, it is of another kind, or lengths differ; PST_WRONG_TYPE
+ * where it is of another type. Memory, where rows are written to, or reading them counts as use
+ * (pst_ttl.on_read). A batch is destroyed before its table is closed. */
+
 /* Hashes the keys and checks them against the table's range; rows are looked up on first use.
- * The key arrays must live, and stay as they are, as long as the batch, which is valid until the next seal or roll back
- * (PST_STALE after). PST_WRONG_KEY_GROUP names the row and its key group in the detail. */
+ * The key arrays must live, and stay as they are, as long as the batch, which is valid until the next
+ * seal or roll back. PST_WRONG_KEY_GROUP names the row and its key group in the detail,
+ * PST_WRONG_TYPE the key column. PST_INVALID: not attached, or columns of different lengths.
+ * PST_TOO_LARGE: a key. PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch);
 void pst_batch_destroy(pst_batch *b);
 int64_t pst_batch_length(const pst_batch *b);
@@ -370,10 +395,11 @@ int64_t pst_batch_length(const pst_batch *b);
 /* Copies a fixed-width column: values[i] in the type's own width (BOOL: one byte each); valid[i]
  * (a byte each) is 0 where the key or the state is absent, and values[i] is then zero. */
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid);
-/* Variable width. PST_TOO_LARGE above 2^31 - 1 bytes in all; PST_CHANGED. */
+/* Variable width. PST_TOO_LARGE above 2^31 - 1 bytes in all; PST_CHANGED as pst_bytes_out says. */
 pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out);
 /* Stores a value per key, the last of a repeated key wins; a null clears. `values->length` is the
- * batch's, or 1 for a scalar for every key. A key whose last state is cleared ceases to exist. */
+ * batch's, or 1 for a scalar for every key. A key whose last state is cleared ceases to exist.
+ * PST_TOO_LARGE: a value. */
 pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values);
 
 typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
@@ -385,12 +411,13 @@ typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
  * binary, object. */
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values);
 
-/* Clears one column, or with column == -1 deletes the keys altogether. */
+/* Clears one column, or with column == -1 deletes the keys altogether. PST_CORRUPT in a list or map. */
 pst_status pst_batch_clear(pst_batch *b, int32_t column);
 
 /* The rows touched in the open epoch and alive, as a batch whose keys need no look-up: from
  * *cursor (0 first) at most `most` of them. PST_NOT_FOUND at the end. Keys that are written while
- * iterating may or may not be seen. */
+ * iterating may or may not be seen. PST_INVALID: not attached, or `most` is no number of rows.
+ * PST_POISONED, PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
 /* The same over all live rows, in slot order. Sealing may move rows, and what is gone over from epoch to
  * epoch then met twice or never, unless they were to be kept where they are. */
@@ -398,48 +425,67 @@ pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch
 /* Says whether sealing is to leave rows in their slots, so that the table gets no shorter meanwhile. */
 void pst_table_keep_rows(pst_table *t, int keep);
 /* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
- * batches that were not made of keys (pst_batch_create: PST_INVALID). */
+ * batches that were not made of keys (pst_batch_create: PST_INVALID). PST_CORRUPT: no key. */
 pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid);
 pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_bytes_out *out);
 
 /* ---- one key ------------------------------------------------------------------------------- */
 
 /* Makes the key of batch row i current, or the single key given as cells (nulls: a bit per key
- * column). The current key survives until the next set, seal or roll back. */
+ * column), whose bytes are copied. The current key survives until the next set, seal or roll back.
+ * PST_INVALID: not attached, no such row, or the batch is another table's. PST_STALE and PST_POISONED
+ * of the batch. PST_WRONG_KEY_GROUP, with the group in the detail; PST_TOO_LARGE: the key;
+ * PST_NO_MEMORY. */
 pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i);
 pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls);
-/* For a table with one non-decimal fixed-width key column: the canonical word, never null. */
+/* For a table with one non-decimal fixed-width key column, else PST_INVALID: the canonical word, never
+ * null. PST_WRONG_KEY_GROUP. */
 pst_status pst_key_set_word(pst_table *t, uint64_t word);
 
-/* PST_NOT_FOUND: absent. `cell->bytes` is valid until the next write to the table. PST_INVALID
- * without a current key. */
+/* PST_INVALID without a current key, or for a column of another kind. PST_POISONED. PST_NOT_FOUND:
+ * absent. PST_TOO_LARGE: the value; PST_WRONG_TYPE: a struct of another width. Memory, where one is
+ * written, or reading counts as use. `cell->bytes` that was read is valid until the next write to the
+ * table; what is put is copied. */
 pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell);
 pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell);
-pst_status pst_value_clear(pst_table *t, int32_t column); /* -1: the whole key */
+/* -1: the whole key. PST_INVALID without a current key or column; PST_POISONED; PST_CORRUPT in a list
+ * or map; memory. */
+pst_status pst_value_clear(pst_table *t, int32_t column);
 
 /* ---- lists and maps ---------------------------------------------------------------------------- */
 
-/* Of the current key. PST_INVALID for a column of another kind. What has expired is neither seen
- * nor counted, and goes when its list or map is written to. */
+/* Statuses of all functions here: PST_INVALID without a current key, or for a column of another kind;
+ * PST_POISONED; PST_CORRUPT where the chunks or nodes contradict themselves; memory, where something is
+ * written, or reading counts as use (pst_ttl.on_read). Those of batches also say what all of a batch
+ * say, a null with its row. Cells that come out are valid until the next write to the table; what goes
+ * in is copied. */
+
+/* Of the current key. What has expired is neither seen nor counted, and goes when its list or map is
+ * written to. PST_TOO_LARGE: an item; PST_WRONG_TYPE: a struct of another width. */
 pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item);
 /* Appends the items of key `from` (cells and nulls as for pst_key_set), each with its time; that key
- * has no list then. Nothing happens if it has none, or is the current key. */
+ * has no list then. Nothing happens if it has none, or is the current key. PST_WRONG_KEY_GROUP: that key;
+ * PST_NO_MEMORY. */
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls);
+/* PST_NOT_FOUND where there is no such entry. */
 pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value);
+/* PST_TOO_LARGE: key or value; PST_WRONG_TYPE: a struct of another width. */
 pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value);
-pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key); /* PST_NOT_FOUND */
+/* PST_NOT_FOUND where there is no such entry. */
+pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key);
 /* Elements that a reader sees; with TTL O(elements). */
 pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count);
 
 /* A walk over a list's items in order, or a map's entries in the order of their keys' bits. Valid
  * until the next write to the table. */
 typedef struct pst_elements pst_elements;
+/* For walks of that table, before which it is destroyed. PST_NO_MEMORY. */
 pst_status pst_elements_create(pst_table *t, pst_elements **elements);
 void pst_elements_destroy(pst_elements *e);
-/* Of the current key, as a reader; or of the key of batch row i. */
+/* Of the current key, as a reader; or of the key of batch row i: PST_STALE. */
 pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
-/* `key` is filled for maps. PST_NOT_FOUND at the end. */
+/* `key` is filled for maps. PST_NOT_FOUND at the end; PST_CORRUPT. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
 /* Items of a list that lie side by side in the table, `count` of the `left` that the walk has yet to
  * come by; of the column's width, at its alignment. */
@@ -449,26 +495,28 @@ typedef struct pst_run {
     uint64_t left;
 } pst_run;
 /* PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of maps,
- * items of variable width, and those that may be hidden by their age. */
+ * items of variable width, and those that may be hidden by their age. PST_CORRUPT. */
 pst_status pst_elements_next_run(pst_elements *e, pst_run *run);
 
-/* Items to the lists of the batch's keys, in row order; one per row. A null is PST_INVALID with its
- * row, before anything is written. */
+/* Items to the lists of the batch's keys, in row order; one per row. PST_INVALID: a null, with its row,
+ * before anything is written. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: an item. */
 pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items);
-/* items[offsets[i] .. offsets[i + 1]) to the list of key i. */
+/* items[offsets[i] .. offsets[i + 1]) to the list of key i. Statuses as pst_batch_list_append; PST_INVALID
+ * also where offsets fall or pass the items. */
 pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                       const pst_array *items);
 /* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
- * which reading them begins (pst_ttl.on_read). */
+ * which reading them begins (pst_ttl.on_read). PST_STALE. */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
 /* Items of fixed width as that run, offsets as just counted, to `capacity` bytes at `values`.
  * PST_INVALID for variable width; PST_CHANGED where a list has not as many items as were counted, or
- * they would not fit. */
+ * they would not fit. PST_STALE. */
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
                                uint64_t capacity);
 
 /* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with their
- * row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes. */
+ * row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes, with
+ * PST_TOO_LARGE and PST_CHANGED as there. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: a key or value. */
 pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
                              const pst_array *values);
 pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys);
@@ -478,6 +526,11 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
                                    const pst_bytes_out *out);
 
 /* ---- aggregates ---------------------------------------------------------------------------------- */
+
+/* Statuses of all that add or merge: PST_INVALID without a current key, for another kind of column, or
+ * for a shape that there is not; PST_WRONG_TYPE where shape, column and values do not fit each other;
+ * PST_OVERFLOW: a sum above 128 bits; PST_CORRUPT: bytes that are no accumulator of the shape;
+ * PST_POISONED; memory. Of batches PST_STALE, and the row in the detail. */
 
 /* Part of the file format: never renumbered. */
 typedef enum pst_agg_kind {
@@ -496,12 +549,12 @@ typedef struct pst_agg_shape {
 } pst_agg_shape;
 
 /* Bytes of a fixed accumulator, the width of its column of type PST_FIXED; 0: its column is
- * PST_BINARY. PST_WRONG_TYPE, PST_INVALID. */
+ * PST_BINARY. PST_WRONG_TYPE: the kind does not take the type; PST_INVALID: kind or parameter. */
 pst_status pst_aggregate_width(const pst_agg_shape *shape, uint32_t *width);
 /* Adds a value per key to the accumulators of a column; in row order, nulls are skipped. */
 pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
                                const pst_array *values);
-/* To the current key's: a value, or another accumulator of the same shape. PST_CORRUPT. */
+/* To the current key's: a value, or another accumulator of the same shape. */
 pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,
                              const pst_cell *value);
 pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape *shape,
@@ -509,24 +562,30 @@ pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape
 
 /* ---- timers ------------------------------------------------------------------------------------ */
 
-/* For tables with a column of kind PST_TIMERS, else PST_INVALID. */
+/* Statuses of all functions here: PST_INVALID for a table without a column of kind PST_TIMERS, one that
+ * is not attached, another domain, without a current key, or where a batch and its times do not fit;
+ * PST_POISONED; PST_CORRUPT where the trees of timers contradict themselves; PST_STALE of batches;
+ * memory, where something is written. */
+
 typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
 
 /* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
 pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);
-/* One per key of the batch; times are PST_INT64, nulls are skipped. */
+/* One per key of the batch; times are PST_INT64, else PST_WRONG_TYPE; nulls are skipped. */
 pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times);
 pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times);
 
-/* The earliest one. PST_NOT_FOUND. */
+/* The earliest one. PST_NOT_FOUND where there is none. */
 pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms);
 /* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those of
- * a key come in order, and all of a key group before the next. They stay registered. PST_NOT_FOUND
- * where none is due. */
+ * a key come in order, and all of a key group before the next. They stay registered. `times_ms` has
+ * room for `most`, and is written to also where this fails. PST_NOT_FOUND where none is due;
+ * PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms, pst_batch **batch);
-/* Takes timer i of that batch away and makes its key current. PST_NOT_FOUND: it was deleted. */
+/* Takes timer i of that batch away and makes its key current. PST_NOT_FOUND: it was deleted.
+ * PST_INVALID: a batch that was not made by pst_timers_due, or has no such row. */
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
 /* Takes all of them away. */
 pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);
@@ -562,28 +621,33 @@ typedef struct pst_record {
 } pst_record;
 
 /* Visits the live rows of the table as of now, in slot order: pass *cursor = 0 first. Writing to
- * the table in between is allowed; a row written meanwhile may or may not be seen. PST_NOT_FOUND
- * at the end. */
+ * the table in between is allowed; a row written meanwhile may or may not be seen. The record's bytes are
+ * valid until the next write. PST_NOT_FOUND at the end; PST_CORRUPT: the row has no key. */
 pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record);
 
-/* The schema of the files of a table's operator, owned by the caller. */
+/* The schema of the files of a table's operator, which the caller destroys. PST_NO_MEMORY.
+ * PST_TOO_LARGE: no key column is left for the element. */
 pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file);
 void pst_file_schema_destroy(pst_schema *file);
 
 /* Applies a record to the open epoch, with the element column where the table's files have one.
  * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
- * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID: a
- * column is not the table's, or is there twice. PST_CORRUPT: an element that its state cannot have. */
+ * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID: not
+ * attached, a column is not the table's, or is there twice. PST_POISONED. PST_WRONG_KEY_GROUP.
+ * PST_CORRUPT: an element that its state cannot have. PST_TOO_LARGE: key or value; PST_WRONG_TYPE: a
+ * struct of another width; memory. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
                            int32_t n_columns);
 
 /* ---- sealed epochs -> delta files ------------------------------------------------------------ */
 
-/* Independent of the table: lives until destroyed, usable from any one thread. */
+/* Independent of the table: lives until destroyed, also after the table was closed, usable from any
+ * one thread. */
 void pst_sealed_destroy(pst_sealed *s);
 uint64_t pst_sealed_rows(const pst_sealed *s);
 /* Bytes of keys and changed columns, the measure that P5 compares a file with. */
 uint64_t pst_sealed_bytes(const pst_sealed *s);
+/* Valid as long as the sealed epoch. */
 const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
 
 /* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends
@@ -615,7 +679,9 @@ typedef struct pst_file_info {
     uint64_t checksum; /* XXH64 of the whole file, what a manifest records */
 } pst_file_info;
 
-/* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. */
+/* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file; it may be tried
+ * again. PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to write with; PST_TOO_LARGE: a
+ * block, or more rows than can be sorted; PST_CORRUPT: what was gathered contradicts itself. */
 pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info);
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -623,8 +689,14 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
 typedef struct pst_sst_writer pst_sst_writer;
 typedef struct pst_sst_reader pst_sst_reader;
 
+/* Statuses of writing: PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID for what breaks the order or
+ * the range, or after the end; PST_TOO_LARGE: a record that no block holds. After any of these but
+ * PST_INVALID a writer says the same again and can only be destroyed. `io` is copied; what its ctx
+ * names, and its budget, must live as long as the writer or reader. */
+
 /* Writes a file record by record; records must come sorted by (key group, hash, key bytes).
- * `info` gives kind, lineage, max_parallelism and key-group range. One block is buffered. */
+ * `info` gives kind, lineage, max_parallelism and key-group range, PST_INVALID where they or the schema
+ * are out of range. One block is buffered. The schema is copied. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
@@ -649,55 +721,67 @@ enum { PST_BYTES_SLACK = 48 };
 /* As pst_sst_writer_add of each, column by column. REQUIRES: one key column, no key null, no two
  * hashes equal, nor one equal to that of the row before. */
 pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows);
-/* Writes index, properties and footer, and fills `info` (all fields). */
+/* Writes index, properties and footer, and fills `info` (all fields). What is not finished is no file. */
 pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
 void pst_sst_writer_destroy(pst_sst_writer *w);
 
 /* XXH64 (seed 0) of the whole file, as pst_file_info has it. PST_CALLBACK, PST_NO_MEMORY. */
 pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum);
 
-/* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT,
- * PST_NEWER_FORMAT, PST_CALLBACK. */
+/* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT, with the offset
+ * in the detail; PST_NEWER_FORMAT, PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to read
+ * with. */
 pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
                                pst_detail *detail);
 void pst_sst_reader_close(pst_sst_reader *r);
+/* All valid as long as the reader. */
 const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r);
 /* The schema as written, owned by the reader. */
 const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r);
 const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r);
-/* Positions before the first record of the inclusive range; reads only blocks that meet it. */
+/* Positions before the first record of the inclusive range; reads only blocks that meet it.
+ * PST_INVALID: no range. */
 pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group);
-/* PST_NOT_FOUND at the end of the range. The record is valid until the next call. */
+/* PST_NOT_FOUND at the end of the range. The record is valid until the next call. PST_CORRUPT,
+ * PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: a compressed block, and nothing to read it with. */
 pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
 
 /* Applies all records of the seeked range to the open epoch of the table. `columns` as in
  * pst_table_apply; NULL where n_columns is all that the file has. `rows` (may be NULL) counts them.
  * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken without
- * its value; nothing was applied. PST_INVALID, and what the reader and applying a record say. */
+ * its value; nothing was applied. PST_INVALID: not attached, or columns as in pst_table_apply.
+ * PST_POISONED, and what the reader and applying a record say; where some were applied by then the
+ * epoch is poisoned. */
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
 
 /* Merges files, oldest first, into one writer (PST_BASE drops tombstones and cleared columns).
  * All must have the schema that the writer was made with, or a prefix mapping in columns[f] (NULL:
- * identity). The readers are seeked by the call to the writer's range. */
+ * identity), else PST_SCHEMA. The readers are seeked by the call to the writer's range. PST_INVALID: no
+ * readers, or a column is not the writer's; and what readers and the writer say. */
 pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                      pst_sst_writer *writer);
 
 /* ---- readers of the last sealed epoch --------------------------------------------------------- */
 
-/* Pins the last sealed epoch of a table, in this process (table != NULL) or of a shared table's
- * file (path != NULL; the schema must be the table's). Never blocks the writer. PST_BUSY, as of all
- * readers' calls: rows have been moving for six seconds, or whoever moved them is gone; in that
- * case the next attach ends it, and a reader that is opened after that works. */
+/* Statuses of all readers' calls. PST_BUSY: rows have been moving for six seconds, or whoever moved them
+ * is gone; in that case the next attach ends it, and a reader that is opened after that works.
+ * PST_SNAPSHOT_TOO_OLD: the pinned epoch is gone for good. PST_NO_MEMORY. */
+
+/* Pins the last sealed epoch of a table, in this process (table != NULL, which must outlive the reader)
+ * or of a shared table's file (path != NULL; the schema must be the table's). Never blocks the writer.
+ * Of a file: PST_NOT_FOUND; PST_MISMATCH: it is another table's; PST_INVALID: no schema; PST_CORRUPT:
+ * its header contradicts itself; PST_ADDRESS_SPACE, PST_IO. */
 pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                            pst_reader **reader, pst_detail *detail);
 void pst_reader_close(pst_reader *r);
+/* Valid as long as the reader. */
 const pst_lineage *pst_reader_lineage(const pst_reader *r);
-/* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND,
- * PST_SNAPSHOT_TOO_OLD, PST_BUSY. */
+/* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND where it has
+ * no row. PST_WRONG_KEY_GROUP; PST_TOO_LARGE: the key. */
 pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, pst_record *record);
-/* Live rows as of the pinned epoch, in slot order. PST_NOT_FOUND at the end. After PST_BUSY the cursor
- * stands where it was. */
+/* Live rows as of the pinned epoch, in slot order; the record is valid until the next call.
+ * PST_NOT_FOUND at the end. After PST_BUSY the cursor stands where it was. */
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
 
 /* ---- nested values ----------------------------------------------------------------------------- */
