@@ -9,13 +9,11 @@ Thread safety: a store belongs to one thread at a time. One process at a time ha
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -51,8 +49,8 @@ from pystate.errors import (
     NoEventTimeError,
     NoSpaceError,
     PystateError,
-    TableBusyError,
 )
+from pystate.folder_lock import FolderLock
 from pystate.markup import bytes_shown, panel
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
@@ -65,56 +63,7 @@ __all__ = ["Store", "open"]
 
 _LOG = logging.getLogger("pystate.store")
 _UID = "embedded"
-_LOCK = "lock"
 _POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
-_locks: weakref.WeakSet[_Lock]
-
-
-class _Lock:
-    """An exclusive lock on a folder, given up by forked children, never by accident."""
-
-    def __init__(self, folder: str, timeout_ms: int) -> None:
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, _LOCK)
-        self._pid = os.getpid()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if not isinstance(error, BlockingIOError) or time.monotonic() >= deadline:
-                    owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
-                    self.release()
-                    if not isinstance(error, BlockingIOError):
-                        raise
-                    raise TableBusyError(
-                        f"{folder} is open in process {owner or 'unknown'}: a store has one "
-                        "owner at a time; close it there"
-                    ) from None
-                time.sleep(0.01)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{self._pid}\n".encode(), 0)
-        _locks.add(self)
-
-    def release(self) -> None:
-        """Give the lock up; in a forked child only close the descriptor's copy."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            if os.getpid() == self._pid:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-
-def _release_in_child() -> None:
-    # The lock belongs to the open file, which the child would keep open after its parent's death.
-    for lock in list(_locks):
-        lock.release()
-
-
-_locks = weakref.WeakSet()
-os.register_at_fork(after_in_child=_release_in_child)
 
 
 @dataclass
@@ -189,7 +138,7 @@ class Store:
                 f"{owner}: {', '.join(map(repr, by_event))} would never expire: a "
                 "store has no event time; declare StateTtl(..., time='processing')"
             )
-        self._lock = _Lock(self.path, lock_timeout_ms)
+        self._lock = FolderLock(self.path, lock_timeout_ms)
         try:
             self._storage = LocalStorage(self.path)
             job = open_job(self._storage, _UID, 1, max_parallelism)

@@ -8,40 +8,26 @@ Thread safety: an instance runs in one task, on one thread, at a time.
 
 from __future__ import annotations
 
-import copy
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, signature
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.functions.context import RuntimeContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
-from pystate.state.operator_spec import OperatorSpec
-from pystate.types.keys import KeyColumns
-from pystate.types.state_type import StateType, TypeLike, parse_type
+from pystate.types.state_type import TypeLike
 
 __all__ = [
+    "CALLED",
     "RESERVED",
     "KeyedProcessFunction",
     "RuntimeContext",
     "StatefulFunction",
     "VectorizedFunction",
-    "bind",
-    "copied",
-    "declarations",
-    "has_timers",
-    "namespace_type",
-    "operator_spec",
-    "require_state",
-    "sent",
-    "shape",
-    "unbind",
 ]
 
 #: Names that mean something else on a stateful function.
@@ -61,7 +47,8 @@ RESERVED = frozenset(
 )
 
 
-_CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
+#: The methods of a function that are called.
+CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
 #: Methods that Spark or Flink call, and pystate does not.
@@ -109,14 +96,14 @@ class _FunctionType(ABCMeta):
                 raise DeclarationError(
                     f"{name}.{attribute} would never be called: write {_NEVER_CALLED[attribute]}"
                 )
-            if attribute in _CALLED and (iscoroutinefunction(value) or isasyncgenfunction(value)):
+            if attribute in CALLED and (iscoroutinefunction(value) or isasyncgenfunction(value)):
                 raise DeclarationError(
                     f"{name}.{attribute} is async: a function is called row by row and awaits "
                     "nothing; write def"
                 )
             for base in bases:
                 inherited = _lookup(base, attribute)
-                if inherited is not None and attribute in _CALLED:
+                if inherited is not None and attribute in CALLED:
                     _check_call(f"{name}.{attribute}", value, inherited[1])
                 if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
                     raise DeclarationError(
@@ -371,190 +358,3 @@ class VectorizedFunction(StatefulFunction):
         raise DeclarationError(
             f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
         )
-
-
-class Registry(Protocol):
-    """What states are registered with: a backend."""
-
-    def register(self, name: str, declaration: State[Any]) -> Any:
-        """Return the state's handle."""
-
-
-def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State[Any]]:
-    """The states of a function or its class by name, those of base classes first.
-
-    Examples
-    --------
-    >>> import pystate as ps
-    >>> class Legs(ps.VectorizedFunction):
-    ...     legs = ps.ValueState("long")
-    >>> declarations(Legs)
-    {'legs': ValueState('long')}
-    """
-    cls = function if isinstance(function, type) else type(function)
-    return {
-        name: value
-        for base in reversed(cls.__mro__)
-        for name, value in base.__dict__.items()
-        if isinstance(value, State)
-    }
-
-
-def bind(function: StatefulFunction, registry: Registry) -> None:
-    """Give an instance its handles, so that ``self.legs`` works until `unbind`."""
-    for name, declaration in declarations(function).items():
-        function.__dict__[name] = registry.register(name, declaration)
-
-
-def unbind(function: StatefulFunction) -> None:
-    """Take an instance's handles away."""
-    for name in declarations(function):
-        function.__dict__.pop(name, None)
-
-
-def copied(function: StatefulFunction) -> StatefulFunction:
-    """A copy as a task gets one.
-
-    Raises
-    ------
-    DeclarationError
-        An attribute cannot be copied; it is named.
-    """
-    made: StatefulFunction = sent(function, copy.deepcopy)
-    return made
-
-
-Sent = TypeVar("Sent")
-
-
-def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
-    """What `send` makes of a function for the tasks.
-
-    Parameters
-    ----------
-    send : callable
-        Copies or pickles an object.
-
-    Raises
-    ------
-    DeclarationError
-        It cannot; the attribute that is the reason is named.
-    """
-    try:
-        return send(function)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        name = type(function).__name__
-        for attribute, value in StatefulFunction.__getstate__(function).items():
-            try:
-                send(value)
-            except Exception:
-                raise DeclarationError(
-                    f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
-                    f"copies of the function: make it in open(self, ctx) ({reason})"
-                ) from error
-        raise DeclarationError(
-            f"{name} cannot go to the tasks, which work on copies of the function: something that "
-            f"its code refers to cannot be pickled; make it in open(self, ctx) ({reason})"
-        ) from error
-
-
-def has_timers(function: StatefulFunction) -> bool:
-    """Whether a function says what happens when a timer fires."""
-    base, name = (
-        (VectorizedFunction, "on_timers")
-        if isinstance(function, VectorizedFunction)
-        else (KeyedProcessFunction, "on_timer")
-    )
-    return getattr(type(function), name, None) is not getattr(base, name)
-
-
-def operator_spec(
-    function: StatefulFunction, uid: str, key: KeyColumns, max_parallelism: int = 128
-) -> OperatorSpec:
-    """Return what decides the tables of a function's operator."""
-    return OperatorSpec(
-        uid=uid,
-        key=key,
-        states=declarations(function),
-        namespace=namespace_type(function),
-        timers=has_timers(function),
-        max_parallelism=max_parallelism,
-    )
-
-
-def require_state(function: StatefulFunction, owner: str) -> None:
-    """Refuse a function that keeps nothing: timers are state, too.
-
-    Parameters
-    ----------
-    function : StatefulFunction
-        The function.
-    owner : str
-        What the error names, e.g. ``"operator 'aircraft'"``.
-
-    Raises
-    ------
-    DeclarationError
-        It has neither a state nor timers.
-    """
-    if not declarations(function) and not has_timers(function):
-        raise DeclarationError(
-            f"{owner}: {type(function).__name__} declares no state and has no on_timer: a "
-            "function that keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
-        )
-
-
-def namespace_type(function: StatefulFunction) -> StateType | None:
-    """The type of a function's namespaces; None where its states are kept by key alone.
-
-    Raises
-    ------
-    DeclarationError
-        It is no type, or one that cannot be part of a key.
-    """
-    declared = type(function).namespace
-    if declared is None:
-        return None
-    what = f"{type(function).__name__}.namespace"
-    found = parse_type(declared, what)
-    if found.is_object:
-        raise DeclarationError(f"{what}: objects are no namespaces")
-    return found
-
-
-def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
-    """How a function wants to be called.
-
-    Raises
-    ------
-    DeclarationError
-        It is no stateful function, or has none or too many of the methods.
-    """
-    if isinstance(function, VectorizedFunction):
-        own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
-        if own:
-            return "vectorized"
-        raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
-    if not isinstance(function, KeyedProcessFunction):
-        hint = "; pass an instance" if isinstance(function, type) else ""
-        raise DeclarationError(
-            f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction{hint}"
-        )
-    own = list(_overridden(function, KeyedProcessFunction))
-    if len(own) != 1:
-        name = type(function).__name__
-        if own:
-            raise DeclarationError(f"{name} has both process and process_rows: write one of them")
-        found = next((n for n in dir(function) if nearest(n, _CALLED) and n not in _CALLED), None)
-        raise DeclarationError(
-            f"{name} has neither process(self, key, row, ctx) nor process_rows(self, key, batch, "
-            "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
-        )
-    return "process" if own == ["process"] else "process_rows"
-
-
-def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:
-    for name in ("process", "process_rows"):
-        if getattr(type(function), name, None) is not getattr(base, name, None):
-            yield name

@@ -11,7 +11,8 @@ from typing import Any
 
 from pystate.arguments import text
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction, namespace_type, shape
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import namespace_type, shape
 from pystate.operator.output import Output
 from pystate.operator.rows import RowFactory
 from pystate.types.state_type import StateType

@@ -28,15 +28,8 @@ from pystate.errors import (
     NoCurrentKeyError,
     NoEventTimeError,
 )
-from pystate.functions.base import (
-    StatefulFunction,
-    bind,
-    declarations,
-    has_timers,
-    namespace_type,
-    shape,
-    unbind,
-)
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import bind, declarations, has_timers, namespace_type, shape, unbind
 from pystate.functions.context import RuntimeContext, TimeDomain
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,

@@ -16,12 +16,8 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
-from pystate.functions.base import (
-    StatefulFunction,
-    operator_spec,
-    require_state,
-    sent,
-)
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import OutputColumns
 from pystate.spark.arguments import (

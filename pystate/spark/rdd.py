@@ -15,12 +15,8 @@ from pyspark.core.rdd import RDD
 
 from pystate.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.functions.base import (
-    KeyedProcessFunction,
-    operator_spec,
-    sent,
-    shape,
-)
+from pystate.functions.base import KeyedProcessFunction
+from pystate.functions.binding import operator_spec, sent, shape
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import RowsAsYielded
 from pystate.spark.arguments import element_delay_ms, side_columns

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.errors import ReplayError
-from pystate.functions.base import StatefulFunction, shape
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import shape
 from pystate.operator.call_shapes import are_batches, are_rows, is_batch
 from pystate.operator.rows import RowFactory
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError, NoEventTimeError
-from pystate.functions.base import StatefulFunction, declarations
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import declarations
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late

@@ -19,13 +19,8 @@ import pyarrow.types as at
 
 from pystate.arguments import integer
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import (
-    StatefulFunction,
-    copied,
-    declarations,
-    require_state,
-    shape,
-)
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import copied, declarations, require_state, shape
 from pystate.functions.context import RuntimeContext
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, late_tag

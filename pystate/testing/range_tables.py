@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction, operator_spec
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyColumns, key_columns

@@ -15,7 +15,8 @@ from pyspark import cloudpickle
 
 import pystate as ps
 from pystate.errors import DeclarationError, NoCurrentKeyError
-from pystate.functions.base import RESERVED, bind, copied, declarations, shape, unbind
+from pystate.functions.base import RESERVED
+from pystate.functions.binding import bind, copied, declarations, shape, unbind
 
 
 class Counter(ps.KeyedProcessFunction):
@@ -203,7 +204,7 @@ def test_a_class_made_in_a_script_travels_by_value() -> None:
     worker = (
         "import pickle, sys\n"
         "import pystate as ps\n"
-        "from pystate.functions.base import bind\n"
+        "from pystate.functions.binding import bind\n"
         "found = pickle.loads(sys.stdin.buffer.read())\n"
         "keyed = ps.KeyedStateBackend('long')\n"
         "bind(found, keyed)\n"

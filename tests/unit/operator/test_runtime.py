@@ -18,7 +18,7 @@ from pystate.errors import (
     NoCurrentKeyError,
     WrongTypeError,
 )
-from pystate.functions.base import has_timers
+from pystate.functions.binding import has_timers
 from pystate.operator.call_shapes import OUTPUT_ROWS
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
