@@ -310,6 +310,39 @@ static void test_keys_ascend(void) {
     }
 }
 
+/* More keys than are sorted by insertion, and one of them twice. */
+static void test_many_keys(void) {
+    enum { MANY = 1000 };
+    uint64_t rng = 6, order[MANY], same = 0;
+    for (int twice = 0; twice < 2; twice++) {
+        model_types m = TREE(MAP, SCALAR(PST_INT64), SCALAR(PST_INT8));
+        pst_nested_writer w;
+        pst_nested_open map;
+        pst_nested_writer_open(&w, m.nested, NULL, 0);
+        CHECK_EQ(pst_nested_put_map(&w, 0, NULL, 0, MANY, 0, &map), PST_OK);
+        for (uint64_t i = 0; i < MANY; i++) {
+            uint64_t k = check_random(&rng) % (i + 1);
+            order[i] = order[k];
+            order[k] = i;
+        }
+        for (uint64_t i = 0; i < MANY; i++) {
+            pst_cell cell = word((int64_t)order[i == 700 && twice ? 600 : i] * 77 - 40000);
+            CHECK_EQ(pst_nested_put_scalar(&w, 1, &map, i, &cell), PST_OK);
+        }
+        CHECK_EQ(pst_nested_put_keys(&w, 0, &map, &same), twice ? PST_WRONG_TYPE : PST_OK);
+        CHECK_EQ(same, twice ? 700 : 0);
+        for (uint64_t i = 0; i < MANY && !twice; i++) {
+            pst_cell cell = word((int64_t)(i % 100));
+            CHECK_EQ(order[pst_nested_entry_at(&w, &map, i)], i);
+            CHECK_EQ(pst_nested_put_scalar(&w, 2, &map, i, &cell), PST_OK);
+        }
+        if (!twice)
+            CHECK(model_any(&m, w.out.data, w.out.size, &rng));
+        pst_nested_writer_close(&w);
+        pst_nested_destroy(m.nested);
+    }
+}
+
 /* ---- any type, any value ----------------------------------------------------------------------- */
 
 /* One row of a column as an array of its own. */
@@ -385,6 +418,9 @@ static void test_lengths_that_lie(void) {
                            TREE(STRUCT(1), SCALAR(PST_BINARY))};
     uint8_t bytes[16];
     uint64_t rng = 3;
+    /* One number, and its count in two bytes. */
+    CHECK(model_any(&trees[0], (const uint8_t *)"\2\0\0\0\0\0\0\0\0", 9, &rng));
+    CHECK(!model_any(&trees[0], (const uint8_t *)"\x82\0\0\0\0\0\0\0\0\0", 10, &rng));
     for (size_t t = 0; t < 4; t++) {
         for (size_t i = 0; i < 4; i++)
             for (size_t more = 0; more < 4; more++) {
@@ -408,6 +444,7 @@ int main(void) {
     test_a_parser_refuses_other_kinds();
     test_equal_numbers_have_equal_bytes();
     test_keys_ascend();
+    test_many_keys();
     test_any_value_comes_back();
     test_every_cut_and_every_flipped_bit();
     test_lengths_that_lie();
