@@ -122,3 +122,8 @@ def test_the_reference_has_every_public_name() -> None:
     public = {*pystate.__all__, *spark.__all__, *testing.__all__}
     # A module's page has its names; that of errors has all of them by one directive.
     assert public - set(found) == {"testing"} | ({*errors.__all__} & public)
+
+
+def test_the_reference_of_a_job_has_what_pipelines_call() -> None:
+    page = (ROOT / "docs" / "api" / "spark.md").read_text("utf-8")
+    assert re.search(r"^\.\. autoclass:: Job\n   :inherited-members:$", page, re.MULTILINE)
