@@ -47,7 +47,7 @@ static inline int64_t pst_timer_time(uint64_t word) {
     return (int64_t)(word ^ (UINT64_C(1) << 63));
 }
 
-/* ---- rows that move (cut.h): timer_move.c ------------------------------------------------------------------- */
+/* ---- rows that move (cut.h): timer_move.c -------------------------------------------------------- */
 
 typedef struct pst_timer {
     uint64_t word; /* pst_timer_word of its time */

@@ -26,7 +26,7 @@
 typedef enum pst_key_kind { PST_KEY_WORD = 1, PST_KEY_BYTES = 2 } pst_key_kind;
 
 /* A state's place in the row. `width` in bytes: of values 1, 2, 4, 8 or 16, or a struct's own;
- * strings, binary, objects and nested values are 16-byte references (see value.h); of lists a
+ * strings, binary, objects and nested values are 16-byte references (see reference.h); of lists a
  * pst_list, of maps a pst_tree_root; 0 where nothing lies in the row. */
 typedef struct pst_field {
     uint32_t offset;

@@ -41,7 +41,7 @@ enum {
     PST_PINS = 64,
     PST_SALT_WORDS = 5, /* three for tags, two for hashes of tied keys */
     PST_GRANULE = 16,
-    PST_CLASSES = 96,             /* block sizes, see alloc.h                                  */
+    PST_CLASSES = 96,             /* block sizes, see size_class.h                             */
     PST_RING_SLOTS = PST_CLASSES, /* the ring of reusable slots comes after those of blocks   */
     PST_RINGS = PST_CLASSES + 1,
     PST_SPACE_HEAD = 0,

@@ -1,7 +1,7 @@
 """How many distinct values a HyperLogLog sketch stands for.
 
-The core makes and merges sketches (csrc/sketch.c); this module estimates. Pure functions, safe from
-any thread.
+The core makes and merges sketches (csrc/aggregate/sketch.c); this module estimates. Pure functions,
+safe from any thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a backend's states are in plain Python: dicts and lists, with the time of each element.
 
 A kind keeps ``cells``, one per row (a key with its namespace): what is there whether or not it has
-expired. The rules of time are those of csrc/ttl.h, written down a second time.
+expired. The rules of time are those of csrc/table/ttl.h, written down a second time.
 """
 
 from __future__ import annotations
