@@ -167,7 +167,7 @@ static pst_status take_fields(decoder *d, int32_t i) {
 
 static pst_status take_keys(decoder *d, int32_t i, uint64_t n) {
     const pst_shape *s = &d->t->shapes[i];
-    pst_nested_key key;
+    pst_nested_key key = {.size = 0};
     for (uint64_t k = 0; k < n; k++) {
         uint64_t size;
         const uint8_t *at = pst_parser_scalar(&d->p, s, &size);

@@ -107,13 +107,16 @@ static inline const uint8_t *pst_parser_scalar(pst_nested_parser *p, const pst_s
 /* After a map's key was taken: whether it is above the one before, *key, if there is one. */
 static inline int pst_parser_ascends(pst_nested_parser *p, const pst_shape *s, const uint8_t *at,
                                      uint64_t size, int has_key, pst_nested_key *key) {
-    pst_nested_key before = *key;
-    pst_key_rank(s, at, (uint32_t)size, key);
-    if (has_key && pst_key_order(&before, key) >= 0) {
+    pst_nested_key next;
+    pst_key_rank(s, at, (uint32_t)size, &next);
+    int ascends = !has_key || pst_key_order(key, &next) < 0;
+    key->rank[0] = next.rank[0];
+    key->rank[1] = next.rank[1];
+    key->bytes = next.bytes;
+    key->size = next.size;
+    if (!ascends)
         p->fault = "a map whose keys do not ascend";
-        return 0;
-    }
-    return 1;
+    return ascends;
 }
 
 /* Of a value of constant width, `width` bytes: what is wrong with it, or NULL. */

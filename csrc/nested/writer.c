@@ -98,6 +98,16 @@ static inline int put_valid(pst_nested_writer *w, const pst_shape *s, const pst_
 static inline void store_cell(const pst_shape *s, uint8_t *to, const pst_cell *cell) {
     uint64_t word = cell->word[0];
     switch (s->op) {
+    case PST_OP_BOOL:
+    case PST_OP_INT8:
+        *to = (uint8_t)word;
+        break;
+    case PST_OP_INT16:
+        pst_put_u16(to, (uint16_t)word);
+        break;
+    case PST_OP_INT32:
+        pst_put_u32(to, (uint32_t)word);
+        break;
     case PST_OP_FLOAT32:
         pst_put_u32(to, pst_canonical_f32((uint32_t)word, s->is_key));
         break;
@@ -109,7 +119,7 @@ static inline void store_cell(const pst_shape *s, uint8_t *to, const pst_cell *c
         pst_put_u64(to + 8, cell->word[1]);
         break;
     default:
-        pst_scalar_store(s->op, to, &word);
+        pst_put_u64(to, word);
         break;
     }
 }
@@ -176,7 +186,10 @@ pst_status pst_nested_put_struct(pst_nested_writer *w, int32_t i, const pst_nest
     uint8_t *to = pst_growing_room(&w->out, size);
     if (!to)
         return PST_NO_MEMORY;
-    memset(to, 0, size);
+    if (size == 1)
+        *to = 0; /* most structs: without a call */
+    else
+        memset(to, 0, size);
     return PST_OK;
 }
 

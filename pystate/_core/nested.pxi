@@ -364,6 +364,8 @@ cdef class NestedCodec(Codec):
         for k in range(n):
             if not pst_nested_is_valid(p, at, bits, k):
                 found.append(None)
+            elif child.type.kind == PST_NESTED_SCALAR:
+                found.append(self.take_scalar(child, at, p))
             else:
                 found.append(self.take(child, at, p))
         return found
@@ -383,12 +385,19 @@ cdef class NestedCodec(Codec):
         self.take_scalars(key, at, n, keys, p)
         at += key.span
         for k in range(n):
-            found[keys[k]] = (
-                self.take(below, at, p) if pst_nested_is_valid(p, at, bits, k) else None)
+            if not pst_nested_is_valid(p, at, bits, k):
+                found[keys[k]] = None
+            elif below.type.kind == PST_NESTED_SCALAR:
+                found[keys[k]] = self.take_scalar(below, at, p)
+            else:
+                found[keys[k]] = self.take(below, at, p)
         return found
 
 
 cdef inline object scalar(NestedNode node, const pst_cell *cell):
+    # The most frequent types come first, without a call by the codec's table.
+    if node.leaf.is_int:
+        return PyLong_FromLongLong(<long long> cell.word[0])
     if node.type.type == PST_STRING:
         return PyUnicode_DecodeUTF8(<const char *> cell.bytes.data,
                                     <Py_ssize_t> cell.bytes.size, NULL)

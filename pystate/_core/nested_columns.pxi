@@ -91,6 +91,7 @@ def nested_columns(NestedCodec codec not None, int64_t rows, int64_t offset, siz
     stored.offsets = <const int32_t *> offsets
     stored.values = <const void *> values
     stored.values_bytes = values_bytes
+    # A codec is immutable and the columns are new: there is nothing to mark.
     try:
         with nogil:
             status = pst_nested_decode(codec.tree.c, &stored, columns, &fault)

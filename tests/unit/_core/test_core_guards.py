@@ -20,7 +20,7 @@ from pystate.types.arrays import reference
 
 SOURCES = sorted(Path(core.__file__).parent.glob("*.p[yx]*"))
 #: Functions that use nobody's handle.
-NO_HANDLE = {"hash_keys"}
+NO_HANDLE = {"hash_keys", "nested_columns"}
 
 
 def indent(line: str) -> int:
