@@ -10,7 +10,7 @@ static void test_columns_come_back(void) {
     model_types m = TREE(STRUCT(2), SCALAR(PST_INT64), MAP, SCALAR(PST_STRING), SCALAR(PST_BOOL));
     static const int64_t longs[] = {9, 5, 6, 7};
     static const int32_t ends[] = {7, 7, 9, 9, 10}, text_ends[] = {0, 1, 2, 3};
-    static const uint8_t there = 0x0B, valid = 0x0E, bools = 0x05, bool_valid = 0x03;
+    static const uint8_t there = 0x0B, valid = 0x0E, bools = 0x05, bool_valid = 0x05;
     pst_nested_array arrays[] = {
         {.length = 3, .offset = 1, .validity = &valid},
         {.length = 3, .offset = 1, .validity = &there, .values = longs, .values_bytes = 32},
@@ -34,8 +34,8 @@ static void test_columns_come_back(void) {
     CHECK_EQ(pst_get_u64(c[1].values + 16), 7);
     CHECK(c[2].offsets[1] == 2 && c[2].offsets[2] == 2 && c[2].offsets[3] == 3);
     CHECK(c[3].values_bytes == 3 && memcmp(c[3].values, "abc", 3) == 0);
-    /* a: false, b: true, c: null */
-    CHECK(c[4].values[0] == 2 && c[4].nulls == 1 && c[4].validity[0] == 3);
+    /* a: null, b: true, c: true; the null goes with its key */
+    CHECK(c[4].values[0] == 6 && c[4].nulls == 1 && c[4].validity[0] == 6);
     model_drop(&m, c);
     free(rows.data);
     free(rows.offsets);
