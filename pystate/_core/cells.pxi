@@ -369,6 +369,15 @@ cdef class Schema:
     def __dealloc__(self):
         free(self.columns)
 
+    cdef object normal_key(self, object key, Py_ssize_t n):
+        """Return a key of the first `n` columns in normal form."""
+        cdef Codec codec
+        if n == 1:
+            codec = self.key_codecs[0]
+            return codec.normalize(key)
+        return tuple([None if value is None else codec.normalize(value)
+                      for codec, value in zip(self.key_codecs[:n], key)])
+
     cdef object encode_key(self, object key, pst_cell *cells, uint32_t *nulls):
         """Fill a cell per key column; returns what owns their bytes."""
         cdef Codec codec

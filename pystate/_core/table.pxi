@@ -444,10 +444,6 @@ cdef class Table:
         """Leave no key current."""
         self.forget_key()
 
-    def has_current_key(self):
-        """Whether a key is current."""
-        return self.has_key
-
     def current_key(self):
         """Return the current key in normal form: equal keys are equal and hash alike."""
         cdef unsigned long turn
@@ -469,32 +465,25 @@ cdef class Table:
             return None
         if self.schema is None:
             self.ready()
-        if len(self.schema.key_codecs) - self.spaced == 1:
-            return self.schema.key_codecs[0].normalize(key)
-        return tuple([None if value is None else codec.normalize(value)
-                      for codec, value in zip(self.schema.key_codecs, key)])  # not the namespace
+        return self.schema.normal_key(key, len(self.schema.key_codecs) - self.spaced)
 
     # -- time to live
 
     def set_ttl(self, int32_t column, int64_t duration_ms, int64_t granularity_ms,
                 bint event_time, bint on_read, bint lenient):
         """Say how a column's values expire."""
-        cdef pst_ttl ttl
+        cdef pst_ttl ttl = pst_ttl(duration_ms=duration_ms, granularity_ms=granularity_ms,
+                                   event_time=event_time, on_read=on_read, lenient=lenient)
         self.ready()
-        ttl.duration_ms = duration_ms
-        ttl.granularity_ms = granularity_ms
-        ttl.event_time = event_time
-        ttl.on_read = on_read
-        ttl.lenient = lenient
         self.check(pst_table_set_ttl(self.t, column, &ttl))
 
     @cython.binding(False)
     def set_clock(self, processing_ms, watermark_ms, event_ms):
         """Tell the table what time it is; None: unknown."""
-        cdef pst_clock clock
-        clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
-        clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
-        clock.event_ms = PST_NO_TIME if event_ms is None else event_ms
+        cdef pst_clock clock = pst_clock(
+            processing_ms=PST_NO_TIME if processing_ms is None else processing_ms,
+            watermark_ms=PST_NO_TIME if watermark_ms is None else watermark_ms,
+            event_ms=PST_NO_TIME if event_ms is None else event_ms)
         self.ready()
         pst_table_set_clock(self.t, &clock)
 
