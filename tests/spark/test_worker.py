@@ -323,7 +323,7 @@ def test_a_range_without_rows_runs_for_its_timers(
     plan = dataclasses.replace(
         plan,
         ranges=(plan.ranges[0], empty),
-        timers=handles,
+        operator=dataclasses.replace(plan.operator, timers=handles),
         watermark_ms=100,
         processing_time_ms=200,
     )

@@ -73,4 +73,4 @@ def test_an_unknown_question_is_refused() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert b"no such question: none" in done.stderr
+    assert b"no such question: counts" in done.stderr

@@ -19,11 +19,11 @@ import pytest
 
 import pystate as ps
 from pystate._core import core
+from pystate.backend.options import TableOptions
 from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.host import choose_home, counted_home
 from pystate.memory import MemoryUse, memory_limit_bytes, memory_use
-from pystate.shared_tables import TableSpec
 
 STATES: dict[str, Any] = {"n": ps.ValueState("bigint"), "s": ps.ValueState("string")}
 MIB = 1 << 20
@@ -336,7 +336,7 @@ def test_tables_of_all_owners_count(limit: Any, tmp_path: Path) -> None:
             fill(table, 50_000)
             table.seal(snapshot=False)
     assert use().shared_bytes == sum(os.stat(path).st_blocks * 512 for path in paths)
-    assert TableSpec.__dataclass_fields__["limit_bytes"].default == 0
+    assert TableOptions().limit_bytes == 0
 
 
 @pytest.mark.parametrize(
