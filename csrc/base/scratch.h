@@ -7,8 +7,8 @@
  * Thread safety: all functions may be called from any thread.
  *
  * Invariants
- *  K1. At most PST_SCRATCH_KEPT blocks of at most PST_SCRATCH_MOST bytes are kept by a process.
- *  K2. A block has one owner: a thread that takes it out of its place finds NULL there afterwards.
+ *  SC1. At most PST_SCRATCH_KEPT blocks of at most PST_SCRATCH_MOST bytes are kept by a process.
+ *  SC2. A block has one owner: a thread that takes it out of its place leaves NULL there.
  */
 #ifndef PST_SCRATCH_H
 #define PST_SCRATCH_H
