@@ -12,7 +12,7 @@
 
 enum { SHARE = 64, BLOCK = 512 }; /* st_blocks' unit, whatever the file system's */
 
-/* Charges grow by so much at least, so that a buffer that grows a little asks rarely. */
+/* The least step of a charge, so that a buffer that grows a little at a time seldom asks. */
 #define STEP ((uint64_t)256 << 10)
 
 typedef struct home {
@@ -41,7 +41,7 @@ static void store(uint64_t *p, uint64_t n) {
     __atomic_store_n(p, n, __ATOMIC_RELAXED);
 }
 
-/* ---- life ------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 pst_status pst_budget_create(uint64_t limit_bytes, pst_budget **budget) {
     pst_budget *b = pst_calloc(1, sizeof *b);
@@ -73,7 +73,7 @@ uint64_t pst_budget_limit(const pst_budget *b) {
     return b->limit;
 }
 
-/* ---- files ------------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static int has_home(const pst_budget *b, const char *path) {
     for (home *h = __atomic_load_n(&b->homes, __ATOMIC_ACQUIRE); h; h = h->next)
@@ -109,8 +109,8 @@ static int is_table(const char *name) {
     return n >= sizeof end - 1 && !strcmp(name + n - (sizeof end - 1), end);
 }
 
-/* Adds what the tables in a folder take, which it closes; -1 where it cannot be read now. What goes
- * while it is looked at is gone. */
+/* Adds what the tables in a folder take, and closes the folder; -1 where it cannot be read now.
+ * Files that vanish meanwhile do not count. */
 static int count_folder(int fd, int32_t depth, uint64_t *bytes) {
     DIR *folder = fdopendir(fd);
     if (!folder) {
@@ -160,7 +160,7 @@ static void count(pst_budget *b) {
     store(&b->shared, bytes);
 }
 
-/* ---- asking ----------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 static pst_status refuse(pst_budget *b, uint64_t bytes, uint64_t charged, uint64_t shared) {
     store(&b->refused.asked_bytes, bytes);
@@ -182,7 +182,8 @@ pst_status pst_budget_take(pst_budget *b, pst_memory memory, uint64_t bytes, pst
         store(&b->allowance, used < b->limit ? (b->limit - used) / SHARE : 0);
         store(&b->since, 0);
     }
-    /* Added before it is compared: of two that come at once, not both may find room for one. */
+    /* It is added before the sum is compared, so that of two requests at once not both find room
+     * for one. */
     __atomic_add_fetch(own, bytes, __ATOMIC_SEQ_CST);
     uint64_t charged = __atomic_load_n(&b->charged, __ATOMIC_SEQ_CST);
     uint64_t shared = __atomic_load_n(&b->shared, __ATOMIC_SEQ_CST);
@@ -216,7 +217,7 @@ pst_status pst_charge_grow(pst_charge *c, uint64_t bytes) {
     return s;
 }
 
-/* ---- what it says ----------------------------------------------------------------------------- */
+/* ---- what it says ---------------------------------------------------------------------------- */
 
 void pst_budget_get_stats(pst_budget *b, pst_budget_stats *stats) {
     count(b);

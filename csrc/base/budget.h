@@ -7,16 +7,19 @@
  * Thread safety: any thread, without locks, so that a fork may come at any time.
  *
  * Invariants
- *  BU1. A table's growth is granted only if with it what is charged and what was counted stay at or
- *       below the limit; buffers and what makes room, if they stay below that and an eighth; what
- *       lists freed memory, below twice the limit. What `small` says is granted always.
- *  BU2. Nobody is refused by an old count: files are counted afresh first.
- *  BU3. A charge goes with the handle that made it. Files are in no books: with a table's file what it
- *       took is free again, whoever was killed.
- *  BU4. A table with a limit of its own counts, and is bound by that alone. While one is open no buffer
- *       of the process is bound either: nobody knows which table a file is read or merged for.
- *  BU5. Between two counts a process is granted at most a sixty-fourth of what the first one left, so
- *       that what others do meanwhile matters little. Counting is O(files of the homes).
+ *  BU1. Growth of a table is granted only if the sum of what is charged and what was counted then
+ *       stays at or below the limit. Buffers, and requests that make room, may bring the sum to the
+ *       limit and an eighth; rings, which list freed memory, to twice the limit. The first `small`
+ *       bytes of a charge are always granted.
+ *  BU2. No request is refused on an old count: files are counted again first.
+ *  BU3. A charge ends with the handle that made it. Shared files are never charged: when a table's
+ *       file is gone its memory is free again, whoever was killed.
+ *  BU4. A table with a limit of its own counts, and is bound by that alone. While one is open no
+ *       buffer of the process is bound either: nobody knows which table a file is read or merged
+ *       for.
+ *  BU5. Between two counts a process is granted at most a sixty-fourth of what the first one left,
+ *       so what other processes take meanwhile makes little difference. Counting is O(files of the
+ *       homes).
  */
 #ifndef PST_BUDGET_H
 #define PST_BUDGET_H
@@ -52,11 +55,11 @@ static inline uint64_t pst_limit_for(uint64_t limit, pst_need need) {
 pst_budget *pst_budget_retain(pst_budget *b);
 uint64_t pst_budget_limit(const pst_budget *b);
 
-/* Files whose names end in .table count, in a folder and so many levels of folders below it; or one
- * file of any name. PST_NO_MEMORY. */
+/* Makes all files count whose names end in .table, in the folder and `depth` levels of folders
+ * below it; or one file of any name. PST_NO_MEMORY. */
 pst_status pst_budget_add_home(pst_budget *b, const char *path, int32_t depth);
 
-/* Asks for more, before it is taken. PST_LIMIT. Without a budget everything is granted. */
+/* Asks for more memory before it is taken. PST_LIMIT. Without a budget everything is granted. */
 pst_status pst_budget_take(pst_budget *b, pst_memory memory, uint64_t bytes, pst_need need);
 /* Private memory that is free again. */
 void pst_budget_drop(pst_budget *b, uint64_t bytes);
@@ -67,15 +70,16 @@ void pst_budget_free_tables(pst_budget *b, int change);
 typedef struct pst_charge {
     pst_budget *budget;
     uint64_t bytes;
-    uint64_t small; /* the first so many are only counted */
+    uint64_t small; /* the first bytes, which are counted and never refused */
 } pst_charge;
 
-/* Of a batch, an epoch and a writer: whatever others took, small ones work, and so room can be made. */
+/* `small` of a batch, an epoch and a writer: whatever others took, small ones work, and so room can
+ * be made. */
 #define PST_SMALL_BUFFER ((uint64_t)1 << 20)
 
 pst_status pst_charge_grow(pst_charge *c, uint64_t bytes);
 
-/* Charges at least so much in all, before it is taken. PST_LIMIT. */
+/* Raises the charge to `bytes` in all, before they are taken. PST_LIMIT. */
 static inline pst_status pst_charge_raise(pst_charge *c, uint64_t bytes) {
     return __builtin_expect(bytes <= c->bytes || !c->budget, 1) ? PST_OK
                                                                 : pst_charge_grow(c, bytes);

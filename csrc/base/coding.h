@@ -86,7 +86,7 @@ static inline int pst_few_beyond_ascii(const uint8_t *bytes, size_t size) {
     return size && ((bytes[0] | bytes[size >> 1] | bytes[size - 1]) & 0x80);
 }
 
-/* From the first byte on that is not ASCII, or any before it. */
+/* The rest of the check, from the first byte that is not ASCII, or any before it. */
 int pst_is_utf8_beyond_ascii(const uint8_t *bytes, size_t size);
 
 /* Whether bytes are UTF-8: shortest forms, no surrogates, up to U+10FFFF. */

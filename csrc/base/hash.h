@@ -59,7 +59,8 @@ uint64_t pst_hash_key(const pst_column *columns, int32_t n_columns, const pst_ce
 int pst_key_compare(const pst_column *columns, int32_t n_columns, const pst_cell *a,
                     uint32_t a_nulls, const pst_cell *b, uint32_t b_nulls);
 
-/* The bytes of an array's physical row. Each offset is loaded once, as its owner may write to it. */
+/* The bytes of an array's physical row. Each offset is loaded once, as its owner may write to
+ * it. */
 static inline pst_bytes pst_array_bytes(const pst_array *a, int64_t at) {
     int32_t from = __atomic_load_n(&a->offsets[at], __ATOMIC_RELAXED);
     int32_t to = __atomic_load_n(&a->offsets[at + 1], __ATOMIC_RELAXED);

@@ -32,8 +32,9 @@ static int has_word(const char *list, const char *word) {
     return 0;
 }
 
-/* The limits of a group and of all its ancestors up to where its hierarchy is mounted. What is
- * mounted may be a part of it, so that a container's own path leads nowhere: then those above do. */
+/* The limits of a group and of all its ancestors up to the mount point of its hierarchy. Only a
+ * part of the hierarchy may be mounted, so that a container's own path leads nowhere; the ancestors
+ * that are mounted then count. */
 static void walk_up(const char *mounted, const char *group, const char *file, uint64_t *limit) {
     char rest[PATH], path[2 * PATH + 64];
     if (snprintf(rest, sizeof rest, "%s", group) >= (int)sizeof rest)

@@ -10,9 +10,9 @@
  *  K1. -0.0 and every NaN have one form each, so that keys equal as hashes are equal as bytes.
  *  K2. A null column encodes as one tag byte; a single-column null key is a flag, its word and
  *      bytes zero. Hash and form are decided by the columns alone.
- *  K3. Where the key has a namespace, `hash` within a table is not Spark's: pst_key_spread mixes all
- *      columns into it and keeps the key group. Records and files bear Spark's. The same holds of
- *      pst_key_untied.
+ *  K3. A table may keep a key under another hash than Spark's: where it has a namespace,
+ *      pst_key_spread mixes all columns in and keeps the key group; where it ties with too many
+ *      keys, pst_key_untied gives one. Records and files always bear Spark's hash.
  */
 #ifndef PST_KEY_H
 #define PST_KEY_H

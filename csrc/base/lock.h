@@ -19,8 +19,8 @@
 /* Waits up to timeout_ms. PST_BUSY, PST_IO (errno). */
 pst_status pst_lock_take(int fd, int32_t timeout_ms);
 void pst_lock_release(int fd);
-/* Whether nobody holds the lock, for a descriptor that does not either. It is shared for a moment, in
- * which somebody who would not wait at all does not get it. */
+/* Whether nobody holds the lock. The caller must not hold it. The lock is shared for a moment, in
+ * which somebody who does not wait at all fails to get it. */
 int pst_lock_is_free(int fd);
 
 /* Remembers a descriptor to close in forked children. Returns its place, -1 when out of memory. */

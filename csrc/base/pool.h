@@ -15,14 +15,14 @@ typedef struct pst_pool pst_pool;
 
 /* NULL: no memory. */
 pst_pool *pst_pool_create(pst_budget *budget);
-/* The table lets go; buffers die with the last sealed epoch. */
+/* The table lets go of the pool; the buffers are freed with the last sealed epoch. */
 void pst_pool_release(pst_pool *p);
 
-/* Buffers with room for so many words, and a charge for what is written to them. PST_NO_MEMORY; the
- * buffers are given back in any case. */
+/* Takes buffers with room for `words` words, and a charge for what is written to them.
+ * PST_NO_MEMORY; the buffers are to be given back in any case. */
 pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_key_buffer *bytes,
                          pst_charge *charge);
-/* The same, of which `used` words were written to. They are kept or freed. */
+/* Gives buffers back, of which `used` words were written to. They are kept or freed. */
 void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_key_buffer *bytes,
                    pst_charge *charge);
 

@@ -1,8 +1,9 @@
 /* scratch.h: memory of batches, used again.
  *
- * A batch needs some hundred kilobytes for as long as an operation takes. The C library would give
- * them back to the system each time and get them again, and each page would be a fault: 0.5 to 0.8
- * ns a row of a batch of 65 536. What is dropped is kept for the next that asks, in any table.
+ * A batch needs some hundred kilobytes for as long as an operation takes. The C library would
+ * return them to the system after each operation, and the next one would fault every page in again:
+ * 0.5 to 0.8 ns a row of a batch of 65 536. So a block that is dropped is kept for the next request
+ * of any table.
  *
  * Thread safety: all functions may be called from any thread.
  *

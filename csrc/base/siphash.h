@@ -1,7 +1,7 @@
 /* siphash.h: SipHash-1-3, after its authors' description (Aumasson and Bernstein, 2012).
  *
- * A hash with a secret: who does not know it cannot choose inputs that collide more often than
- * chance. Much slower than what is public, so it is taken where the public hash was abused.
+ * A hash with a secret: whoever does not know it cannot choose inputs that collide more often than
+ * chance. It is much slower than the public hash, so it is used only where that one was abused.
  *
  * Thread safety: a pure function.
  */

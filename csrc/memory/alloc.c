@@ -5,7 +5,7 @@
 #include "memory/span.h"
 #include "memory/store.h"
 
-/* Brings in the block that will be reused some blocks later: it was let go of long ago. */
+/* Prefetches the block that will be reused some blocks later: it was freed long ago. */
 PST_PREFETCH void bring_block(const pst_table *t, uint32_t c) {
     enum { AHEAD = 8, LINE = 64, MOST = 512 };
     const pst_ring *r = &t->m->rings[c];

@@ -16,7 +16,8 @@
 
 #include "memory/handle.h"
 
-/* Names of blocks in spans that are to be left that taking one puts back into its ring. */
+/* The most names of blocks in spans that are being left that one allocation puts back into the
+ * ring. */
 enum { PST_MOST_SKIPPED = 16 };
 
 pst_status pst_block_alloc(pst_table *t, uint32_t size_class, uint32_t *granule);

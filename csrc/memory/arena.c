@@ -44,8 +44,8 @@ uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
     return round_up(capacity * sizeof(uint32_t), SMALL_STEP);
 }
 
-/* Gives a file its pages; 0 or an errno. A signal makes the file system give up what it had taken for
- * this call, so that a large piece may never be finished where signals come often: smaller ones are. */
+/* Gives a file its pages; 0 or an errno. After a signal the file system drops what it had reserved
+ * for the call. Where signals come often a large piece may never succeed, but smaller ones do. */
 static int allocate(int fd, uint64_t offset, uint64_t size) {
     uint64_t piece = size;
     while (size) {
@@ -68,8 +68,8 @@ pst_status pst_space_status(int err) {
     return err == ENOSPC || err == EFBIG || err == EDQUOT || err == ENOMEM ? PST_NO_SPACE : PST_IO;
 }
 
-/* Heap pages are there from the start without access, so that growing keeps one mapping, which the
- * kernel can back with huge pages: random rows in 4 KB pages cost a TLB miss each. */
+/* The whole heap is mapped from the start, without access, so that growing keeps one mapping that
+ * the kernel can back with huge pages: random rows in 4 KB pages cost a TLB miss each. */
 static pst_status map_piece(pst_arena *a, uint64_t offset, uint64_t size) {
     void *at = a->base + offset;
     int failed;
@@ -84,9 +84,9 @@ static pst_status map_piece(pst_arena *a, uint64_t offset, uint64_t size) {
     return PST_NO_MEMORY;
 }
 
-/* A space begins in small steps, and what is touched before the rest of its huge page is committed
- * lies in small pages. Once all of that huge page is there, the kernel is asked to make it one;
- * where it does not know how, it is only slower. */
+/* A space begins in small steps. What is touched before the rest of its huge page is committed lies
+ * in small pages. Once the huge page is committed as a whole, the kernel is asked to collapse it;
+ * where it cannot, access is only slower. */
 static void collapse(const pst_arena *a, int space, uint64_t have) {
     uint64_t page = have / LARGE_STEP * LARGE_STEP;
     if (a->fd < 0 && space < PST_SPACE_RING && have > page && a->mapped[space] >= page + LARGE_STEP)
@@ -194,7 +194,7 @@ int pst_arena_has_room(pst_arena *a, uint64_t bytes) {
     uint64_t refused = a->refused;
     pst_status s = ask(a, PST_SPACE_HEAP, bytes);
     a->refused = refused;
-    /* What is shared is counted from files, where this is not. */
+    /* Shared memory is counted from its files instead. */
     if (!s && a->fd < 0)
         pst_budget_drop(a->budget, bytes);
     return !s;
@@ -231,7 +231,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     uint64_t want = round_up(need > have + step ? need : have + step, grain);
     if (want > most)
         want = most;
-    /* Smaller steps before the limit, but not so small that there are many. */
+    /* Near the limit steps are smaller, but not so small that there are many. */
     uint64_t least = round_up(need, 4096);
     pst_status s;
     while ((s = ask(a, space, want - have)) == PST_LIMIT && want > least)
@@ -257,7 +257,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
 
 /* 0, or an errno. */
 static int drop_pages(const pst_arena *a, uint64_t offset, uint64_t size) {
-    /* Else the kernel would fill the hole, to make a huge page of what is around it. */
+    /* Otherwise the kernel would fill the hole to make a huge page around it. */
     if (a->fd < 0)
         (void)madvise(a->base + offset / LARGE_STEP * LARGE_STEP, LARGE_STEP, MADV_NOHUGEPAGE);
     if (a->fd < 0)

@@ -4,20 +4,23 @@
  * (shared). The base address never moves, so an offset stays a pointer for as long as the arena
  * is mapped.
  *
- * Thread safety: growing belongs to the writer. arena_refresh may be called by a reader process on
- * its own arena. Readers in the writer's process only touch what was committed before they began.
+ * Thread safety: growing belongs to the writer. A reader process may call pst_arena_refresh on its
+ * own arena. Readers in the writer's process only touch what was committed before they began.
  *
  * Invariants
  *  A1. [base, base + total) is reserved once, without access; what is committed is mapped at its
  *      fixed offset and never unmapped before pst_arena_unmap.
- *  A2. A shared page is mapped only after posix_fallocate gave it: a full file system is
- *      PST_NO_SPACE, never SIGBUS. Pieces are at most 16 MB. A signal interrupts nothing.
+ *  A2. A shared page is mapped only after posix_fallocate gave it, in pieces of at most 16 MB: a
+ *      full file system is PST_NO_SPACE, never SIGBUS. A call that a signal interrupts is tried
+ *      again.
  *  A3. header->committed[space] is stored after the pages are there.
- *  A4. The sum of committed bytes stays at or below `limit`, and where room is made (`clearing`) below
- *      that and an eighth, rings below twice that: they list what was freed. Bytes are charged to the
- *      budget before they are taken. What is given back, or unmapped, of the heap is no longer.
- *  A5. What is given back leaves header->committed first and the system's books after it. It is
- *      given again before it is written to (A2). Its addresses stay mapped.
+ *  A4. The sum of committed bytes stays at or below `limit`; where room is made (`clearing`), below
+ *      the limit and an eighth; for rings, which list what was freed, below twice the limit. The
+ *      budget is asked before bytes are taken. Bytes of the heap that are given back, or unmapped,
+ *      are charged no longer.
+ *  A5. When memory is given back, header->committed is lowered first, and then the system takes the
+ *      pages. They are requested again before they are written to (A2). Their addresses stay
+ *      mapped.
  */
 #ifndef PST_ARENA_H
 #define PST_ARENA_H
@@ -25,7 +28,8 @@
 #include "base/budget.h"
 #include "memory/layout.h"
 
-/* Bytes of a kind of memory that an epoch gives back at most, so that no seal takes long for it. */
+/* The most bytes of one kind of memory that an epoch gives back, so that no seal takes long for
+ * it. */
 #define PST_GIVE_BACK ((uint64_t)8 << 20)
 
 typedef struct pst_arena {
@@ -43,7 +47,7 @@ typedef struct pst_arena {
     int last_errno;
 } pst_arena;
 
-/* Bytes of space `space` for a table with that header size and reserve. */
+/* Size of space `space` of a table with this header size and reserve. */
 uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve);
 
 /* Reserves the range and maps the head space (head_bytes, a multiple of the page size), which it
@@ -52,30 +56,32 @@ pst_status pst_arena_map(pst_arena *a, int fd, uint64_t head_bytes, uint64_t res
                          uint64_t limit, int create);
 void pst_arena_unmap(pst_arena *a);
 
-/* Has a budget asked from now on; `bound`: by it, and by no limit of the arena's own. What is committed
- * already counts if it is `fresh`; else its file has been counted. PST_LIMIT. */
+/* From now on the arena asks this budget. `bound`: the budget limits it, as it has no limit of its
+ * own. `fresh`: what is committed already is charged now; else its file has been counted.
+ * PST_LIMIT. */
 pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh);
 
-/* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a time.
- * PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
+/* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a
+ * time. PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
 
-/* Would so much more be granted now? Where memory is short for others, they may come first. */
+/* Would `bytes` more be granted now? For work that can wait, so that others come first when memory
+ * is short. */
 int pst_arena_has_room(pst_arena *a, uint64_t bytes);
 
-/* Gives all but the first `keep` bytes of a space back to the system; nothing may refer to the rest.
- * Where the system cannot do that, nothing changes. */
+/* Gives all but the first `keep` bytes of a space back to the system; nothing may refer to the
+ * rest. Where the system cannot do that, nothing changes. */
 void pst_arena_give_back(pst_arena *a, int space, uint64_t keep);
 
-/* The same for a piece inside a space, which only counts as committed: 0, or an errno. pst_arena_fill asks
- * for it again. */
+/* Gives back a piece inside a space, which still counts in header->committed. Returns 0 or an
+ * errno. pst_arena_fill requests it again. */
 int pst_arena_drop(pst_arena *a, int space, uint64_t at, uint64_t size);
 pst_status pst_arena_fill(pst_arena *a, int space, uint64_t at, uint64_t size);
 
-/* Nothing is missing any more of the huge page that a piece lies in. */
+/* Tells the system that the huge page of this place has all its pages again. */
 void pst_arena_whole(const pst_arena *a, int space, uint64_t at);
 
-/* What an errno of asking a file system for room means: PST_NO_SPACE or PST_IO. */
+/* The status for an errno of posix_fallocate: PST_NO_SPACE or PST_IO. */
 pst_status pst_space_status(int err);
 
 /* Maps what another process has committed meanwhile. */

@@ -1,8 +1,8 @@
 /* handle.h: the parts of a table that its modules share.
  *
- * Purpose: the process-local handle behind pst_table, and where its metas, blocks and key groups are.
- * It lies this low because blocks are taken from a table; what the words of a row mean is in row.h,
- * and tables are opened in open.c.
+ * Purpose: the process-local handle behind pst_table, and where its metas, blocks and key groups
+ * are. It lies this low because blocks are taken from a table; what the words of a row mean is in
+ * row.h, and tables are opened in open.c.
  *
  * Thread safety: a handle belongs to one thread at a time.
  *
@@ -92,7 +92,7 @@ struct pst_table {
     int hot;             /* some chain of the open epoch is not empty */
     int deaths;          /* a row may have died in the open epoch */
     int index_due;       /* the open epoch has not yet looked for shards to make smaller */
-    int keeps_rows;      /* somebody goes over all of them: none moves into another slot */
+    int keeps_rows;      /* somebody scans all rows: none moves into another slot */
     int attached;        /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
@@ -102,10 +102,10 @@ struct pst_table {
     pst_key_buffer current_bytes;
     pst_detail detail;
     uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
-    uint32_t spans_idle;  /* looked at in vain since there were fewer free blocks */
-    uint32_t spans_left;  /* that were marked, and have become free since marking began */
-    uint32_t spans_rest;  /* low half of the epoch before which none is marked */
-    uint32_t span_none;   /* no run of so many is to be had in it */
+    uint32_t spans_idle;  /* spans looked at in vain since there were fewer free blocks */
+    uint32_t spans_left;  /* spans that were marked and have become free since marking began */
+    uint32_t spans_rest;  /* low half of the epoch before which no span is marked */
+    uint32_t span_none;   /* the open epoch has no free run of this length */
     uint64_t recovered_records;
     uint64_t recovery_ns;
     struct pst_pool *pool;

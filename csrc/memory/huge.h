@@ -1,17 +1,17 @@
 /* huge.h: huge pages for tables in shared memory.
  *
- * Purpose: where the system gives shared memory small pages, a random row costs a TLB miss beside the
- * cache's. What a table has filled is collapsed into huge pages by the thread that writes its delta,
- * so many pages per epoch; all processes that map the file have them at their next access.
+ * Purpose: where the system gives shared memory small pages, a random row costs a TLB miss beside
+ * the cache's. The thread that writes a table's delta collapses what the table has filled into huge
+ * pages, at most PST_HUGE_MOST per epoch; all processes that map the file have them at their next
+ * access.
  *
- * Thread safety: taking belongs to the table's writer. What was taken belongs to its own thread, and
- * knows the file, but neither the table nor its mapping, which may be gone by then.
+ * Thread safety: taking belongs to the table's writer. What was taken belongs to its own thread,
+ * and knows the file, but neither the table nor its mapping, which may be gone by then.
  *
  * Invariants
- *  H1. Only ranges whose every page is there are collapsed, so that it takes no memory: a range with
- *      a hole would have it filled.
+ *  H1. Only ranges without holes are collapsed, so that no memory is taken: a hole would be filled.
  *  H2. The descriptor is an open file of its own: it does not hold the table's lock.
- *  H3. It is a hint: whatever fails leaves small pages and is not tried again.
+ *  H3. It is a hint: after any failure the pages stay small and it is not tried again.
  */
 #ifndef PST_HUGE_H
 #define PST_HUGE_H

@@ -93,7 +93,8 @@ typedef struct pst_span {
     uint8_t state;
 } pst_span;
 
-/* Tidying marks spans to be left, moves out of them, and takes the marks away that had no effect. */
+/* Tidying marks spans to be left, moves out of them, and takes the marks away that had no
+ * effect. */
 enum { PST_SPANS_MARKING = 0, PST_SPANS_LEFT = 1, PST_SPANS_DONE = 2 };
 
 /* What tidying the heap remembers from seal to seal. Hints, not under undo. */
@@ -171,8 +172,8 @@ typedef struct pst_meta {
 
 _Static_assert(offsetof(pst_meta, shards) % sizeof(pst_shard) == 0, "shards are aligned");
 
-/* Where the sweep for what has expired goes on: a row, and within a map of it the entry. A hint, not
- * under undo: whatever a kill leaves of it is some place to go on from. */
+/* Where the sweep for what has expired goes on: a row, and within a map of it the entry. A hint,
+ * not under undo: whatever a kill leaves of it is some place to go on from. */
 enum { PST_SWEEP_KEY = 240 };
 typedef struct pst_sweep_place {
     uint64_t slot;   /* PST_NONE: nowhere yet */
@@ -195,7 +196,7 @@ typedef struct pst_header {
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
-    uint32_t shards; /* room for so many entries in a meta's directory */
+    uint32_t shards; /* entries that a meta's directory has room for */
     uint64_t salt[PST_SALT_WORDS];
     uint64_t reserve;   /* bytes of address space per large space */
     uint64_t meta_size; /* bytes of one pst_meta with its shards */

@@ -40,7 +40,8 @@ int pst_pin_take(pst_header *h, uint64_t epoch) {
                                          __ATOMIC_RELAXED))
             continue;
         pst_release64(&h->pins[i].epoch, epoch);
-        /* The writer's floor is looked at only after this can be seen, as the pins are by him. */
+        /* The pin must be visible before the reader looks at the writer's floor, as the writer
+         * looks at pins after it has raised the floor. */
         PST_FENCE(__ATOMIC_SEQ_CST);
         return i;
     }

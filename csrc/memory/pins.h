@@ -13,8 +13,8 @@
 /* The place of the new pin; -1: none was free. */
 int pst_pin_take(pst_header *h, uint64_t epoch);
 
-/* Whether a process that lives holds a reader of an epoch that is gone. It finds out before it looks at
- * the table again, but may be in the middle of a look. */
+/* Whether a living process holds a reader of an epoch that is gone. That reader will notice before
+ * it looks at the table again, but may be in the middle of a look. */
 int pst_reader_lags(const pst_header *h);
 
 #endif

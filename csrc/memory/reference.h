@@ -46,7 +46,8 @@ PST_PREFETCH void pst_prefetch_bytes(const uint8_t *data, uint32_t size) {
     __builtin_prefetch(data + (size < LINE ? size : LINE) - 1, 0, 2);
 }
 
-/* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller adds. */
+/* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller
+ * adds. */
 static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
     uint8_t image[16] = {0};
     memcpy(image, &b.size, 4);

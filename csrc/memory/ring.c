@@ -22,13 +22,13 @@ pst_status pst_ring_grow(pst_table *t, uint32_t ring) {
     return PST_OK;
 }
 
-/* Names that shrinking copies at most, so that no seal takes long for it. */
+/* The most names that shrinking copies, so that no seal takes long for it. */
 enum { MOVED_NAMES = 1 << 15 };
 
 void pst_ring_shrink(pst_table *t, uint32_t ring) {
     uint32_t from = t->m->rings[ring].sealed_head[2], tail = t->m->rings[ring].tail;
     uint32_t capacity = (uint32_t)t->h->ring_capacity[ring], half = capacity / 2;
-    /* Whatever epoch is returned to finds its names, and room as it counts it. */
+    /* Every epoch that can be returned to finds its names, and the room that it counts on. */
     for (uint64_t e = t->h->active; e > t->h->floor; e--) {
         const pst_ring *r = &pst_meta_of(t, e - 1)->rings[ring];
         if ((int32_t)(r->sealed_head[2] - from) < 0)
@@ -42,7 +42,7 @@ void pst_ring_shrink(pst_table *t, uint32_t ring) {
         return;
     uint32_t first = from & (capacity - 1), last = first + (tail - from);
     if (first < half && last > half) {
-        /* In both halves: they are turned over until they no longer are. */
+        /* The names lie in both halves: they are turned over until they do not. */
         if (ring < PST_CLASSES && t->m->turn_to[ring] == t->m->rings[ring].head)
             pst_put32(&t->m->turn_to[ring], tail);
         return;

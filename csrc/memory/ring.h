@@ -1,7 +1,7 @@
 /* ring.h: names in the order in which they were freed.
  *
- * Purpose: what is freed is reused only when no epoch that can be read or returned to may still refer
- * to it. The names are of slots, or of the blocks of one size class.
+ * Purpose: what is freed is reused only when no epoch that can be read or returned to may still
+ * refer to it. The names are of slots, or of the blocks of one size class.
  *
  * Thread safety: the writer's alone.
  *
@@ -10,8 +10,8 @@
  *      pop stops at the tail that was sealed three epochs before the open one.
  *  B2. A ring's cells from the head of three epochs ago to the tail are never overwritten, so a
  *      roll back that restores older positions finds the names that belonged to them. Growing
- *      copies cells to where the doubled capacity looks for them and then stores the capacity;
- *      so does shrinking, when all of them lie in one half.
+ *      copies cells to where the doubled capacity looks for them and then stores the capacity.
+ *      Shrinking does the same, when all names lie in one half.
  *  B4. All positions live in the open epoch's meta: undoing the epoch undoes taking and freeing.
  *
  * Complexity: O(1), growth amortised.
@@ -34,8 +34,8 @@ static inline uint32_t pst_ring_at(const pst_table *t, uint32_t ring, uint32_t p
 /* Doubles a ring. PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_ring_grow(pst_table *t, uint32_t ring);
 
-/* Room for so many more names. A size class is the ring of its blocks, so what is about to put one in
- * another's place can be sure that the old one will be free again. */
+/* Makes room for n more names. The ring of a size class lists its blocks, so whoever replaces a
+ * block first makes sure here that the old one can be freed. */
 static inline pst_status pst_ring_reserve(pst_table *t, uint32_t ring, uint32_t n) {
     const pst_ring *r = &t->m->rings[ring];
     pst_status s = PST_OK;
@@ -65,7 +65,7 @@ static inline pst_status pst_ring_pop(pst_table *t, uint32_t ring, uint32_t *nam
     return PST_OK;
 }
 
-/* Gives half of a ring back that is nearly empty; more where it is called again. Part of sealing. */
+/* Gives half of a nearly empty ring back; more when called again. Part of sealing. */
 void pst_ring_shrink(pst_table *t, uint32_t ring);
 
 #endif

@@ -9,9 +9,8 @@
 #endif
 
 enum {
-    PATIENCE =
-        PST_PATIENCE, /* epochs for which a class keeps what it does not need, and the table a span */
-    LOOKS = 4096,     /* spans looked at per seal */
+    PATIENCE = PST_PATIENCE, /* epochs for which a class keeps what it does not need */
+    LOOKS = 4096,            /* spans looked at per seal */
     REST = 8 * PST_PATIENCE, /* epochs after marking in vain */
     TURNS = 16384,           /* names turned over per seal */
     RINGS_LOOKED_AT = PST_PATIENCE < 8 ? PST_RINGS : 4
@@ -21,7 +20,7 @@ enum {
 
 /* ---- geometry ------------------------------------------------------------------------------- */
 
-/* As many spans as leave at most an eighth over. */
+/* The fewest spans of which blocks leave at most an eighth unused. */
 uint32_t pst_span_run(uint32_t size_class) {
     uint64_t size = pst_class_size(size_class), run = (size + SPAN_BYTES - 1) / SPAN_BYTES;
     while (run * SPAN_BYTES % size * 8 > run * SPAN_BYTES)
@@ -33,7 +32,7 @@ uint32_t pst_span_blocks(uint32_t size_class) {
     return (uint32_t)(pst_span_run(size_class) * SPAN_BYTES / pst_class_size(size_class));
 }
 
-/* Epochs in 32 bits: the later of two lies less than half of them ahead. */
+/* Compares epochs in 32 bits, which are never half of that range apart. */
 static int is_after(uint32_t epoch, uint64_t other) {
     return (int32_t)(epoch - (uint32_t)other) > 0;
 }
@@ -149,7 +148,7 @@ void pst_span_recover(pst_table *t) {
     for (uint32_t i = 1; i < n; i++) {
         pst_span *s = pst_span_at(t, i);
         if (is_after(s->begun, to)) {
-            /* Its former names are gone for the oldest epoch already: that is why it was taken. */
+            /* Even the oldest epoch no longer has its former names: that is why it was taken. */
             pst_put32(&s->position, m->rings[s->size_class].sealed_head[2]);
             pst_put32(&s->freed, (uint32_t)to);
             pst_put8(&s->state, s->state & PST_SPAN_ABSENT);
@@ -177,7 +176,7 @@ void pst_span_leave(pst_table *t) {
 
 /* ---- tidying -------------------------------------------------------------------------------- */
 
-/* Names that no epoch has wanted for a while: the least that was left at any seal. */
+/* Names that no epoch has wanted for a while: the least number left at any seal. */
 static void measure(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
     int over = t->h->active % PATIENCE == 0;
@@ -215,14 +214,14 @@ static void free_run(pst_table *t, uint32_t i, uint32_t c) {
     pst_put32(&m->free_spans, m->free_spans + run);
 }
 
-/* What could not be left in one sweep, index pages for one, is rarely left in the next. */
+/* What one sweep could not empty, index pages for one, the next one seldom empties either. */
 static void begin_marking(pst_table *t) {
     if (!t->spans_left)
         t->spans_rest = (uint32_t)t->h->active + REST;
     t->spans_left = 0;
 }
 
-/* A span a quarter of which is free, of a class that needs none of what is free in it. */
+/* Is at least a quarter of the span free, and does its class need none of that? */
 static void mark(pst_table *t, pst_span *s, uint32_t blocks) {
     pst_span_hints *hints = &t->h->spans;
     uint32_t c = s->size_class;
@@ -234,8 +233,8 @@ static void mark(pst_table *t, pst_span *s, uint32_t blocks) {
     t->spans_idle = 0;
 }
 
-/* Looks at some spans, in turn: frees those without a block that lives, and where others are worth
- * leaving marks them; or takes such marks away. */
+/* Looks at some spans, in turn. Frees those without a live block. Marks those worth leaving, or
+ * takes such marks away. */
 static void look_at_spans(pst_table *t) {
     pst_span_hints *hints = &t->h->spans;
     uint32_t n = pst_span_count(t), looks = n < LOOKS ? n : LOOKS, i = hints->place;
@@ -248,7 +247,7 @@ static void look_at_spans(pst_table *t) {
                 pst_put32(&hints->keyed, 0);
                 pst_put32(&hints->phase, PST_SPANS_LEFT);
             } else if (hints->phase == PST_SPANS_DONE) {
-                /* One pass ends what sweeping left half seen, the next takes the marks away. */
+                /* The first pass completes the sweep, the second takes the marks away. */
                 pst_put32(&hints->phase, hints->marked ? PST_SPANS_DONE : PST_SPANS_MARKING);
                 pst_put32(&hints->marked, 0);
                 if (hints->phase == PST_SPANS_MARKING)
@@ -280,7 +279,7 @@ static void turn_rings(pst_table *t) {
     uint32_t turns = TURNS;
     for (uint32_t c = 0; c < PST_CLASSES; c++) {
         pst_ring *r = &t->m->rings[c];
-        /* What is turned over cannot be taken for three epochs: some stays. */
+        /* Names that are turned over cannot be taken for three epochs, so some stay. */
         uint32_t some = (r->sealed_tail[2] - r->head) / 8 + 1;
         for (; turns && some && r->head != r->sealed_tail[2]; some--, turns--) {
             if ((int32_t)(t->m->turn_to[c] - r->head) <= 0)
@@ -294,13 +293,13 @@ static void turn_rings(pst_table *t) {
             }
             pst_put32(&r->head, r->head + 1);
         }
-        /* Never far behind, as positions come round. */
+        /* Kept close to the ring, because positions wrap. */
         if (t->m->turn_to[c] != r->head && (int32_t)(t->m->turn_to[c] - r->head) < 0)
             pst_put32(&t->m->turn_to[c], r->head);
     }
 }
 
-/* Gives back spans that have been free for a while, from the end on. Some stay for what comes next. */
+/* Gives back spans that have been free for a while, from the end on. Some stay for later growth. */
 static void give_back(pst_table *t) {
     pst_header *h = t->h;
     uint32_t n = pst_span_count(t), free = t->m->free_spans, looks = LOOKS, most, present;

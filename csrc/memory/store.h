@@ -87,8 +87,8 @@ static inline uint64_t pst_acquire64(const void *p) {
     return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
 }
 
-/* For functions that only prefetch: a compiler takes a call of one for a call without effect and
- * drops it, unless it is inlined before that. */
+/* For functions that only prefetch. They must be inlined: a compiler drops a call that seems to
+ * have no effect. */
 #define PST_PREFETCH static inline __attribute__((always_inline))
 
 /* n words from private or immutable memory into the table. */
@@ -97,8 +97,8 @@ static inline void pst_put_words(uint64_t *dst, const uint64_t *src, size_t n) {
         pst_put64(dst + i, src[i]);
 }
 
-/* The same into memory that no sealed epoch names: only who has lost his epoch may look at it, and he
- * believes nothing. */
+/* The same into memory that no sealed epoch names. Only a reader whose epoch is gone may look
+ * there, and it discards what it read. */
 static inline void pst_fill_words(uint64_t *dst, const uint64_t *src, size_t n) {
 #if defined(PST_CRASH_POINTS) || defined(__SANITIZE_THREAD__)
     pst_put_words(dst, src, n);
@@ -128,9 +128,9 @@ static inline void pst_put_bytes(void *dst, const void *src, size_t n) {
     pst_put64(to + whole, word);
 }
 
-/* n bytes of the table into private memory, beside a writer. Bytes that are stored meanwhile come out
- * old, new or mixed: a reader believes none of them before it has looked again (reader.c), and the
- * fence of that look holds the copy before it. */
+/* n bytes of the table into private memory, beside a writer. Bytes that are stored meanwhile come
+ * out old, new or mixed. A reader trusts none of them before it has looked again (reader.c); the
+ * fence of that look orders the copy before it. */
 static inline void pst_get_bytes(void *dst, const void *src, size_t n) {
 #ifdef __SANITIZE_THREAD__
     for (size_t i = 0; i < n; i++)
@@ -140,9 +140,9 @@ static inline void pst_get_bytes(void *dst, const void *src, size_t n) {
 #endif
 }
 
-/* The same for whole words to a buffer that is larger than the caches and aligned to words, past
- * them: a line that is written as a whole need not be read first, nor push out another.
- * pst_streamed() comes before anybody else may look at the buffer. */
+/* The same for whole words to a buffer that is larger than the caches and aligned to words. The
+ * stores bypass the caches: a line that is written as a whole need not be read first, nor does it
+ * evict another. pst_streamed() must come before anybody else looks at the buffer. */
 static inline void pst_stream_words(void *dst, const void *src, size_t n) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
     for (size_t i = 0; i < n; i += 8) {
