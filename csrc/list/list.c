@@ -121,7 +121,8 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
         return PST_TOO_LARGE;
     if (bytes > LARGE_CHUNK)
         bytes = LARGE_CHUNK;
-    /* A large item gets a chunk that fits it, rather than the better part of one that does not. */
+    /* A large item gets a chunk that fits it; in an ordinary chunk it would leave most of the room
+     * unused. */
     if (bytes < need || need > LARGE_CHUNK / 4)
         bytes = need;
     uint32_t granule, class = pst_class_of(bytes);
@@ -198,7 +199,8 @@ pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int
     while (s->timed && l->first && !st) {
         uint64_t end, i;
         chunk c = first_chunk(t, l, &end);
-        /* The newest first: times mostly rise, so this ends at once in a chunk that stays. */
+        /* The newest item first: times mostly rise, so this ends at once in a chunk that is to
+         * stay. */
         for (i = end - c.start; i; i--) {
             int64_t time = *time_at(&c, i - 1);
             if (time >= before || time == PST_NO_TIME)
@@ -226,7 +228,7 @@ pst_status pst_list_trim_to(pst_table *t, pst_list *l, uint64_t seq) {
     return st;
 }
 
-/* The words of a chunk that a list may show, to another block. */
+/* Copies the words of a chunk that a list may show to another block. */
 static void copy_chunk(const pst_table *t, uint32_t to, const chunk *from) {
     pst_fill_words((uint64_t *)(void *)pst_block(t, to), (const uint64_t *)(const void *)from->at,
                    from->bytes / 8);
@@ -347,7 +349,7 @@ static inline int look_ahead(const uint8_t *heap, uint64_t heap_bytes, const pst
     return items + (s->timed ? 8 * count : 0) <= room;
 }
 
-/* Makes *k the chunk at hand, or sets PST_CORRUPT where its items do not fit it. */
+/* Makes *k the current chunk, or sets PST_CORRUPT where its items do not fit it. */
 static void enter(pst_list_cursor *c, const chunk *k) {
     c->chunk = *k;
     c->at = HEADER;
@@ -356,13 +358,13 @@ static void enter(pst_list_cursor *c, const chunk *k) {
                     : PST_CORRUPT;
 }
 
-/* `ahead` begins where the chunk at hand ends: that is where its end was taken from. */
+/* `ahead` begins where the current chunk ends: that is how its end is known. */
 static void enter_next(pst_list_cursor *c) {
     chunk k = c->ahead;
     enter(c, &k);
 }
 
-/* Enters the chunk of item `from`, on the shorter way. */
+/* Enters the chunk of item `from`, from the nearer end of the chain. */
 static void find_chunk(pst_list_cursor *c, const chunk *first, const chunk *last, uint64_t from) {
     if (from < last->start && from - first->start <= last->start - from) {
         enter(c, first);
@@ -383,7 +385,7 @@ static void find_chunk(pst_list_cursor *c, const chunk *first, const chunk *last
         c->status = PST_CORRUPT;
 }
 
-/* Reads the size of the variable item at hand; 0 where it would leave its chunk. */
+/* Reads the size of the current variable item; 0 where it would leave its chunk. */
 static int variable_fits(pst_list_cursor *c, uint32_t *size) {
     uint64_t end = c->ahead.granule ? c->chunk.bytes : HEADER + (uint64_t)c->list.used;
     if (c->at + 8 > end)

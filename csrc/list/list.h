@@ -1,13 +1,13 @@
 /* list.h: appending lists of any length, in blocks.
  *
- * Purpose: a list state. The row holds three words that name a chain of chunks; an append writes
- * behind what those words make visible, so that it costs the item whatever the list's length, and
- * no epoch that still has the older three words notices.
+ * Purpose: a list state. The row holds three words that name a chain of chunks. An append writes
+ * behind what those words make visible. So it costs the same whatever the list's length, and no
+ * epoch that still has the older three words notices.
  *
  * Thread safety: append, extend, clear and trim are the writer's alone. Cursors, copies and packing
- * only load; beside the writer their results hold if the epoch of the list's words is still there
- * afterwards (reader.c), and a list that went away is PST_CORRUPT or nonsense, never a crash or a
- * loop. Packed items are private memory.
+ * only load. Beside the writer their results hold if the epoch of the list's words is still there
+ * afterwards (reader.c). A list that went away gives PST_CORRUPT or nonsense, but never a crash or
+ * a loop. Packed items are private memory.
  *
  * Invariants
  *  Q1. A chunk is immutable up to what a visible list shows of it: `used` bytes of the last chunk
@@ -17,9 +17,9 @@
  *      that is not the last end where its successor's begin; none is empty.
  *  Q3. `born` is the epoch in which the chain was begun: if that is the open one, no sealed epoch
  *      knows any of its chunks, and they may be taken again at once (B3).
- *  Q4. An empty list has no chunk: all but `end` are zero. That stays where items were trimmed away,
- *      so that sequence numbers are never given twice.
- *  Q5. After a failed append the list's words are as before. After any other failed call the table
+ *  Q4. An empty list has no chunk: all its words but `end` are zero. `end` stays where items were
+ *      trimmed away, so that no sequence number is given twice.
+ *  Q5. After a failed append the list's words are as before. After any other failed call the epoch
  *      is to be rolled back.
  *  Q6. `last_class` is what the last chunk's header says of its size, so that an append needs only
  *      the line that it writes to.
@@ -57,8 +57,8 @@ typedef struct pst_list_shape {
     uint8_t timed;
 } pst_list_shape;
 
-/* Going in: `data` needs no alignment; `size` counts for variable items only, `time` for timed
- * lists only. Coming out: `data` has the width's alignment (at most 8; 4 for variable items) and is
+/* Going in: `data` needs no alignment; `size` counts only for variable items, `time` only for timed
+ * lists. Coming out: `data` has the width's alignment (at most 8; 4 for variable items) and is
  * valid until the next write; `size` is always set; `time` is 0 where none is known. */
 typedef struct pst_item {
     const void *data;
@@ -66,8 +66,8 @@ typedef struct pst_item {
     int64_t time;
 } pst_item;
 
-/* Word by word, also in memory: halves that were stored on their own and loaded together, or the
- * reverse, wait for each other. */
+/* Loaded and stored word by word: halves that were stored one by one and are loaded together, or
+ * the reverse, wait for each other. */
 static inline pst_list pst_list_load(const uint64_t *field) {
     uint64_t chunks = pst_get64(field), last = pst_get64(field + 1);
     pst_list l;
@@ -96,12 +96,12 @@ static inline void pst_list_store(uint64_t *field, const pst_list *l) {
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* `l` is the caller's private copy in all of these, which he stores. PST_TOO_LARGE for an item
- * near PST_MAX_BYTES; what pst_block_alloc returns. */
+/* `l` is the caller's private copy in all of these; the caller stores it afterwards. PST_TOO_LARGE
+ * for an item near PST_MAX_BYTES; what pst_block_alloc returns. */
 pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
                            const pst_item *item);
-/* The frequent append: an item of a word, without time, behind others in the last chunk. 0: there is
- * no room for it. */
+/* The frequent append: an item of a word, without time, behind others in the last chunk. 0: there
+ * is no room for it. */
 static inline int pst_list_append_word(uint8_t *heap, pst_list *l, uint64_t word) {
     uint64_t at = PST_LIST_CHUNK_HEADER + (uint64_t)l->used;
     if (at + 8 > pst_class_size((uint32_t)l->last_class))
@@ -121,8 +121,8 @@ pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int
 /* Frees head chunks that hold nothing from number `seq` on. */
 pst_status pst_list_trim_to(pst_table *t, pst_list *l, uint64_t seq);
 
-/* Moves the whole chain, if a chunk of it lies in a span that is to be left; PST_OK also where it need
- * not. */
+/* Moves the whole chain if a chunk of it lies in a span that is being left; PST_OK also where it
+ * need not move. */
 pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked);
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -145,21 +145,22 @@ typedef struct pst_list_change {
 pst_list_change pst_list_compare(const uint8_t *heap, uint64_t heap_bytes, const pst_list *before,
                                  const pst_list *after);
 
-/* The line that an append to the list in a row touches; of a timed list not that of the time. */
+/* Prefetches the line that an append to the list in a row touches; of a timed list not that of the
+ * time. */
 PST_PREFETCH void pst_list_prefetch(const uint8_t *heap, const uint64_t *field) {
     uint64_t last = pst_get64(field) >> 32, used = (uint32_t)pst_get64(field + 1);
     __builtin_prefetch(heap + last * PST_GRANULE + PST_LIST_CHUNK_HEADER + used, 1, 2);
 }
-/* The header of the last chunk, with which one begins who looks for what was appended last. */
+/* Prefetches the header of the last chunk, where looking for what was appended last begins. */
 PST_PREFETCH void pst_list_prefetch_last(const uint8_t *heap, const uint64_t *field) {
     __builtin_prefetch(heap + (pst_get64(field) >> 32) * PST_GRANULE);
 }
-/* The line with which a reader begins. */
+/* Prefetches the line with which a reader begins. */
 PST_PREFETCH void pst_list_prefetch_first(const uint8_t *heap, const uint64_t *field) {
     __builtin_prefetch(heap + (uint64_t)(uint32_t)pst_get64(field) * PST_GRANULE);
 }
-/* Brings in a chunk whose first line is in cache, and the first line of the next one, which it
- * returns; 0 after the last. Without pst_list_seek's checks beyond what keeps it in the heap. */
+/* Prefetches a chunk whose first line is in cache, and the first line of the next one, which it
+ * returns; 0 after the last. It checks only that the chunk lies in the heap. */
 uint32_t pst_list_prefetch_chunk(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l,
                                  uint32_t granule);
 
@@ -178,7 +179,7 @@ typedef struct pst_list_cursor {
     pst_list list;
     uint64_t seq; /* of the next item */
     pst_list_chunk chunk;
-    pst_list_chunk ahead; /* granule 0: the chunk at hand is the last */
+    pst_list_chunk ahead; /* granule 0: the current chunk is the last */
     uint64_t chunk_end;   /* the number after its last item */
     uint64_t at;          /* variable items: where the next one lies in the chunk */
     pst_list_shape shape;
@@ -200,7 +201,7 @@ typedef struct pst_list_run {
     uint64_t count;
 } pst_list_run;
 
-/* What is left of the chunk at hand, or the next chunk. PST_NOT_FOUND, PST_CORRUPT; PST_INVALID for
+/* The rest of the current chunk, or the next chunk. PST_NOT_FOUND, PST_CORRUPT; PST_INVALID for
  * variable items. */
 pst_status pst_list_next_run(pst_list_cursor *c, pst_list_run *run);
 
@@ -209,7 +210,7 @@ pst_status pst_list_next_run(pst_list_cursor *c, pst_list_run *run);
  * items. */
 pst_status pst_list_copy(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
                          const pst_list *l, void *out, size_t size);
-/* The same past the caches (store.h), for a part of an output that is larger than they are.
+/* The same, bypassing the caches (store.h), for a part of an output that is larger than they are.
  * REQUIRES: items of whole words; pst_streamed() when all is copied. */
 pst_status pst_list_stream(const uint8_t *heap, uint64_t heap_bytes, const pst_list_shape *s,
                            const pst_list *l, void *out, size_t size);

@@ -15,8 +15,9 @@
  *  E4. `rollbacks` is odd while rows move backwards; a reader that saw it change reads again.
  *  E5. Beginning an epoch clears a few stale stamps (the rows from `sweep` on), so that every row
  *      is looked at long before its stamp could come round to mean a later epoch.
- *  E6. Beginning an epoch gives back what its log has beyond what recent ones needed, some at a time,
- *      unless a reader of an epoch that is gone is still there: it may be looking at that.
+ *  E6. Beginning an epoch gives back, some at a time, what its log has beyond what recent epochs
+ *      needed. It does not while a reader of an epoch that is gone is still there, which may be
+ *      looking at that memory.
  */
 #ifndef PST_EPOCH_H
 #define PST_EPOCH_H
@@ -25,7 +26,7 @@
 
 enum { PST_SWEEP_SHIFT = 20, PST_SWEEP_LEAST = 64 };
 
-/* The excess of a log that is left to it. */
+/* A log keeps this much more than recent epochs needed. */
 #ifdef PST_GROW_BY_PAGES
 #define PST_SPARE_LOG ((uint64_t)4096)
 #else

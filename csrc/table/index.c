@@ -59,7 +59,8 @@ static pst_status make_region(pst_table *t, uint32_t capacity, uint32_t *table) 
     return PST_OK;
 }
 
-/* An empty cell's tag is 0, and hardly any other's: how full the line is decides no branch. */
+/* An empty cell has tag 0, and hardly any other entry has: so no branch depends on how full the
+ * line is. */
 static inline uint64_t *first_empty(uint64_t *line) {
     for (uint32_t m = pst_line_matches(line, 0); m; m &= m - 1)
         if (!line[__builtin_ctz(m)])
@@ -79,9 +80,9 @@ static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag
     }
 }
 
-/* The capacity for `live` entries and one more: above what the limit of 6/7 asks for by an eighth to
- * three eighths, by a whim of the shard. Keys spread evenly, so with one factor all shards would
- * grow in the same epoch, and their old regions would wait for the window together. */
+/* The capacity for `live` entries and one more. It is an eighth to three eighths above what the
+ * limit of 6/7 asks for, by a factor of the shard's own. Keys spread evenly, so with one factor all
+ * shards would grow in the same epoch, and their old regions would wait for the window together. */
 static uint32_t capacity_for(uint64_t live, uint32_t shard) {
     uint64_t whim = ((live + 1) * 31 + shard) * UINT64_C(0x9E3779B97F4A7C15) >> 56;
     uint64_t want = (live + 1) * 7 * (1152 + whim) / 6144 + 1;
@@ -96,14 +97,14 @@ static uint32_t capacity_for(uint64_t live, uint32_t shard) {
     return want > 0xFFFFFF ? 0 : (uint32_t)want;
 }
 
-/* ---- the directory ---------------------------------------------------------------------------- */
+/* ---- the directory --------------------------------------------------------------------------- */
 
 /* The entries of the shard that stands at i. */
 static uint32_t shard_entries(const pst_meta *m, uint32_t i) {
     return UINT32_C(1) << (m->directory_bits - pst_shard_depth(m->shards[i].shape));
 }
 
-/* The first of them, which has its counts. */
+/* The first entry of the shard, which has its counts. */
 static uint32_t shard_first(const pst_meta *m, uint32_t i) {
     return i & ~(shard_entries(m, i) - 1);
 }
@@ -147,7 +148,7 @@ static int has_room(const pst_shard *s) {
     return (uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6;
 }
 
-/* ---- rebuilding ------------------------------------------------------------------------------- */
+/* ---- rebuilding ------------------------------------------------------------------------------ */
 
 /* Calls for each entry of a region; what it does is inlined. */
 static inline __attribute__((always_inline)) void
@@ -166,9 +167,9 @@ each_entry(const pst_table *t, const pst_shard *s, void (*use)(const pst_table *
 
 enum { MOST_LINES = PST_SHARD_MOST / PST_LINE };
 
-/* A shard's successors, one or two. How many entries each of their lines has is counted beside them: to
- * look at a line again right after it was written to would wait for the write. Lines behind those that
- * are counted are only in shards that can split no more. */
+/* A shard's one or two successors. How many entries each of their lines has is counted here,
+ * because reading a line right after it was written to would wait for the write. Lines beyond those
+ * that are counted exist only in shards that can split no more. */
 typedef struct heirs {
     uint32_t n;
     uint32_t depth; /* of the shard */
@@ -179,7 +180,7 @@ typedef struct heirs {
     uint8_t filled[2][MOST_LINES];
 } heirs;
 
-/* One heir, of which nothing is known yet. What is large is left as it is. */
+/* Begins one heir. Its large arrays are left as they are. */
 static void begin(heirs *h, uint32_t shape, int only_wanted) {
     h->n = 1;
     h->depth = pst_shard_depth(shape);
@@ -264,8 +265,8 @@ static pst_status reserve_names(pst_table *t, uint32_t capacity) {
     return s ? s : pst_ring_reserve(t, pages, page_count(capacity) + (pages == table));
 }
 
-/* Puts the heirs, whose entries were counted, in the place of the shard whose first entry that is. Else
- * nothing has happened. */
+/* Replaces the shard that stands at this entry by its heirs, whose entries were counted. On failure
+ * nothing has changed. */
 static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
     pst_meta *m = t->m;
     pst_shard old = m->shards[first];
@@ -290,7 +291,7 @@ static pst_status replace(pst_table *t, uint32_t first, heirs *h) {
     return capacity ? free_shard(t, &old, born) : PST_OK;
 }
 
-/* Gives a hash's shard a new region, or where it has become too large for one, two shards. */
+/* Gives a hash's shard a new region, or where it has become too large, splits it. */
 static pst_status rebuild(pst_table *t, uint64_t hash) {
     pst_meta *m = t->m;
     uint32_t tag = pst_tag_of(t, hash);
@@ -309,8 +310,8 @@ static pst_status rebuild(pst_table *t, uint64_t hash) {
     return replace(t, first, &h);
 }
 
-/* Rebuilds the shard without the entries of dead rows, if these are at least half of it or, where
- * `room` is wanted, in any case. */
+/* Rebuilds the shard without the entries of dead rows, if they are at least half of it. Where
+ * `room` is wanted it does so in any case. */
 static pst_status drop_dead(pst_table *t, uint32_t first, int room) {
     const pst_shard *s = t->m->shards + first;
     heirs h;
@@ -322,7 +323,7 @@ static pst_status drop_dead(pst_table *t, uint32_t first, int room) {
     return replace(t, first, &h);
 }
 
-/* What had to be given up for want of memory changed nothing, and can wait. */
+/* What failed for want of memory changed nothing, and can wait. */
 static pst_status if_changed(const pst_meta *m, uint32_t first, pst_shard before, pst_status s) {
     const pst_shard *now = m->shards + first;
     return now->table == before.table && now->shape == before.shape ? PST_OK : s;
@@ -338,8 +339,8 @@ enum { LOOKS = PST_INDEX_LOOKS };
 static pst_status shrink_some(pst_table *t) {
     pst_meta *m = t->m;
     uint32_t n = pst_directory_size(t, m), steps = 0, looked = 0;
-    /* Of two entries in a granule, at least three in five are taken where nothing has gone, and
-     * what was made for keys to come has no dead ones. */
+    /* A granule has two cells. Where no row has gone, at least three cells in five are in use; and
+     * shards made for keys to come have no dead entries. */
     if (m->live > m->index_granules / 2 || m->live * 2 >= m->slots)
         return PST_OK;
     while (steps < n && looked < LOOKS) {
@@ -444,7 +445,7 @@ pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows) {
     return PST_OK;
 }
 
-/* ---- entries ---------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 uint32_t pst_index_find_untied(const pst_table *t, const pst_key *key) {
     if (t->lay.key_kind != PST_KEY_BYTES)
@@ -504,8 +505,8 @@ void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot) {
         pst_put64(cell, 0);
 }
 
-/* Of an insert that was undone, or killed half way, the row does not say whose it was: its hash may be
- * anything, and it has no entry left. */
+/* The row of an insert that was undone, or killed half way, may not have its key: its hash may then
+ * be anything, and no entry names it. */
 void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot) {
     int32_t group = pst_group_of(t, hash);
     if (group < t->first_key_group || group > t->last_key_group)

@@ -1,17 +1,17 @@
 /* index.h: from a key's hash to its slot; one open-addressing table per shard.
  *
- * Purpose: a shard is a key group, or a part of one; a shard that would outgrow PST_SHARD_MOST
+ * Purpose: a shard is a key group, or a part of one. A shard that would outgrow PST_SHARD_MOST
  * splits in two, so that the largest step of growth, one shard's rebuild, stays small whatever the
- * number of keys. Which part a key belongs to, and where its home is, its tag says: 32 bits of its
- * hash mixed with the table's salt, so that neither the order of keys nor who chooses them has a
- * say. The first bits, as many as the shard's depth, choose the shard; the home position is the rest
- * as a fraction of the capacity, rounded down to a line of eight entries. So a rebuild, or a split,
- * is one pass over the old entries and never looks at rows. Entries lie in pages of 512 that a page
- * table names; capacities need not be powers of two.
+ * number of keys. A key's tag is 32 bits of its hash mixed with the table's salt, so that neither
+ * the order of keys nor who chooses them matters. The tag's first bits, as many as the shard's
+ * depth, choose the shard. The other bits give the home position, as a fraction of the capacity,
+ * rounded down to a line of eight entries. So a rebuild, or a split, is one pass over the old
+ * entries and never looks at rows. Entries lie in pages of 512 that a page table names; capacities
+ * need not be powers of two.
  *
- * Mixing is no help where whole hashes are equal, which of bytes keys anybody can bring about: such
- * rows tie. The first few lie under that hash; later ones under one of their own, which a keyed
- * hash of their bytes gives (pst_key_untied) and which the row bears.
+ * Mixing does not help where whole hashes are equal, which anybody can bring about with keys of
+ * bytes: such rows tie. The first few lie under their common hash. Each later one lies under a hash
+ * of its own, a keyed hash of its bytes (pst_key_untied), which the row bears.
  *
  * Thread safety: the writer's alone; readers use the regions that a sealed meta names.
  *
@@ -20,7 +20,7 @@
  *      filled from its start. A line with an empty cell ends the walk.
  *  I1. In a region an entry goes empty -> entry -> tombstone. Undoing an insert, newest first,
  *      takes it back to empty, which is exactly what it was.
- *  I2. A region is freed when another took its place, and pages keep their content until no epoch
+ *  I2. A region is freed when another took its place; its pages keep their content until no epoch
  *      of the window can refer to them (B1).
  *  I3. An entry whose row is dead stays until the slot is reused, or its shard is tidied; a lookup
  *      skips it unless the row died in the open epoch. Tidying keeps those that died in it.
@@ -28,8 +28,9 @@
  *      undoing an insert finds is the one that this insert made.
  *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
  *  I6. While the directory has room, no shard has more than PST_SHARD_MOST entries.
- *  I7. At most PST_TIES rows of one hash lie under it when another comes. Whoever does not find a
- *      key of bytes under its hash looks under its own one, if the epoch's `ties` is not 0.
+ *  I7. When a key of bytes is made, at most PST_TIES other rows lie under its hash; otherwise it
+ *      goes under its own one. Whoever does not find a key of bytes under its hash looks under its
+ *      own, if the epoch's `ties` is not 0.
  */
 #ifndef PST_INDEX_H
 #define PST_INDEX_H
@@ -44,13 +45,13 @@
 #include "memory/reference.h"
 #include "table/row.h"
 
-/* A walk along a shard, a line of eight entries (one cache line) at a time. */
+/* A walk goes along a shard by lines of eight entries, each one cache line. */
 enum { PST_LINE = 8, PST_TIES = 8 };
 
-/* Bytes of index per key of a shard that was just built, about. */
+/* About how many bytes of index a key takes in a shard that was just built. */
 enum { PST_ENTRY_SHARE = 12 };
 
-/* What makes tags of hashes; loops have a copy. */
+/* The part of the salt that tags are made with; loops keep a copy. */
 typedef struct pst_salt {
     uint64_t add;
     uint64_t fold;   /* odd */
@@ -61,9 +62,9 @@ static inline pst_salt pst_salt_of(const pst_table *t) {
     return (pst_salt){t->h->salt[0], t->h->salt[1], t->h->salt[2]};
 }
 
-/* The index tag of a hash: all that the index knows of a key beside its key group. The hash is
- * public, so it is mixed with the table's salt: a folded multiplication, so that hashes at equal
- * distances do not stay so, and another one that brings all bits to the top. */
+/* The index tag of a hash, which is all that the index knows of a key beside its key group. The
+ * hash is public, so it is mixed with the table's salt: by a folded multiplication, after which
+ * hashes at equal distances no longer are, and by another one that moves all bits to the top. */
 static inline uint32_t pst_salted_tag(pst_salt salt, uint64_t hash) {
     __extension__ typedef unsigned __int128 wide;
     wide product = (wide)(hash ^ salt.add) * salt.fold;
@@ -74,7 +75,7 @@ static inline uint32_t pst_tag_of(const pst_table *t, uint64_t hash) {
     return pst_salted_tag(pst_salt_of(t), hash);
 }
 
-/* The entry of a directory of so many bits; groups count from the table's first. */
+/* The entry of a directory with 2^bits entries per group; groups count from the table's first. */
 static inline uint32_t pst_directory_place(uint32_t group, uint32_t bits, uint32_t tag) {
     return group << bits | (uint32_t)((uint64_t)tag >> (32 - bits));
 }
@@ -98,7 +99,7 @@ static inline void pst_cursor_point(pst_cursor *c, const uint8_t *heap) {
     c->line = (uint64_t *)(heap + page) + c->at % PST_PAGE_ENTRIES;
 }
 
-/* The position of a tag's home line in a shard of that shape. */
+/* The position of a tag's home line in a shard of this shape. */
 static inline uint32_t pst_home(uint32_t shape, uint32_t tag) {
     uint64_t rest = (uint32_t)(tag << pst_shard_depth(shape));
     return (uint32_t)(rest * pst_shard_capacity(shape) >> 32) & ~(uint32_t)(PST_LINE - 1);
@@ -161,13 +162,13 @@ static inline int pst_row_matches(const pst_table *t, const uint64_t *row, const
     return k[0] == key->hash && pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
-/* Where a key that has no row goes, as long as its shard's region stays: the first empty cell on its
- * path. Both NULL where there is no region yet. */
+/* Where a key without a row goes: the first empty cell on its path. Valid until its shard is
+ * rebuilt. Both pointers are NULL where there is no region yet. */
 typedef struct pst_vacancy {
     pst_shard *shard;
     uint64_t *cell;
     uint32_t tag;
-    uint32_t ties; /* rows of other keys that bear the hash, on the way there */
+    uint32_t ties; /* rows of other keys with the same hash on the path */
 } pst_vacancy;
 
 /* The slot of a key under its hash, or PST_NONE. */
@@ -193,7 +194,7 @@ static inline uint32_t pst_index_walk(const pst_table *t, const pst_key *key) {
     return PST_NONE;
 }
 
-/* The same key under the hash of its own. */
+/* The same key under its own hash (I7). */
 static inline pst_key pst_untied(const pst_table *t, const pst_key *key) {
     pst_key own = *key;
     own.hash = pst_key_untied(t->h->salt + 3, key->hash, key->bytes, t->max_parallelism);
@@ -210,35 +211,35 @@ static inline uint32_t pst_index_find(const pst_table *t, const pst_key *key) {
     return pst_index_find_untied(t, key);
 }
 
-/* The key's slot under its hash; or PST_NONE, and where it goes. */
+/* The key's slot under its hash; or PST_NONE, and in *v where the key goes. */
 uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v);
 
-/* Makes room for `rows` keys of a group that has none yet, as far as memory goes: what does not come
- * true is only slower, or larger. */
+/* Makes room for `rows` keys of a group that has none yet, as far as memory goes. If fewer keys
+ * come the index is larger than it need be, and if more come it grows. */
 pst_status pst_index_expect(pst_table *t, int32_t key_group, uint64_t rows);
 
-/* Makes shards smaller that are mostly empty, where the whole index is, or takes the entries of slots
- * that are to go out of them: in each epoch one shard, or some of a few thousand entries together. Part
- * of an epoch's first write, as growth is of any, for a seal has no time for a whole shard. What there
- * is no memory for waits for another epoch. */
+/* Rebuilds shards that are mostly dead entries, where the whole index is, or that have entries of
+ * slots above the cut. Each epoch does one shard, or several with a few thousand entries together.
+ * This is part of an epoch's first write, as growth is of any: a seal has no time for a whole
+ * shard. What there is no memory for waits for another epoch. */
 pst_status pst_index_tidy(pst_table *t);
 
-/* Makes room for one more entry where the key goes; the place may be another one then. */
+/* Makes room for one more entry for the key; *v may be another place then. */
 pst_status pst_index_reserve(pst_table *t, const pst_key *key, pst_vacancy *v);
 
-/* Where one more entry of that hash goes, whatever its key; 0 where its shard has no room. */
+/* Finds where one more entry of that hash goes, for any key; 0 where its shard has no room. */
 int pst_index_find_room(const pst_table *t, uint64_t hash, pst_vacancy *v);
 
-/* Publishes slot there; room was reserved and the row is complete. */
+/* Publishes the slot at *v. REQUIRES: room was reserved, and the row is complete. */
 static inline void pst_index_take(const pst_vacancy *v, uint32_t slot) {
     PST_FENCE(__ATOMIC_RELEASE);
     pst_put64(v->cell, pst_entry(v->tag, slot));
     pst_put32(&v->shard->used, v->shard->used + 1);
 }
-/* Takes an undone insert out of the regions that `m` names; harmless where it is not there. */
+/* Takes an undone insert out of the regions that `m` names, where it is there. */
 void pst_index_undo(pst_table *t, pst_meta *m, uint64_t hash, uint32_t slot);
-/* Turns the entry of a dead row into a tombstone in every region of the window that has it, so
- * that no epoch one can return to still names a slot that is about to be reused. */
+/* Turns the entry of a dead row into a tombstone in every region of the window that has it. Then no
+ * epoch that can be returned to names the slot, which is about to be reused. */
 void pst_index_bury(pst_table *t, uint64_t hash, uint32_t slot);
 
 #endif

@@ -1,7 +1,7 @@
 /* roots.h: where a row keeps its lists and maps.
  *
- * Purpose: from a state column to the shape of its list or tree and to the root in the row, and the end
- * of both. What is in them is read and written in collections.h.
+ * Purpose: to find the shape of a state column's list or tree, and its root in the row, and to free
+ * both. What is in them is read and written in collections.h.
  *
  * Thread safety: as the table.
  */
@@ -17,12 +17,12 @@ typedef struct pst_collection {
     pst_tree_shape map;
     pst_list_shape list;
     uint32_t id; /* by which files name the column: a hash of its name */
-    int32_t nth; /* of entry k: the column whose id is the k-th in order, as files have them */
+    int32_t nth; /* entry k: the column whose id is the k-th in order, as files have them */
 } pst_collection;
 
 pst_status pst_collections_create(const pst_schema *schema, pst_collection **collections);
-/* A list or map with the id of one before it, or of timers: files could not tell them apart. -1: there
- * is none. */
+/* The first list or map whose id is that of an earlier one or of timers, so that files could not
+ * tell them apart; -1: there is none. */
 int32_t pst_collections_clash(const pst_schema *schema);
 
 static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int32_t i) {
@@ -40,7 +40,7 @@ static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row,
     return root;
 }
 
-/* Frees what the row's list or map holds; its presence is the caller's. */
+/* Frees what the row's list or map holds. The caller clears its presence bit. */
 pst_status pst_row_drop_elements(pst_table *t, const uint64_t *row, int32_t i);
 
 #endif

@@ -19,7 +19,7 @@ static inline uint64_t *pst_row(const pst_table *t, uint32_t slot) {
     return (uint64_t *)(t->rows + (uint64_t)slot * t->lay.row_size);
 }
 
-/* A row may lie across two cache lines: brings in both. */
+/* Prefetches a row, on both cache lines where it lies across two. */
 PST_PREFETCH void pst_prefetch_row(const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     __builtin_prefetch(row, 1, 2);
@@ -55,7 +55,8 @@ static inline int32_t pst_group_of(const pst_table *t, uint64_t hash) {
     return pst_key_group(hash, t->max_parallelism);
 }
 
-/* PST_WRONG_KEY_GROUP, with the group in the detail, where the hash is not of this table. */
+/* PST_WRONG_KEY_GROUP, with the group in the detail, where the table does not have the hash's key
+ * group. */
 static inline pst_status pst_check_group(pst_table *t, uint64_t hash) {
     int32_t group = pst_group_of(t, hash);
     if (group >= t->first_key_group && group <= t->last_key_group)

@@ -3,7 +3,7 @@
 #include "memory/ring.h"
 #include "table/index.h"
 
-/* ---- taking and freeing ------------------------------------------------------------------------- */
+/* ---- taking and freeing ---------------------------------------------------------------------- */
 
 void pst_slot_take_named(pst_table *t, uint32_t *slot) {
     uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, pst_slot_ring(t)->head);
@@ -12,7 +12,7 @@ void pst_slot_take_named(pst_table *t, uint32_t *slot) {
     t->reused++;
 }
 
-/* A row of the window's last three epochs, which is as long as a name waits (B1). */
+/* Was the row touched in the window's last three epochs, the time that a name waits (B1)? */
 static int is_recent(const pst_table *t, uint32_t slot) {
     uint32_t stamp = pst_header_stamp(pst_row(t, slot)[0]);
     for (uint64_t k = 0; k < 3 && k <= t->h->active; k++)
@@ -21,14 +21,15 @@ static int is_recent(const pst_table *t, uint32_t slot) {
     return 0;
 }
 
-/* Is it dead for good? Of what died in the open epoch sealing takes care. */
+/* Is the row dead for good? Sealing takes care of those that died in the open epoch. */
 static int has_died_before(const pst_table *t, uint32_t slot) {
     uint64_t header = pst_row(t, slot)[0];
     return !pst_is_live(header) && pst_header_stamp(header) != t->stamp;
 }
 
-/* Puts slots that the cut has dropped before the names that still wait, so that they can be taken now:
- * as many as there are of those, so that each is passed over once for one that is taken. */
+/* Puts slots that the cut has dropped ahead of the names that still wait, so that they can be taken
+ * now. It puts as many as there are waiting names, so each of those is passed over once for one
+ * that is taken. */
 static pst_status relist_before(pst_table *t, uint32_t *at) {
     enum { LEAST = 64 };
     pst_ring *r = pst_slot_ring(t);
@@ -64,7 +65,7 @@ void pst_cut_end(pst_table *t) {
     pst_cut_phase(t, PST_CUT_NONE, 0);
 }
 
-/* More slots are wanted than lie below the cut: it is given up. */
+/* Gives the cut up: more slots are wanted than lie below it. */
 static void give_up_some(pst_table *t) {
     pst_meta *m = t->m;
     if (m->cut_phase == PST_CUT_NONE || (m->cut_phase == PST_CUT_TURN && !pst_cut_is_turned(t)))
@@ -81,7 +82,8 @@ static void give_up_some(pst_table *t) {
 
 void pst_slot_take(pst_table *t, uint32_t *slot) {
     const pst_ring *r = pst_slot_ring(t);
-    /* Entries are undone newest first: after a fresh slot the epoch takes no reusable one (U4). */
+    /* Inserts are undone newest first, fresh slots before reused ones: so after a fresh slot the
+     * epoch takes no reusable one (U4). */
     if (r->head == r->sealed_tail[2] && t->m->slots == pst_meta_of(t, t->h->sealed)->slots)
         give_up_some(t);
     if (r->head != r->sealed_tail[2]) {

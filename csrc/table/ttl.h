@@ -6,17 +6,18 @@
  * Thread safety: the writer's alone.
  *
  * Invariants
- *  X1. A value written at time w expires when its domain's clock has reached w + duration: for
- *      processing time the epoch's, for event time the watermark. Before the clock is known nothing
- *      expires, nor does what was written before it was known, until a sweep has given it a time.
- *      Times near the ends of the range do not wrap.
- *  X2. The time written is the epoch's processing time, or the row's event time and at least the
- *      watermark. It moves only by `granularity` at least while the value stays the same, so that
- *      neither reads nor equal writes fill the deltas; the items of a list move together.
- *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at four
- *      for each row that its epoch made and each entry made since the sweep before. So it keeps pace:
- *      where as much expires as is made, what waits to go is at most a quarter of all that is there.
- *  X4. Times lie under undo and in files like any value; the settings are the process's own and may
+ *  X1. A value written at time w expires when its domain's clock has reached w + duration. For
+ *      processing time that clock is the epoch's, for event time the watermark. Before the clock is
+ *      known nothing expires. What was written before it was known does not expire until a sweep
+ *      has given it a time. Times near the ends of the range do not wrap.
+ *  X2. The time written is the epoch's processing time; or the row's event time, but at least the
+ *      watermark. While the value stays the same its time moves only by `granularity` or more, so
+ *      that neither reads nor equal writes fill the deltas. The items of a list move together.
+ *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at
+ *      four more for each row that its epoch made and each entry made since the last sweep. So it
+ *      keeps pace: where as much expires as is made, at most a quarter of all that is there waits
+ *      to be removed.
+ *  X4. Times are under undo and in files like any value. The settings belong to the process and may
  *      differ from run to run.
  */
 #ifndef PST_TTL_H
@@ -52,7 +53,7 @@ static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t writ
     return !t->ttl[column].lenient && pst_ttl_expired(t, column, written);
 }
 
-/* Is `written` so old that writing or reading it again must be noted? */
+/* Is `written` old enough that writing or reading the value again must be noted? */
 static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t written) {
     int64_t stamp = pst_ttl_stamp(t, column);
     if (written == PST_NO_TIME)
@@ -61,7 +62,7 @@ static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t w
            (uint64_t)stamp - (uint64_t)written >= (uint64_t)t->ttl[column].granularity_ms;
 }
 
-/* The latest time that has expired, or PST_NO_TIME. */
+/* The latest time whose values have expired, or PST_NO_TIME. */
 static inline int64_t pst_ttl_horizon(const pst_table *t, int32_t column) {
     int64_t now = pst_ttl_now(t, column), before;
     if (!pst_ttl_is_set(t, column) || now == PST_NO_TIME ||

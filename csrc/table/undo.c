@@ -50,9 +50,9 @@ static uint64_t undo_records(pst_table *t, uint64_t epoch) {
     return n;
 }
 
-/* A slot's index entry and header, as if it had never been taken in that epoch. A row without its stamp
- * has no entry yet: a kill came before the header was written, or the slot's name only left the ring, or
- * went to its end. */
+/* Resets a slot's index entry and header as if the epoch had never taken it. A row without the
+ * epoch's stamp has no entry yet: either a kill came before its header was written, or the slot's
+ * name only left the ring or went to its end. */
 static void undo_insert(pst_table *t, pst_meta *target, uint64_t epoch, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
     if (pst_header_stamp(row[0]) != pst_stamp(epoch) << 8)
@@ -72,7 +72,7 @@ static uint64_t undo_inserts(pst_table *t, uint64_t epoch, pst_meta *target) {
         undo_insert(t, target, epoch, slot);
     for (uint32_t p = r->head; p-- != b->head;)
         undo_insert(t, target, epoch, pst_ring_at(t, PST_RING_SLOTS, p));
-    /* An epoch that lowered the number of slots took none of those at the end. */
+    /* An epoch that lowered the number of slots took no fresh ones. */
     uint32_t fresh = m->slots > before->slots ? m->slots - before->slots : 0;
     return fresh + (r->head - b->head);
 }

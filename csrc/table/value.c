@@ -8,7 +8,7 @@
 #include "table/slots.h"
 #include "table/ttl.h"
 
-/* A row for the key, which has none, complete but for its header. */
+/* Makes a row for a key without one, complete but for its header. */
 static pst_status fill_row(pst_table *t, const pst_key *key, uint32_t *slot) {
     uint64_t ref[2] = {0, 0};
     if (t->lay.key_kind == PST_KEY_BYTES) {
@@ -135,7 +135,8 @@ pst_status pst_row_move_bytes(pst_table *t, uint32_t slot, int32_t i) {
     return free_ref(t, row, i, old);
 }
 
-/* What has died in the epoch has been listed, and what was hot: one more is listed here. */
+/* What died in the epoch, and what was in its chains, has been listed in the rings by now: this
+ * block is listed directly. */
 pst_status pst_row_move_key(pst_table *t, uint32_t slot) {
     uint64_t *ref = pst_row(t, slot) + t->lay.key_offset / 8 + 1;
     uint32_t from = pst_ref_granule(ref), size = pst_ref_size(ref), to;
@@ -236,6 +237,7 @@ pst_status pst_row_free_key(pst_table *t, const uint64_t *row) {
     const uint64_t *ref = row + t->lay.key_offset / 8 + 1;
     if (!pst_ref_is_block(ref))
         return PST_OK;
-    /* A row's key is as old as the row; one born in this epoch waits like the others. */
+    /* The block of a row's key is as old as the row. Even one born in this epoch waits like the
+     * others. */
     return pst_block_free(t, pst_class_of(pst_ref_size(ref)), pst_ref_granule(ref), 0);
 }

@@ -9,10 +9,10 @@
  * bytes out with pst_get* before he does.
  *
  * Invariants
- *  TR1. A node that was not born in the open epoch is never changed: its changed copy takes its
- *       place on the path to the root, and it goes to the deferred-reuse rings. So a root that an
- *       epoch sealed names the same entries for as long as that epoch can be returned to.
- *  TR2. Two nodes of one granule inside the window have one content (what a diff skips by).
+ *  TR1. A node that was not born in the open epoch is never changed. Its changed copy takes its
+ *       place on the path to the root, and the node goes to the deferred-reuse rings. So a root
+ *       that an epoch sealed names the same entries for as long as that epoch can be returned to.
+ *  TR2. Two nodes of one granule inside the window have equal contents, so a diff skips them.
  *  TR3. Bytes of an entry are never changed in place; nodes that are copied share them.
  *  TR4. A separator lies above every key to its left and not above any to its right. Separators
  *       own their bytes; the first of an inner node is never looked at.
@@ -48,7 +48,7 @@ typedef struct pst_tree_root {
 } pst_tree_root;
 
 /* An entry, in and out. What comes out points into table memory and is valid until the next write
- * to the table; what goes in must not point into the tree that it goes to. */
+ * to the table. What goes in must not point into the tree that it is put into. */
 typedef struct pst_tree_entry {
     uint64_t key[2];
     pst_bytes key_bytes; /* key_is_ref */
@@ -61,27 +61,27 @@ typedef struct pst_tree_entry {
 pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
                          pst_tree_root root, pst_tree_entry *e);
 
-/* Inserts or replaces. *root is the caller's private copy, which he stores. An entry that is there
+/* Inserts or replaces. *root is the caller's private copy, to be stored. An entry that is there
  * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES, a key
- * above PST_TREE_MAX_KEY, or 2^32
- * entries, and what pst_block_alloc says; after any of these the epoch can only be rolled back. */
+ * above PST_TREE_MAX_KEY, or 2^32 entries, and what pst_block_alloc says; after any of these the
+ * epoch can only be rolled back. */
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                         const pst_tree_entry *e);
 
-/* Looks at e's key alone. PST_NOT_FOUND changes nothing; the rest as for put. */
+/* Looks only at the key of `e`. PST_NOT_FOUND changes nothing; other statuses as for put. */
 pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                            const pst_tree_entry *e);
 
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 
-/* Moves nodes and the bytes of entries out of spans that are to be left; PST_OK also where none need.
- * *root is the caller's private copy, which he stores also where this fails: the tree is whole after
- * every step. */
+/* Moves nodes and the bytes of entries out of spans that are being left; PST_OK also where none
+ * need move. *root is the caller's private copy, to be stored also where this fails: the tree is
+ * whole after every step. */
 pst_status pst_tree_move(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                          uint64_t *looked);
 
-/* Brings in the first lines of the root node of the tree in a row. */
+/* Prefetches the first lines of the root node of the tree in a row. */
 PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
     const uint8_t *node = heap + (uint64_t)(uint32_t)pst_get64(root) * PST_GRANULE;
     __builtin_prefetch(node);
@@ -89,8 +89,9 @@ PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
     __builtin_prefetch(node + 128);
 }
 
-/* Brings in the paths to the keys of n entries, of each in the tree of its own, level by level for all
- * at once: a descent alone waits at every level. Whether they end in more than one leaf. */
+/* Brings the paths to the keys of n entries into cache, each in a tree of its own, level by level
+ * for all at once: a descent alone waits at every level. Returns whether the paths end in more than
+ * one leaf. */
 enum { PST_TREE_PATHS = 16 };
 int pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
                          const pst_tree_root *roots, const pst_tree_entry *entries, int n);
@@ -102,8 +103,9 @@ typedef struct pst_tree_frame {
     uint32_t index;
 } pst_tree_frame;
 
-/* A position in one immutable tree: frames of the levels low .. top, the lowest one's index naming
- * an entry (low == 0) or a child that has not been opened. low > top: the end. Private memory. */
+/* A position in one immutable tree: a frame for each of the levels low .. top. The lowest frame's
+ * index names an entry (low == 0) or a child that has not been opened. low > top: the end. Private
+ * memory. */
 typedef struct pst_tree_cursor {
     const uint8_t *heap;
     uint64_t heap_bytes;
@@ -112,14 +114,14 @@ typedef struct pst_tree_cursor {
     uint32_t low;
     uint32_t top;
     uint64_t left; /* entries that may still come */
-    int whole;     /* began at the first: the end must come where the root's count says */
+    int whole;     /* began at the first entry: the end must come where the root's count says */
     pst_tree_frame at[PST_TREE_LEVELS];
 } pst_tree_cursor;
 
-/* To the first entry whose key is not below from's, or to the first of all (NULL). */
+/* Moves to the first entry whose key is not below that of `from`, or to the first of all (NULL). */
 void pst_tree_seek(pst_tree_cursor *c, const uint8_t *heap, uint64_t heap_bytes,
                    const pst_tree_shape *s, pst_tree_root root, const pst_tree_entry *from);
-/* PST_NOT_FOUND at the end, PST_CORRUPT where a node makes no sense, then again and again. */
+/* PST_NOT_FOUND at the end. PST_CORRUPT where a node makes no sense, and at each later call. */
 pst_status pst_tree_next(pst_tree_cursor *c, pst_tree_entry *e);
 
 typedef struct pst_tree_diff {
@@ -130,9 +132,9 @@ typedef struct pst_tree_diff {
 /* What leads from one version of a tree to a later one. Both must lie in the undo window. */
 void pst_tree_diff_open(pst_tree_diff *d, const uint8_t *heap, uint64_t heap_bytes,
                         const pst_tree_shape *s, pst_tree_root before, pst_tree_root after);
-/* In key order: PST_PUT, new or of another value or time, with the entry as it is after;
- * PST_DELETE, gone, with the entry as it was. What was rewritten equal is not told. PST_NOT_FOUND
- * at the end, PST_CORRUPT. */
+/* Changes in key order. PST_PUT: the entry is new, or has another value or time; it comes as it is
+ * after. PST_DELETE: it is gone, and comes as it was. What was rewritten equal is not told.
+ * PST_NOT_FOUND at the end, PST_CORRUPT. */
 pst_status pst_tree_diff_next(pst_tree_diff *d, pst_record_op *op, pst_tree_entry *e);
 
 #endif

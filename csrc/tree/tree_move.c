@@ -34,8 +34,8 @@ static pst_status move_bytes(pst_tree_writer *w, uint32_t level, int which) {
     return pst_tw_free_bytes(w, old);
 }
 
-/* The path's node of this level and all below it. Writing may move the node, so that it is looked up
- * in the path each time. */
+/* The path's node of this level and all below it. Writing may move the node, so that it is looked
+ * up in the path each time. */
 static pst_status move_below(pst_tree_writer *w, uint32_t level, uint64_t *looked) {
     pst_status s = PST_OK;
     uint32_t n = pst_node_count(pst_tw_header(w, w->at[level].node));

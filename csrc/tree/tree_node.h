@@ -93,8 +93,8 @@ static inline int pst_node_open(const uint8_t *heap, uint64_t heap_bytes, const 
            at + 8 + (uint64_t)capacity * pst_node_entry_words(s, level) * 8 <= heap_bytes;
 }
 
-/* As pst_node_open, for a child of a node of level + 1. The search needs some lines of its keys one
- * after the other, so all of them are brought in with the first. */
+/* As pst_node_open, for a child of a node of level + 1. The search needs several lines of its keys
+ * one after the other, so all of them are prefetched together. */
 static inline int pst_node_open_child(const uint8_t *heap, uint64_t heap_bytes,
                                       const pst_tree_shape *s, uint32_t granule, uint32_t level,
                                       uint64_t *header) {
@@ -104,7 +104,7 @@ static inline int pst_node_open_child(const uint8_t *heap, uint64_t heap_bytes,
     return pst_node_open(heap, heap_bytes, s, granule, header) && pst_node_level(*header) == level;
 }
 
-/* All lines of a full node: whoever writes to it may have to copy it. */
+/* Prefetches all lines of a full node, for a writer that may have to copy it. */
 PST_PREFETCH void pst_node_prefetch(const uint8_t *heap, uint32_t granule, uint32_t level) {
     enum { LINE = 64, LEAF = 512, INNER = 1024 };
     const uint8_t *node = heap + (uint64_t)granule * PST_GRANULE;
@@ -112,9 +112,9 @@ PST_PREFETCH void pst_node_prefetch(const uint8_t *heap, uint32_t granule, uint3
         __builtin_prefetch(node + at, 0, 2);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* Of bytes of this size a block takes so many (TN4). */
+/* The size of the block for this many bytes (TN4). */
 static inline uint64_t pst_tree_block_bytes(uint32_t size) {
     return ((uint64_t)size + 3) / 4 * 4 + 4;
 }
@@ -133,9 +133,9 @@ static inline int pst_tree_bytes(const uint8_t *heap, uint64_t heap_bytes, const
     return at && at + pst_tree_block_bytes(out->size) <= heap_bytes;
 }
 
-/* ---- search ------------------------------------------------------------------------------------ */
+/* ---- search ---------------------------------------------------------------------------------- */
 
-/* What is looked for. Bytes as a reference whose granule is not used. */
+/* What is looked for. Bytes are a reference whose granule is not used. */
 typedef struct pst_tree_probe {
     uint64_t word[2];
     pst_bytes bytes;
@@ -158,7 +158,7 @@ static inline void pst_tree_probe_make(pst_tree_probe *p, const uint8_t *heap, u
     }
 }
 
-/* Below, at or above 0 as the stored bytes are to the probe's. */
+/* Compares stored bytes with the probe's: below, at or above 0. */
 int pst_tree_compare_bytes(pst_tree_probe *p, const uint64_t *slot);
 /* The number of keys below the probe's, or not above it (`inclusive`). */
 uint32_t pst_tree_search_bytes(pst_tree_probe *p, const uint64_t *keys, uint32_t n, int inclusive);
@@ -183,7 +183,7 @@ static inline uint32_t pst_tree_search_words(const uint64_t *keys, uint32_t n, u
     return (uint32_t)(base - keys);
 }
 
-/* The mask keeps compilers from a branch, which would be guessed wrong every other time. */
+/* The mask keeps compilers from a branch, which would be mispredicted every other time. */
 static inline uint32_t pst_tree_search_pairs(const uint64_t *keys, uint32_t n,
                                              const uint64_t word[2], int inclusive) {
     unsigned __int128 key = pst_tree_pair(word[0], word[1]);

@@ -54,9 +54,9 @@ int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
     return apart;
 }
 
-/* ---- put --------------------------------------------------------------------------------------- */
+/* ---- put ------------------------------------------------------------------------------------- */
 
-/* The separator of two neighbouring leaves. Of bytes the shortest prefix that serves. */
+/* The separator of two neighbouring leaves. For bytes, the shortest prefix that separates them. */
 static pst_status make_separator(const pst_tree_writer *w, uint64_t *left, uint64_t *right,
                                  uint64_t sep[2]) {
     uint64_t *low = pst_tw_key(w, left, pst_node_count(*left) - 1), *high = pst_tw_key(w, right, 0);
@@ -84,7 +84,7 @@ static int at_edge(const pst_tree_writer *w, uint32_t level, int last) {
     return 1;
 }
 
-/* An inner root above the one there is. */
+/* Puts an inner root above the present one. */
 static pst_status grow_root(pst_tree_writer *w) {
     uint32_t granule;
     if (w->top + 1 == PST_TREE_LEVELS)
@@ -108,8 +108,8 @@ static int is_full(const pst_tree_writer *w, uint32_t level) {
            pst_node_count(h) >= pst_tw_full_capacity(w, level);
 }
 
-/* How many entries stay left when a node is split for one more at i. Whoever appends, or prepends,
- * leaves full nodes behind. */
+/* How many entries stay in the left node when a node is split for one more at i. Puts at either end
+ * of the tree leave full nodes behind. */
 static uint32_t cut_of(const pst_tree_writer *w, uint32_t level, uint32_t i, uint32_t count) {
     if (i == count && at_edge(w, level, 1))
         return count - 1;
@@ -121,7 +121,7 @@ static uint32_t cut_of(const pst_tree_writer *w, uint32_t level, uint32_t i, uin
 /* A born parent with room for one more child, whose split may move the path. */
 static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p);
 
-/* Splits the path's full node and lets the path go on to the half that the probe belongs to. */
+/* Splits the path's full node, and continues the path in the half that the probe belongs to. */
 static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p) {
     pst_status s = pst_tw_own(w, level, 0);
     if (!s)
@@ -146,7 +146,8 @@ static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe
         s = make_separator(w, left, right, sep);
         if (s)
             return s;
-        /* A shortened separator may lie below the new key although that comes before the cut. */
+        /* A shortened separator may lie below the new key, although the key belongs before the
+         * cut. */
         if (here->index == cut && w->s->key_is_ref) {
             pst_tree_probe grown = *p;
             grown.heap_bytes = pst_tw_heap_bytes(w); /* the separator may lie in new memory */
@@ -174,7 +175,7 @@ static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_t
     return pst_tw_own(w, level, pst_node_count(pst_tw_header(w, w->at[level].node)) + 1);
 }
 
-/* Words of an entry's value; of bytes a reference to a new block. */
+/* The words of an entry's value; for bytes, a reference to a new block. */
 static pst_status value_of(const pst_tree_writer *w, const pst_tree_entry *e, uint64_t ref[2],
                            const uint64_t **value) {
     *value = w->s->value_is_ref ? ref : e->value;

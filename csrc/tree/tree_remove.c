@@ -1,12 +1,12 @@
 #include "tree/tree_write.h"
 
-/* ---- remove ------------------------------------------------------------------------------------ */
+/* ---- remove ---------------------------------------------------------------------------------- */
 
 /* Takes child i out of the path's inner node. */
 static pst_status drop_child(pst_tree_writer *w, uint32_t level, uint32_t i, int keep_separator) {
     uint64_t *node = pst_tw_node(w, w->at[level].node), ref[2] = {0, 0};
     uint32_t count = pst_node_count(*node);
-    /* The second child's separator goes with the first child: what is first needs none. */
+    /* The second child's separator goes too: it becomes the first child, which needs none. */
     uint32_t at = i ? i : 1;
     if (w->s->key_is_ref && !keep_separator && at < count)
         pst_get_words(ref, pst_tw_key(w, node, at), 2);
@@ -68,7 +68,7 @@ static pst_status fit(pst_tree_writer *w, uint32_t level) {
     return pst_node_capacity(h) > 2 * want + 1 ? pst_tw_move_node(w, level, want) : PST_OK;
 }
 
-/* The root itself: gone if empty, its child's place if that is its last. */
+/* Frees an empty root; replaces a root that has one child left by that child. */
 static pst_status shrink_root(pst_tree_writer *w) {
     pst_status s = PST_OK;
     while (w->top && !s && pst_node_count(pst_tw_header(w, w->root->node)) == 1) {
@@ -87,8 +87,8 @@ static pst_status shrink_root(pst_tree_writer *w) {
     return s;
 }
 
-/* The path's node of this level has lost an entry: it goes, merges or moves to a block that fits.
- * Tells whether its parent has lost a child by that. */
+/* The path's node of this level has lost an entry: it is freed, merged, or moved to a block that
+ * fits. Says whether its parent has lost a child by that. */
 static pst_status shrink_node(pst_tree_writer *w, uint32_t level, int *parent_lost) {
     uint32_t granule = w->at[level].node;
     if (!pst_node_count(pst_tw_header(w, granule))) {
@@ -136,7 +136,7 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
     return st ? st : shrink(&w);
 }
 
-/* ---- clear ------------------------------------------------------------------------------------- */
+/* ---- clear ----------------------------------------------------------------------------------- */
 
 static pst_status clear_node(const pst_tree_writer *w, uint32_t granule, uint64_t header) {
     uint64_t *node = pst_tw_node(w, granule), h;

@@ -1,6 +1,6 @@
 #include "tree/tree_node.h"
 
-/* ---- comparing bytes --------------------------------------------------------------------------- */
+/* ---- comparing bytes ------------------------------------------------------------------------- */
 
 /* As memcmp, of a block beside a writer and private memory: the first n bytes. */
 static int compare_block(const uint8_t *block, const uint8_t *data, uint32_t n) {
@@ -25,7 +25,7 @@ static int compare_four(uint32_t a, uint32_t b) {
     return (x > y) - (x < y);
 }
 
-/* The zeros that pad a short one decide as its end would: sizes settle what is left. */
+/* Both are padded with zeros, which compare as their ends would; if all is equal, sizes decide. */
 int pst_tree_compare_bytes(pst_tree_probe *p, const uint64_t *slot) {
     uint64_t a[2] = {pst_get64(slot), pst_get64(slot + 1)};
     const uint64_t *b = p->word;
@@ -67,7 +67,7 @@ uint32_t pst_tree_search_bytes(pst_tree_probe *p, const uint64_t *keys, uint32_t
     return from;
 }
 
-/* ---- cursor ------------------------------------------------------------------------------------ */
+/* ---- cursor ---------------------------------------------------------------------------------- */
 
 static pst_status spoil(pst_tree_cursor *c) {
     c->low = c->top + 1;
@@ -173,7 +173,7 @@ pst_status pst_tree_next(pst_tree_cursor *c, pst_tree_entry *e) {
     return s;
 }
 
-/* ---- diff -------------------------------------------------------------------------------------- */
+/* ---- diff ------------------------------------------------------------------------------------ */
 
 void pst_tree_diff_open(pst_tree_diff *d, const uint8_t *heap, uint64_t heap_bytes,
                         const pst_tree_shape *s, pst_tree_root before, pst_tree_root after) {
@@ -185,8 +185,9 @@ static int at_end(const pst_tree_cursor *c) {
     return c->low > c->top;
 }
 
-/* The levels of nodes that begin exactly at the position: from the lowest up to which? Above the
- * lowest, low - 1 or the leaf, those count whose path has been at its first child since. */
+/* The highest level of a node that begins exactly at the position; -1: there is none. The child
+ * that is not opened, of level low - 1, does, and so does each node above it whose path is at its
+ * first child. */
 static int highest_start(const pst_tree_cursor *c) {
     int level = (int)c->low - 1;
     while (level + 1 <= (int)c->top && c->at[level + 1].index == 0)
@@ -212,7 +213,7 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t n) {
     return i;
 }
 
-/* What follows in both lowest frames' nodes. */
+/* Compares what follows in the nodes of both lowest frames. */
 static uint32_t both_left(const pst_tree_frame *a, const pst_tree_frame *b) {
     uint32_t n = pst_node_count(a->header) - a->index, m = pst_node_count(b->header) - b->index;
     return n < m ? n : m;
@@ -224,7 +225,8 @@ static void pass(pst_tree_cursor *c, uint32_t n) {
     advance(c);
 }
 
-/* Passes the children that two nodes of one level share from the positions on, where they share one. */
+/* Passes the children that two nodes of one level share from their positions on. Says whether there
+ * was one. */
 static void pass_children(pst_tree_cursor *a, pst_tree_cursor *b) {
     const pst_tree_shape *s = &a->shape;
     const pst_tree_frame *f = &a->at[a->low], *g = &b->at[b->low];
@@ -255,8 +257,8 @@ static int skip_shared(pst_tree_cursor *a, pst_tree_cursor *b) {
     return 0;
 }
 
-/* Brings in the leaves that two nodes above leaves do not share. One that was split or joined moves
- * those behind it by a place. */
+/* Prefetches the leaves that two nodes above leaves do not share. A leaf that was split or merged
+ * shifts those behind it by a place. */
 static void bring_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t after) {
     const uint8_t *heap = a->heap;
     uint64_t f, g;
@@ -279,7 +281,8 @@ static void bring_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t aft
     }
 }
 
-/* The sibling so far behind the cursor's node above leaves, 0 where their parent has none. */
+/* The sibling at this distance behind the cursor's node above leaves; 0 where their parent has
+ * none. */
 static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
     const pst_tree_frame *f = &c->at[2];
     if (f->index + by >= pst_node_count(f->header))
@@ -287,7 +290,8 @@ static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
     return pst_node_child(&c->shape, pst_node_at(c->heap, f->node), f->header, f->index + by);
 }
 
-/* Two nodes above leaves were opened: what they, and their siblings, lead to comes in side by side. */
+/* Two nodes above leaves were opened: what they and their siblings lead to is fetched side by
+ * side. */
 static void bring_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
     pst_node_prefetch(a->heap, sibling(a, 2), 1);
     pst_node_prefetch(b->heap, sibling(b, 2), 1);
@@ -296,7 +300,8 @@ static void bring_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
     bring_leaves(a, sibling(a, 1), sibling(b, 1));
 }
 
-/* Opens the higher one of what the positions name, or both. At least one is not an entry. */
+/* Opens the higher of the two nodes at the positions, or both if they are of one level. REQUIRES:
+ * at least one is not an entry. */
 static pst_status open_higher(pst_tree_cursor *a, pst_tree_cursor *b) {
     uint32_t la = at_end(a) ? 0 : a->low, lb = at_end(b) ? 0 : b->low;
     if (la >= lb && la && open_child(a))
@@ -335,14 +340,14 @@ static int same_value(const pst_tree_shape *s, const pst_tree_entry *a, const ps
     return 1;
 }
 
-/* Passes the entries that are the same words on both sides, references too (TR3). Whether there was
- * one. */
+/* Passes entries that are the same words on both sides, references too (TR3). Says whether there
+ * was one. */
 static int pass_entries(pst_tree_cursor *a, pst_tree_cursor *b) {
     const pst_tree_shape *s = &a->shape;
     const pst_tree_frame *f = &a->at[0], *g = &b->at[0];
     const uint64_t *old = pst_node_at(a->heap, f->node), *now = pst_node_at(b->heap, g->node);
     uint32_t n = both_left(f, g), i = f->index, k = g->index;
-    /* What changes most comes first. */
+    /* The words that change most often are compared first. */
     if (s->timed)
         n = common(pst_node_time(s, old, f->header, i), pst_node_time(s, now, g->header, k), n);
     if (n && s->value_words)

@@ -6,7 +6,7 @@
 /* A full leaf's and a full inner node's block, unless fewer than LEAST entries fit into it. */
 enum { LEAF_BYTES = 512, INNER_BYTES = 1024, LEAST = 8 };
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 pst_status pst_tw_store_bytes(const pst_tree_writer *w, pst_bytes b, uint64_t ref[2]) {
     pst_ref_make(ref, b);
@@ -32,7 +32,7 @@ pst_status pst_tw_free_bytes(const pst_tree_writer *w, const uint64_t ref[2]) {
     return pst_block_free(w->t, pst_class_of(bytes), granule, birth == w->now);
 }
 
-/* ---- blocks of nodes --------------------------------------------------------------------------- */
+/* ---- blocks of nodes ------------------------------------------------------------------------- */
 
 static uint32_t capacity_of(uint64_t bytes, uint32_t entry_bytes) {
     uint64_t n = (bytes - 8) / entry_bytes;

@@ -6,10 +6,10 @@
  * Thread safety: the writer's alone.
  *
  * Invariants
- *  TW1. A born node hangs from born ones only: whoever finds a node born may write to it and need
- *       not look above it.
- *  TW2. The path's steps stay valid through every function here: a node that moves is moved in the
- *       path and in its parent.
+ *  TW1. A born node's ancestors are born. So whoever finds a node born may write to it without
+ *       looking at those above it.
+ *  TW2. The path's steps stay valid through every function here: when a node moves, the path and
+ *       its parent are updated.
  */
 #ifndef PST_TREE_WRITE_H
 #define PST_TREE_WRITE_H
@@ -74,13 +74,13 @@ static inline pst_tree_writer pst_tw_begin(pst_table *t, const pst_tree_shape *s
     return w;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 /* A reference to these bytes, in a new block if they are long. */
 pst_status pst_tw_store_bytes(const pst_tree_writer *w, pst_bytes b, uint64_t ref[2]);
 pst_status pst_tw_free_bytes(const pst_tree_writer *w, const uint64_t ref[2]);
 
-/* ---- nodes ------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 /* Room for a quarter more, so that a growing node is copied a bounded number of times per entry. */
 static inline uint32_t pst_tw_with_room(uint32_t n) {
@@ -93,17 +93,19 @@ uint32_t pst_tw_full_capacity(const pst_tree_writer *w, uint32_t level);
 pst_status pst_tw_make_node(const pst_tree_writer *w, uint32_t level, uint32_t want,
                             uint32_t *granule);
 pst_status pst_tw_free_node(const pst_tree_writer *w, uint32_t granule);
-/* n entries to another node of the same level. Leaves the counts as they are. */
+/* Copies n entries to another node of the same level. Leaves the counts as they are. */
 void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, uint64_t *from,
                          uint32_t first, uint32_t n);
-/* Makes room for an entry at i (by 1), or closes the gap before it (by -1). The node is born. */
+/* Makes room for an entry at i (by 1), or closes the gap before it (by -1). REQUIRES: a born
+ * node. */
 void pst_tw_shift_entries(const pst_tree_writer *w, uint64_t *node, uint32_t i, int by);
-/* Moves the path's node of this level to a block for `want` entries. Its parent is born. */
+/* Moves the path's node of this level to a block for `want` entries. REQUIRES: its parent is
+ * born. */
 pst_status pst_tw_move_node(pst_tree_writer *w, uint32_t level, uint32_t want);
-/* The same for `need` entries at least, once its ancestors have been made the open epoch's own. */
+/* The same for at least `need` entries, after its ancestors were made born. */
 pst_status pst_tw_replace_node(pst_tree_writer *w, uint32_t level, uint32_t need);
 
-/* Makes the path's node of this level the open epoch's own, with room for `need` entries. */
+/* Makes the path's node of this level born, with room for `need` entries. */
 static inline pst_status pst_tw_own(pst_tree_writer *w, uint32_t level, uint32_t need) {
     uint64_t h = pst_tw_header(w, w->at[level].node);
     if (pst_node_birth(h) == w->now && pst_node_capacity(h) >= need)
