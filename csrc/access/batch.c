@@ -53,7 +53,7 @@ static int has_nulls(const pst_array *a) {
     return 0;
 }
 
-/* Word keys: the caller's array itself where its bits are canonical already. */
+/* Word keys: the caller's array itself, where its bits are canonical already. */
 static pst_status take_words(pst_batch *b, const pst_array *keys) {
     pst_type type = keys->type;
     if ((type == PST_INT64 || type == PST_TIMESTAMP) && !b->nulls) {
@@ -86,7 +86,7 @@ static pst_status take_plain(pst_batch *b, const pst_array *keys) {
     return PST_OK;
 }
 
-/* Charges for its arrays, and so many bytes more. */
+/* Charges for the arrays of n keys, and `more` bytes. */
 static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
     uint64_t key = b->t->lay.key_kind == PST_KEY_WORD ? sizeof *b->own_words : sizeof *b->bytes;
     uint64_t row = sizeof *b->hash + sizeof *b->slots + sizeof *b->nulls + key;
@@ -119,7 +119,7 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
         if (s)
             return s;
     }
-    /* Encoding may have moved the buffer: what was pointers becomes offsets only now. */
+    /* Encoding may have moved the buffer, so pointers into it are made only now, from offsets. */
     size_t at = 0;
     for (int64_t i = 0; i < b->length; i++) {
         if (!b->bytes[i].size)
@@ -247,7 +247,7 @@ static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* What few keys need stays out of the loops, whose registers it would take. */
+/* For code that few keys need: kept out of the loops, whose registers it would take. */
 #define RARE __attribute__((noinline))
 
 static inline
@@ -288,7 +288,7 @@ static void find_lines(pst_batch *b, int64_t to) {
     b->lined = to;
 }
 
-/* The line so many steps behind the home line of key i. */
+/* The line `steps` lines behind the home line of key i. */
 static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
     const pst_table *t = b->t;
     uint32_t tag = b->tags[i % PST_LINES];
@@ -302,7 +302,7 @@ static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps
     return c.line;
 }
 
-/* The home line is full of other keys: brings in the two after it. */
+/* The home line is full of other keys: prefetches the two lines after it. */
 static void try_next_lines(pst_batch *b, int64_t i) {
     b->lines[i % PST_LINES] = line_behind(b, i, 1);
     __builtin_prefetch(b->lines[i % PST_LINES]);
@@ -310,8 +310,8 @@ static void try_next_lines(pst_batch *b, int64_t i) {
     b->moved[b->moved_tail++ % PST_LINES] = i;
 }
 
-/* The first entry with the right tag. The line may be out of date: what is found here is compared
- * later, and PST_NONE is looked up again by whoever cares. */
+/* Takes the first entry with the right tag. The line may be out of date: a slot found here is
+ * compared later, and PST_NONE is looked up again by callers to whom it matters. */
 static void guess_slots(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     uint32_t taken = t->m->slots, *slots = b->slots;
@@ -342,8 +342,8 @@ static uint32_t slot_in(const pst_table *t, const uint64_t *line, uint32_t tag) 
     return slot < t->m->slots ? slot : PST_NONE;
 }
 
-/* The keys that were not in their home lines: most of them are in the next one, one in four in the
- * one after that. */
+/* Looks for the keys that were not in their home lines: most are in the next line, one in four in
+ * the one after that. */
 static RARE void guess_moved(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
@@ -358,8 +358,8 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
     }
 }
 
-/* Rows of bytes keys whose guess has come: brings in the block that holds the rest of the key. Those
- * that were not in their home lines are looked for later than that. */
+/* For rows of bytes keys whose slots were guessed: prefetches the block that holds the rest of the
+ * key. Keys that were not in their home lines are found too late for that. */
 PST_PREFETCH void bring_keys(const pst_batch *b, int64_t from, int64_t to) {
     const pst_table *t = b->t;
     for (int64_t i = from; i < to; i++) {

@@ -1,11 +1,11 @@
 /* batch.h: many keys at once.
  *
- * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes
- * in groups of PST_GROUP rows through stages: find the index line; find the row in it; find it in
- * the next lines where the first was full; of keys of bytes, find the block that holds the row's
+ * Purpose: hash each key once, look each up once, and then run columns over the rows. Work goes in
+ * groups of PST_GROUP rows through stages: find the index line; find the row in it; where the line
+ * was full, find the row in the next lines; for keys of bytes, find the block that holds the row's
  * key; use the row. Each stage prefetches for the next and runs a group ahead of it, so that the
- * misses of one overlap the work of the others; the look-up is fused with the first operation on
- * the batch.
+ * misses of one overlap with the work of the others. The look-up is fused with the first operation
+ * on the batch.
  *
  * Thread safety: as the table.
  *
@@ -15,9 +15,9 @@
  *  M2. A batch whose generation is not the table's is PST_STALE.
  *  M3. Reading inserts nothing.
  *  M4. An operation that fails after it changed something poisons the table.
- *  M5. What is sized by one call and filled by another is filled as it was sized or not at all:
- *      never behind the capacity, which comes with the buffer (PST_CHANGED).
- *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and held
+ *  M5. What one call sizes and another fills is filled as it was sized or not at all, and never
+ *      beyond the capacity, which comes with the buffer (PST_CHANGED).
+ *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and checked
  *      against the bytes that there are. Keys are looked at again later, and must not change.
  */
 #ifndef PST_BATCH_H
@@ -47,7 +47,7 @@ struct pst_batch {
     pst_charge charge;
     const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
     uint32_t tags[PST_LINES];         /* likewise */
-    /* A queue of keys that may be one line further; at their lines[] is that line. */
+    /* A queue of keys that may lie in a later line; their lines[] hold the next one. */
     int64_t moved[PST_LINES];
     uint64_t moved_head;
     uint64_t moved_tail;
@@ -65,19 +65,21 @@ static inline void pst_batch_key(const pst_batch *b, int64_t i, pst_key *key) {
     }
 }
 
-/* Looks up the keys before `to`, in groups, if that was not done. Slots found are in cache. */
+/* Looks up the keys before `to` in groups, where that was not done yet. The slots found are in
+ * cache. */
 void pst_batch_resolve(pst_batch *b, int64_t to);
 /* Looks for key i where the look-up of its group found none, and makes its row. */
 pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot);
-/* The row of key i for writing, made if it is not there. Room was reserved. */
+/* The row of key i for writing, made if it is not there. REQUIRES: room was reserved. */
 static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) {
     *slot = b->slots[i];
     return *slot == PST_NONE ? pst_batch_make_row(b, i, slot) : PST_OK;
 }
-/* Looks the group that begins at i up, or where an earlier operation did, brings its rows in. */
+/* Looks up the group that begins at i; where an earlier operation did, prefetches its rows. */
 void pst_batch_bring(pst_batch *b, int64_t i);
-/* For who takes rows one by one, in their order, and does work of his own in between: called with the
- * first row of each group. That group is looked up, and the rows of the two after it are on their way. */
+/* For callers that take rows one by one, in order, and do work of their own in between: called with
+ * the first row of each group. That group is looked up, and the rows of the next two groups are on
+ * their way. */
 void pst_batch_bring_rows(pst_batch *b, int64_t i);
 /* Looks for key i where the look-up of its group found none. */
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
@@ -86,8 +88,8 @@ static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
     return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
 }
 
-/* Room for the hashes and slots of n keys: one block, for systems give memory back that was freed in
- * several pieces, and then each batch would take faults for all of its pages. PST_NO_MEMORY. */
+/* Allocates the hashes and slots of n keys as one block. Systems take back memory that was freed in
+ * several pieces, and then each batch would fault all its pages in. PST_NO_MEMORY. */
 pst_status pst_batch_allocate(pst_batch *b, size_t n);
 /* An empty batch for up to `most` rows of the table. PST_INVALID, PST_POISONED, PST_NO_MEMORY. */
 pst_status pst_batch_of_rows(pst_table *t, int64_t most, pst_batch **batch);
@@ -97,7 +99,7 @@ void pst_batch_take_row(pst_batch *b, uint32_t slot);
 /* PST_STALE, PST_POISONED or PST_OK. */
 pst_status pst_batch_usable(const pst_batch *b);
 
-/* Value i of what is sized or filled, at *total. PST_TOO_LARGE; PST_CHANGED. */
+/* Sizes or fills value i, at *total. PST_TOO_LARGE; PST_CHANGED. */
 static inline pst_status pst_out_value(const pst_bytes_out *out, int64_t i, int present,
                                        pst_bytes value, int64_t *total) {
     if (!out->data) {
@@ -125,8 +127,8 @@ static inline pst_status pst_out_end(const pst_bytes_out *out, int64_t length, i
 /* A single element of an array as a cell. */
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
 
-/* Brings in words of an array that is read in order, a group's some groups ahead of word i: among so
- * many other lines the processor loses sight of such arrays. */
+/* Prefetches words of an array that is read in order, for a whole group some groups ahead of word
+ * i: among so many other lines the processor does not follow such arrays. */
 PST_PREFETCH void pst_prefetch_words(const void *words, int64_t i, int64_t length) {
     enum { AHEAD = 4 * PST_GROUP };
     const uint64_t *at = (const uint64_t *)words + i + AHEAD;

@@ -114,7 +114,7 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
     return pst_poison(t, s);
 }
 
-/* ---- counting and copying --------------------------------------------------------------------- */
+/* ---- counting and copying -------------------------------------------------------------------- */
 
 static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *count) {
     uint32_t slot = pst_batch_slot(b, i);
@@ -150,7 +150,7 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
                                                      : offsets_of(b, column, offsets, PST_MAP_ROOT);
 }
 
-/* Copies the runs that a reader sees; where nothing can be hidden, whole chunks. */
+/* Copies the items that a reader sees; whole chunks, where none can be hidden. */
 static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *l, uint64_t count,
                             uint8_t *out, int stream) {
     const pst_list_shape *s = &t->collections[column].list;
@@ -179,14 +179,16 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     return count ? PST_CHANGED : PST_OK;
 }
 
-/* Lists that are about to be copied: of list i, at i % PST_GROUP, the chunk to bring in next. */
+/* Lists that are about to be copied. List i is at i % PST_GROUP, with the chunk to prefetch
+ * next. */
 typedef struct chains {
     pst_list list[PST_GROUP];
     uint32_t at[PST_GROUP];
 } chains;
 
-/* A chain is followed from a group ahead, a chunk with every other list that is copied: followed all
- * at once it waits at every chunk. Of long ones the beginning. */
+/* A chain is followed from a group ahead, by one chunk with every other list that is copied:
+ * followed all at once it would wait at every chunk. Of a long chain only the beginning is
+ * followed. */
 static void follow_ahead(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
     const pst_table *t = b->t;
     int64_t next = i + PST_GROUP;
@@ -205,15 +207,15 @@ static void follow_ahead(pst_batch *b, const pst_roots *r, int64_t i, chains *c)
     }
 }
 
-/* As pst_bring_elements, all of a list. */
+/* As pst_bring_elements, for all chunks of a list. */
 static void bring_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
         follow_ahead(b, r, k, c);
     follow_ahead(b, r, i, c);
 }
 
-/* From here on an output is not in the nearer caches anyway when it is used: copied and summed, up to
- * 8 MB are faster through them, 16 MB past them. */
+/* An output of this size is no longer in the nearer caches when it is used. Measured by copying and
+ * summing: 8 MB are faster through the caches, 16 MB past them. */
 #ifndef PST_STREAM_BYTES
 #define PST_STREAM_BYTES ((uint64_t)12 << 20) /* tests make it small */
 #endif

@@ -11,16 +11,16 @@
 #include "access/batch.h"
 #include "elements/collections.h"
 
-/* Are these elements for a column of that kind? What pst_batch_usable and pst_check_kind return;
- * PST_WRONG_TYPE; PST_INVALID for a null, whose row is noted. */
+/* Checks whether these elements fit a column of that kind: what pst_batch_usable and pst_check_kind
+ * return; PST_WRONG_TYPE; PST_INVALID for a null, whose row is noted. */
 pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
                               const pst_array *values);
 
-/* What an operation wants first of a list or map. A constant wherever it is passed. */
+/* What an operation reads first of a list or map. A constant wherever it is passed. */
 typedef enum pst_wanted { PST_LIST_TAIL, PST_LIST_HEAD, PST_MAP_ROOT } pst_wanted;
 
-/* Where a column's roots lie: the caller's own copy, for a compiler must take any store to the table
- * for one to the table's handle. */
+/* Where a column's roots lie. The caller has it as a local copy: a compiler must assume that any
+ * store to the table may change the table's handle. */
 typedef struct pst_roots {
     const uint32_t *slots;
     int64_t length;
@@ -38,13 +38,13 @@ static inline pst_roots pst_roots_of(const pst_batch *b, int32_t column) {
                        column};
 }
 
-/* The column's words in row i: a root only where the state is present. */
+/* The column's words in row i; they are a root only if the state is present. */
 static inline const uint64_t *pst_root_at(const pst_roots *r, int64_t i) {
     return (const uint64_t *)(const void *)(r->rows + r->slots[i] * r->row_size + r->offset);
 }
 
-/* Brings in what the root of row i names: the row is in cache. What an absent state's words name is
- * brought in for nothing. */
+/* Prefetches what the root of row i names. The row is in cache. Where the state is absent, this
+ * prefetches something useless. */
 PST_PREFETCH void pst_prefetch_root(const pst_roots *r, int64_t i, pst_wanted wanted) {
     if (i >= r->length || r->slots[i] == PST_NONE)
         return;
@@ -57,15 +57,16 @@ PST_PREFETCH void pst_prefetch_root(const pst_roots *r, int64_t i, pst_wanted wa
         pst_list_prefetch_first(r->heap, root);
 }
 
-/* Brings in row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
+/* Prefetches row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
 PST_PREFETCH void pst_bring_ahead(pst_batch *b, const pst_roots *r, int64_t i, pst_wanted wanted) {
     if (i % PST_GROUP == 0 && i + PST_GROUP < r->length)
         pst_batch_bring(b, i + PST_GROUP);
     pst_prefetch_root(r, i + PST_GROUP, wanted);
 }
 
-/* Called for each i in turn: row i is ready; that of a group further on is in cache, and what its
- * root names on its way there. One at a time, for the processor waits for few lines at once. */
+/* Called for each i in turn: row i is ready, the row a group further on is in cache, and what its
+ * root names is on its way. It does one row at a time, because the processor has few lines in
+ * flight. */
 PST_PREFETCH void pst_bring_elements(pst_batch *b, const pst_roots *r, int64_t i,
                                      pst_wanted wanted) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)

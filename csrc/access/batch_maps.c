@@ -4,12 +4,13 @@
 #include "access/batch_elements.h"
 #include "base/schema.h"
 
-/* Entries of a map whose nodes are not in the near caches. */
+/* A map with this many entries has nodes that are not in the near caches. */
 #ifndef PST_LARGE_MAP
 #define PST_LARGE_MAP (1u << 16) /* tests make it small */
 #endif
 
-/* Of every so many rows. Whether they go to more than one leaf. */
+/* Prefetches the paths of every `step`-th row from `from` to `to` whose map is large. Returns
+ * whether they end in more than one leaf. */
 static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
                        int64_t to, int64_t step) {
     const pst_table *t = b->t;
@@ -30,13 +31,14 @@ static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *
                                 n);
 }
 
-/* Brings in the paths of the group that begins at i, if one of its maps is large. */
+/* Prefetches the paths of the group that begins at i, if one of its maps is large. */
 static void bring_paths(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t i) {
     int64_t to = i + PST_GROUP < r->length ? i + PST_GROUP : r->length;
     int large = 0;
     for (int64_t k = i; k < to; k++)
         large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= PST_LARGE_MAP;
-    /* Where the first and the last go to one leaf, keys come in order, and it is there now. */
+    /* Where the first and the last key end in one leaf, the keys come in order, and that leaf is
+     * now on its way. */
     if (large && to - i > 1 && bring_large(b, r, keys, i, to, to - i - 1))
         bring_large(b, r, keys, i, to, 1);
 }

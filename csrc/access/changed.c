@@ -27,8 +27,8 @@ static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
     return *slot < t->m->slots;
 }
 
-/* What an operation needs where it must look a row up again. The key's bytes stay in the table: they do
- * not move before the epoch is sealed, and the batch ends with that. */
+/* Sets what an operation needs to look a row up again. The key's bytes stay in the table: they do
+ * not move before the epoch is sealed, and that also ends the batch. */
 static void take_key(pst_batch *b, int64_t i, const uint64_t *row) {
     const pst_table *t = b->t;
     const uint64_t *k = row + t->lay.key_offset / 8;

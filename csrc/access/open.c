@@ -139,8 +139,9 @@ static uint64_t fingerprint(const pst_table *t) {
     return pst_xxh64_long(PST_TABLE_FORMAT, h);
 }
 
-/* Address space per large space: any one of them may come to hold all of the limit. Under
- * RLIMIT_AS, which is what spark.executor.pyspark.memory sets, as much as half of it allows. */
+/* Address space of each large space: any of them may come to hold all of the limit. Under
+ * RLIMIT_AS, which spark.executor.pyspark.memory sets, all spaces together reserve at most half of
+ * it. */
 static uint64_t reserve_for(uint64_t limit) {
     struct rlimit as;
     uint64_t reserve = round_up(limit, (uint64_t)1 << 26);
@@ -160,7 +161,8 @@ static void bind(pst_table *t) {
     t->heap = pst_space(&t->arena, PST_SPACE_HEAP);
 }
 
-/* Most bytes of a table; of one that is bound by its budget as much as that may ever grant it. */
+/* The most bytes of a table. For one that is bound by its budget, as much as that may ever grant
+ * it. */
 static uint64_t limit_of(const pst_table_options *o) {
     if (o->limit_bytes)
         return o->limit_bytes;
@@ -265,7 +267,7 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, int *cre
             uint64_t magic = 0;
             if (fstat(fd, &st))
                 return PST_IO;
-            /* A creation that was cut short has no magic yet: nobody can have used it. */
+            /* A file whose creation was cut short has no magic yet: nobody can have used it. */
             int fresh = pread(fd, &magic, 8, 0) < 8 || magic == 0;
             *created = fresh;
             if (!fresh)

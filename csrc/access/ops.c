@@ -41,8 +41,8 @@ static inline int float_less(double a, double b) {
 #define INT_ADD(a, b, sum) __builtin_add_overflow(a, b, sum)
 #define FLOAT_ADD(a, b, sum) (*(sum) = (a) + (b), 0)
 
-/* One loop per type, with what it needs of the table in locals, which stores cannot alias: `bits` is the unsigned integer of the same width, through which the field is
- * loaded and stored. */
+/* One loop per type. What it needs of the table is in locals, which stores cannot alias. `bits` is
+ * the unsigned integer of the same width, by which the field is loaded and stored. */
 #define DEFINE_KERNEL(name, type, bits, get, put, ADD, LESS)                                       \
     static pst_status name(pst_batch *b, int32_t column, pst_op op, const pst_array *values,       \
                            int64_t from, int64_t to) {                                             \
@@ -190,8 +190,8 @@ static pst_status check_operand(const pst_batch *b, int32_t column, const pst_ar
     return values->length == b->length || values->length == 1 ? PST_OK : PST_INVALID;
 }
 
-/* What is hidden by its age counts as absent: cleared before the group's rows are read. A key that was
- * not found by a guess may be there all the same. */
+/* Values that are hidden by their age count as absent: they are cleared before the group's rows are
+ * read. A key that the guess did not find may still be there. */
 static pst_status expire_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
     pst_status s = PST_OK;
@@ -324,7 +324,7 @@ static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
     return row && pst_row_has(&t->lay, row, column) && !pst_row_hides(t, row, column) ? row : NULL;
 }
 
-/* Reading as use: after the group's values were copied. */
+/* Notes reading as use, after the group's values were copied. */
 static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
     pst_status s = PST_OK;
@@ -410,7 +410,7 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out
             if (s)
                 return s;
         }
-        if (!out->data) /* the pass that always comes: of empty values alone there is no other */
+        if (!out->data) /* noted in the pass that sizes, as empty values need no other */
             s = refresh_group(b, column, from, to);
         if (s)
             return s;

@@ -32,7 +32,7 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     if (b->slots[i] == PST_NONE)
         b->slots[i] = pst_index_find(t, &key);
     if (key.bytes.size) {
-        /* The batch may go before the key does. */
+        /* The batch may be destroyed before the key is replaced. */
         t->current_bytes.size = 0;
         if (t->current_bytes.capacity < key.bytes.size) {
             uint8_t *grown = pst_realloc(t->current_bytes.data, key.bytes.size);
@@ -64,7 +64,7 @@ static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls,
 pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
     pst_key key;
     pst_cell own = cells[0];
-    /* From here on the buffer is no longer the key's that was current. */
+    /* From here on the buffer no longer holds the current key's bytes. */
     t->current.generation = 0;
     pst_status s = key_of(t, cells, nulls, &t->current_bytes, &key);
     if (s)

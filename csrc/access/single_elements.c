@@ -94,7 +94,7 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
     return s || slot == PST_NONE ? s : pst_row_count(t, slot, column, count);
 }
 
-/* ---- walks ------------------------------------------------------------------------------------ */
+/* ---- walks ----------------------------------------------------------------------------------- */
 
 pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
     pst_elements *e = pst_calloc(1, sizeof *e);

@@ -7,8 +7,8 @@
  *
  * Invariants
  *  CE1. An empty list or map is an absent state: its presence bit is cleared with its last element.
- *  CE2. A row is touched before its root is stored, and only if the root changes: a put of what is
- *      there already, or a remove of what is not, leaves the row untouched.
+ *  CE2. A row is touched before its root is stored, and only if the root changes. A put of what is
+ *       there already, or a remove of what is not, leaves the row untouched.
  *  CE3. What the root names is complete before the root is stored (release fence in between).
  *  CE4. Elements that have expired are not seen, and go when their list or map is written to or
  *      swept; their time is their own (ttl.h).
@@ -35,15 +35,15 @@ pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
 void pst_entry_key_cell(const pst_table *t, int32_t i, const pst_tree_entry *e, pst_cell *key);
 void pst_entry_value_cell(const pst_table *t, int32_t i, const pst_tree_entry *e, pst_cell *value);
 
-/* REQUIRES of all that write: room for a touch was reserved. */
+/* All that write here REQUIRE that room for a touch was reserved. */
 pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst_item *item);
-/* Gives the row that list, in place of what it had, which the caller has dealt with. */
+/* Gives the row that list in place of its old one, which the caller has dealt with. */
 void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *l);
 /* The same for a map whose root was `before`; nothing is written where they are equal. */
 void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
                          pst_tree_root root);
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
-/* The same whatever the entry's age: what files carry has its own time. */
+/* The same, whatever the age of the entry that is there: entries of files bring their own time. */
 pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* PST_NOT_FOUND, also for an entry that had expired. */
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
@@ -57,11 +57,11 @@ pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Notes that all elements were read, where that counts as use. Reserves room by itself. */
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
-/* Moves the items of one row's list to another's end, with their times; those that have none get one,
- * as from a sweep. REQUIRES: room for two touches. */
+/* Moves the items of one row's list to the end of another's, with their times. Items without a time
+ * get one, as from a sweep. REQUIRES: room for two touches. */
 pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i);
-/* Takes expired elements away. Begins at the place's key where it is in this map; where the sweep must
- * end in the middle of a map, the place says so. */
+/* Takes expired elements away. Begins at the place's key if the place is in this map. If the sweep
+ * must end in the middle of a map, the place is set there. */
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s);
 
 #endif

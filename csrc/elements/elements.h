@@ -9,10 +9,10 @@
  *
  * Invariants
  *  N1. Applying a record twice changes nothing the second time.
- *  N2. A record of a state that the table does not have is skipped, and a delete of what the state
- *      cannot have changes nothing.
- *  N3. Of a record's cells an element takes those of its state's column and of that column's time,
- *      whatever else the record carries.
+ *  N2. A record of a state that the table does not have is skipped. A delete of an element that the
+ *      state cannot have changes nothing.
+ *  N3. Of a record's cells an element takes only those of its state's column and of that column's
+ *      time.
  */
 #ifndef PST_ELEMENTS_H
 #define PST_ELEMENTS_H
@@ -23,8 +23,8 @@
 
 enum { PST_RUN_BYTES = 32 * 1024 };
 
-/* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply. Room
- * for a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
+/* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply.
+ * Room for a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
 pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
                              const int32_t *columns, int32_t n_columns);
 

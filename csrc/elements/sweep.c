@@ -20,7 +20,8 @@ static pst_status expire_value(pst_table *t, uint32_t slot, int32_t i, uint64_t 
     return pst_row_clear(t, row, i);
 }
 
-/* The place's row, from the map on that it was left in, if any. REQUIRES room for a touch. */
+/* Sweeps the row at the place, from the map in which it was left, if any. REQUIRES: room for a
+ * touch. */
 static pst_status expire_row(pst_table *t, const int32_t *columns, int32_t n, pst_sweep *s) {
     uint32_t slot = (uint32_t)s->at.slot;
     int32_t k = 0, left_in = (int32_t)s->at.column - 1;
@@ -51,7 +52,8 @@ static void load_place(const pst_table *t, pst_sweep_place *at) {
     if (at->column > (uint32_t)t->lay.n_states || at->size > PST_SWEEP_KEY ||
         (at->column && t->lay.fields[at->column - 1].kind != PST_MAP))
         at->column = 0;
-    /* Where every epoch has a table of its own, restored from files, they begin at different places. */
+    /* Where each epoch has a table of its own, restored from files, sweeps begin at different
+     * places. */
     if (at->slot == PST_NONE && slots)
         at->slot =
             pst_meta_of(t, t->h->sealed)->lineage.epoch * UINT64_C(0x9E3779B97F4A7C15) % slots;

@@ -7,10 +7,11 @@
  * Thread safety: as the table.
  *
  * Invariants
- *  TM1. A root of the open epoch's meta names exactly the timers of the open epoch: an epoch is
- *      undone by its meta, and what its trees held is immutable while it can be returned to.
- *  TM2. A row's count, present where it is not zero, is the number of trees' entries that name it.
- *      So its slot is not reused while a timer refers to it.
+ *  TM1. A root of the open epoch's meta names exactly the timers of the open epoch. An epoch is
+ *       undone by taking its predecessor's meta, and what that meta's trees hold is immutable while
+ *       it can be returned to.
+ *  TM2. A row's count, present where it is not zero, is the number of entries in the trees that
+ *       name the row. So its slot is not reused while a timer refers to it.
  *  TM3. Registering what is there and deleting what is not change nothing.
  */
 #ifndef PST_TIMERS_H
@@ -47,7 +48,7 @@ static inline int64_t pst_timer_time(uint64_t word) {
     return (int64_t)(word ^ (UINT64_C(1) << 63));
 }
 
-/* ---- rows that move (cut.h): timer_move.c -------------------------------------------------------- */
+/* ---- rows that move (cut.h): timer_move.c ---------------------------------------------------- */
 
 typedef struct pst_timer {
     uint64_t word; /* pst_timer_word of its time */
@@ -55,23 +56,24 @@ typedef struct pst_timer {
     pst_domain domain;
 } pst_timer;
 
-/* Timers of a group above this are not looked through. */
+/* A group with more timers than this is not looked through. */
 enum { PST_TIMERS_MOST = 1 << 14 };
 
 int pst_timers_are_many(const pst_table *t, int32_t key_group);
 
-/* The timers of rows in first .. last - 1 of one key group, ordered by slot: the earliest ones where
- * there are more than `most`. How many they are; -1 where the group has too many to look at. */
+/* The timers of the rows first .. last - 1 of one key group, ordered by slot; the earliest ones
+ * where there are more than `most`. Returns how many; -1 where the group has too many to look
+ * through. */
 int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
                        pst_timer *timers, int most);
 /* How many timers the row has. */
 uint32_t pst_timer_count(const pst_table *t, uint32_t slot);
-/* Makes `n` timers, all that a row has, those of the row `to`, to which it has moved with its count.
- * Anything but PST_OK: the epoch can only be rolled back. */
+/* Gives `n` timers, all that a row has, to the row `to`, to which that row has moved with its
+ * count. After anything but PST_OK the epoch can only be rolled back. */
 pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,
                            uint32_t to);
 
-/* ---- one timer ---------------------------------------------------------------------------------- */
+/* ---- one timer ------------------------------------------------------------------------------- */
 
 /* REQUIRES: room for a touch was reserved. */
 pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);

@@ -2,7 +2,7 @@
 #include "elements/collections.h"
 #include "table/ttl.h"
 
-/* So many elements of one list or map are looked at together. */
+/* The elements of one list or map that are looked at together. */
 enum { SOME = 64 };
 
 /* What becomes of an element's time: the same, or the stamp of a write now. */
@@ -16,7 +16,7 @@ static int64_t entry_read(const pst_table *t, int32_t i, int64_t time) {
     return !pst_ttl_hides(t, i, time) && pst_ttl_is_stale(t, i, time) ? pst_ttl_stamp(t, i) : time;
 }
 
-/* The items of a list move together, so that it is seldom written anew. */
+/* The times of a list's items move together, so that it is seldom written anew. */
 static int64_t item_read(const pst_table *t, int32_t i, int64_t time) {
     int64_t stamp = pst_ttl_stamp(t, i);
     int settled = time != PST_NO_TIME && time >= stamp;
@@ -79,8 +79,8 @@ static pst_status use_list(pst_table *t, uint32_t slot, int32_t i) {
     return st;
 }
 
-/* Frees what has expired at the head chunk by chunk, and a short list once all of it has. A list
- * that is long is taken for timeless by its first item. */
+/* Frees expired items at the head chunk by chunk, and a short list once all of it has expired. A
+ * long list counts as one without times if its first item has none. */
 static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep *sweep) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list l = pst_row_list(t, pst_row(t, slot), i), before = l;
@@ -89,7 +89,7 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
     uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
     pst_sweep_look(sweep, dropped / SOME);
     if (!st && l.first) {
-        /* Of few all: whole chunks are too coarse for them. */
+        /* Of few items all: whole chunks are too coarse for them. */
         uint64_t most = left <= SOME ? left : 1;
         pst_list_cursor c;
         pst_item item;
@@ -114,8 +114,8 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
 
 /* ---- maps ----------------------------------------------------------------------------------- */
 
-/* Short keys lie in the node, which a write may change. The block of a long one is its entry's own and
- * goes with it alone. */
+/* Short keys lie in the node, which a write may change. The block of a long one is its entry's own
+ * and goes with it alone. */
 static void keep_key_bytes(const pst_tree_shape *s, pst_tree_entry *e,
                            uint8_t room[PST_INLINE_BYTES]) {
     pst_bytes *key = &e->key_bytes;
@@ -166,7 +166,8 @@ static void place_entry(const pst_tree_shape *s, const pst_sweep_place *at, pst_
         e->key_bytes = (pst_bytes){(const uint8_t *)at->key, at->size};
 }
 
-/* Puts the place at an entry of map i, or what it can hold of its key. Whether that is another. */
+/* Puts the place at an entry of map i, or at as much of its key as the place can hold. Says whether
+ * that is another place. */
 static int move_place(const pst_tree_shape *s, int32_t i, const pst_tree_entry *e,
                       pst_sweep_place *at) {
     pst_bytes key =
@@ -182,8 +183,8 @@ static int move_place(const pst_tree_shape *s, int32_t i, const pst_tree_entry *
     return 1;
 }
 
-/* Entries that have expired are removed, if `remove`; of the others those stamped whose time moves.
- * They are found first and written to then, some at a time: a cursor does not outlive a write. */
+/* Removes expired entries, if `remove`, and stamps the others whose time moves. They are found
+ * first and written to afterwards, some at a time: a cursor does not outlive a write. */
 static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved, int remove,
                            pst_sweep *sweep) {
     const pst_tree_shape *s = &t->collections[i].map;
@@ -218,7 +219,7 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
             sweep->removed += dead[k];
         }
         from = &next;
-        /* Keys that begin alike for longer than a place knows of are passed together. */
+        /* Keys with a common beginning longer than a place can hold are passed together. */
         if (!st && !ended && !sweep->left && !move_place(s, i, &next, &sweep->at))
             sweep->left = SOME;
     } while (!st && !ended && sweep->left);

@@ -38,13 +38,14 @@ enum {
     TIMED_MOVES = MOVES / 2,
     TREE_ROOM = PST_TREE_ROOM, /* bytes that moving their timers may take */
     PATIENCE = PST_PATIENCE,
-    /* For which no cut goes below a row whose timers a tree was refused the memory to take. */
+    /* Epochs for which no cut goes below a row whose timers could not be moved for want of
+     * memory. */
     PIN_EPOCHS = 64 * PST_PATIENCE
 };
 
-/* ---- moving rows -------------------------------------------------------------------------------- */
+/* ---- moving rows ----------------------------------------------------------------------------- */
 
-/* A copy of a key's bytes, where they have a block. */
+/* Copies a key's bytes, where they have a block. */
 static pst_status copy_key(pst_table *t, const uint64_t *key, uint64_t ref[2]) {
     uint32_t granule, size;
     ref[0] = key[0];
@@ -60,7 +61,7 @@ static pst_status copy_key(pst_table *t, const uint64_t *key, uint64_t ref[2]) {
     return PST_OK;
 }
 
-/* Moves a row that lives into the ring's next slot. Anything but PST_OK: nothing has happened. */
+/* Moves a live row into the ring's next slot. On any status but PST_OK nothing has happened. */
 static pst_status move_row(pst_table *t, uint32_t from) {
     const pst_row_layout *lay = &t->lay;
     uint64_t *row = pst_row(t, from), *old = row + lay->key_offset / 8;
@@ -101,7 +102,7 @@ static int has_slot(const pst_table *t) {
     return r->head != r->sealed_tail[2] && pst_ring_at(t, PST_RING_SLOTS, r->head) < t->m->cut;
 }
 
-/* Moves a row with its timers: n of them, which are all it has. */
+/* Moves a row with its n timers, which are all that it has. */
 static pst_status move_timed(pst_table *t, const pst_timer *timers, int n) {
     int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, timers->slot)));
     uint32_t to = pst_ring_at(t, PST_RING_SLOTS, pst_slot_ring(t)->head);
@@ -109,7 +110,7 @@ static pst_status move_timed(pst_table *t, const pst_timer *timers, int n) {
     return s ? s : pst_poison(t, pst_timers_move(t, group, timers, n, to));
 }
 
-/* Moves those rows of `timers` that are there with all they have. How many. */
+/* Moves those rows all of whose timers are in `timers`. Returns how many. */
 static int move_complete(pst_table *t, const pst_timer *timers, int n) {
     int moved = 0;
     for (int i = 0, end; i < n && moved < TIMED_MOVES; i = end) {
@@ -124,12 +125,13 @@ static int move_complete(pst_table *t, const pst_timer *timers, int n) {
     return moved;
 }
 
-/* Moves a row that has timers, with others of its key group: what they are in the trees is known only
- * when those are looked through. PST_NOT_FOUND: it stays, what it has cannot be told in bounded time. */
+/* Moves a row that has timers, with others of its key group. When timers are due is known only by
+ * looking through the group's trees. PST_NOT_FOUND: the row stays, since its timers cannot be found
+ * in bounded time. */
 static pst_status move_with_timers(pst_table *t, uint32_t slot, int *moved) {
     pst_timer timers[MOST_TIMERS];
     int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, slot)));
-    /* Trees do not take back what they were refused half way. */
+    /* A tree cannot undo a change for which memory was refused half way. */
     if (!pst_arena_has_room(&t->arena, TREE_ROOM))
         return PST_NO_MEMORY;
     int n = pst_timers_of_rows(t, group, t->m->cut, t->m->slots, timers, MOST_TIMERS);
@@ -144,7 +146,7 @@ static pst_status move_with_timers(pst_table *t, uint32_t slot, int *moved) {
     return PST_OK;
 }
 
-/* Has it, or its key group, more timers than are looked through? */
+/* Has the row, or its key group, more timers than are looked through? */
 static int has_many_timers(const pst_table *t, uint32_t slot) {
     if (slot >= t->m->slots || !pst_is_live(pst_row(t, slot)[0]) || !pst_timer_count(t, slot))
         return 0;
@@ -152,14 +154,14 @@ static int has_many_timers(const pst_table *t, uint32_t slot) {
     return pst_timer_count(t, slot) > MOST_TIMERS || pst_timers_are_many(t, group);
 }
 
-/* The row at the cut's end stays where it is, so the cut goes no further. */
+/* The row stays where it is, so the cut goes no further down. */
 static void pin(pst_table *t, uint32_t slot) {
     pst_put32(&t->h->slots.pinned, slot + 1);
     pst_put32(&t->h->slots.until, (uint32_t)t->m->epoch + (t->poisoned ? PIN_EPOCHS : 0));
     pst_cut_phase(t, PST_CUT_RELIST, t->m->cut);
 }
 
-/* Moves rows from `at` down; where it stopped. */
+/* Moves rows from `at` down. Returns where it stopped. */
 static uint32_t move_some(pst_table *t, uint32_t at, int *moved) {
     pst_meta *m = t->m;
     for (uint32_t looks = LOOKS; looks && at > m->cut && *moved < MOVES; looks--, at--) {
@@ -167,7 +169,7 @@ static uint32_t move_some(pst_table *t, uint32_t at, int *moved) {
         if (!pst_is_live(pst_row(t, slot)[0]))
             continue;
         if (!has_slot(t)) {
-            /* Without names to come there never will be one. */
+            /* If no names are on their way there will never be one. */
             if (pst_slot_ring(t)->head == pst_slot_ring(t)->tail)
                 pst_cut_phase(t, PST_CUT_RELIST, m->cut);
             break;
@@ -192,7 +194,7 @@ int pst_cut_move(pst_table *t) {
     if (m->cut_phase != PST_CUT_MOVE || t->keeps_rows)
         return 0;
     if (t->h->slots.pinned > m->cut) {
-        /* What could not be moved poisoned the epoch, and undoing it took back that it was given up. */
+        /* A failed move poisoned the epoch, and undoing that epoch also undid giving the cut up. */
         pst_cut_phase(t, PST_CUT_RELIST, m->cut);
         return 0;
     }
@@ -206,9 +208,9 @@ int pst_cut_move(pst_table *t) {
     return moved;
 }
 
-/* ---- the other phases --------------------------------------------------------------------------- */
+/* ---- the other phases ------------------------------------------------------------------------ */
 
-/* Begins a cut where for a while a third of the slots were more than any epoch wanted. */
+/* Begins a cut, if for a while a third of the slots was more than any epoch wanted. */
 static void consider(pst_table *t) {
     pst_slot_hints *hints = &t->h->slots;
     pst_meta *m = t->m;
@@ -235,10 +237,10 @@ static void consider(pst_table *t) {
     pst_cut_phase(t, PST_CUT_TURN, r->tail);
 }
 
-/* Drops names from the cut on, and puts others at the end. */
+/* Drops names above the cut, and moves others to the end of the ring. */
 static void turn(pst_table *t) {
     pst_ring *r = pst_slot_ring(t);
-    /* What is turned over cannot be taken for three epochs: some stays. */
+    /* Names that are turned over cannot be taken for three epochs, so some stay. */
     uint32_t some = (r->sealed_tail[2] - r->head) / 8 + 1;
     for (uint32_t turns = TURNS; turns && some && r->head != r->sealed_tail[2]; turns--) {
         if (pst_cut_is_turned(t))
@@ -274,7 +276,7 @@ static void relist(pst_table *t) {
         pst_cut_end(t);
 }
 
-/* Gives back what no epoch of the window has rows in, but for what growth commits ahead. */
+/* Gives back pages in which no epoch of the window has rows, except what growth commits ahead. */
 static void give_back(pst_table *t) {
     pst_header *h = t->h;
     uint64_t have = h->committed[PST_SPACE_ROWS], slots = 0;

@@ -7,8 +7,8 @@
 
 #include "pystate.h"
 
-/* Of a file's lists, maps and timers those that are not taken from it. An element names its state by
- * the id alone, which the taker may have for another state of the name. */
+/* The lists, maps and timers of a file that are not taken from it. An element names its state by
+ * the id alone, under which the taker may have another state of the same name. */
 typedef struct pst_dropped {
     uint32_t ids[PST_MAX_STATES];
     int32_t n;

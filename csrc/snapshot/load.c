@@ -1,10 +1,11 @@
 /* load.c: records and files into a table.
  *
- * A file's rows come in the order of their hashes, and where each one's index line and row lie is in
+ * A file's rows come in the order of their hashes, and each one's index line and row are in
  * nobody's cache. So the hashes of a block's rows are looked at ahead of the rows themselves: first
- * the line is brought in, then the row that it names. A table that has never had a row is made ready
- * by the counts in the file's index. Where all rows of a block put the same columns, the rows of some keys
- * are made first, and then values are put a column at a time, without a record in between.
+ * the line is prefetched, then the row that it names. A table that has never had a row is given
+ * shards of the right size by the counts in the file's index. Where all rows of a block put the
+ * same columns, a number of rows is made first, and then their values are put a column at a time,
+ * without a record in between.
  */
 #include <string.h>
 
@@ -19,7 +20,7 @@
 
 /* ---- records ------------------------------------------------------------------------------- */
 
-/* What a row's record says of a list or map: void, or a list that begins later. */
+/* Applies what a row's record says of a list or map: it is void, or a list that begins later. */
 static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
                                int present) {
     uint64_t *row = pst_row(t, slot), start;
@@ -80,7 +81,8 @@ static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, cons
     if (!present)
         return pst_row_clear(t, row, column);
     pst_status s = pst_row_put(t, row, column, cell);
-    /* From before the state had a time to live: this is the time. Else it follows, or stays. */
+    /* The record is from before the state had a time to live: it gets the time of now. Otherwise
+     * its time follows, or stays. */
     int32_t time = t->lay.fields[column].time;
     if (!s && time >= 0 && !(here >> time & 1))
         pst_row_stamp(t, row, column);
@@ -171,7 +173,7 @@ static pst_status check_schema(const pst_table *t, const pst_schema *from, const
     return fits ? PST_OK : PST_SCHEMA;
 }
 
-/* ---- what the rows ahead need ------------------------------------------------------------------ */
+/* ---- what the rows ahead need ---------------------------------------------------------------- */
 
 enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
 
@@ -204,7 +206,7 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
         pst_prefetch_row(t, slot);
 }
 
-/* Brings in what the rows ahead will need; at a block's first row, all of them. */
+/* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach. */
 static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead) {
     if (!m->foreseen)
         return;
@@ -215,9 +217,9 @@ static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahea
         bring_row(t, ahead.hash[ROWS_AHEAD]);
 }
 
-/* ---- rows by column --------------------------------------------------------------------------- */
+/* ---- rows by column -------------------------------------------------------------------------- */
 
-/* So many rows are made before their values are put, a column at a time. */
+/* The rows that are made before their values are put, a column at a time. */
 enum { CHUNK = 64 };
 
 /* Does any of these columns of the records have a value? */
@@ -318,10 +320,11 @@ static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst
     return PST_OK;
 }
 
-/* ---- files ------------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 
-/* An index of the right size from the start, and for an empty table memory in one piece: taken step
- * by step, it would be given in small pages first. What is not there now may not be needed either. */
+/* Makes an index of the right size from the start, and gives an empty table its memory in one
+ * piece: step by step it would come in small pages first. Memory that is refused here may not be
+ * needed either. */
 static pst_status expect(pst_table *t, const pst_sst_reader *r, int all_new) {
     pst_status s = PST_OK;
     uint64_t all = 0;

@@ -15,14 +15,14 @@
  *     the records of one key come out together and in the order in which they were written.
  *  2. A source's record stays as it is until all records of its key are folded and written, so
  *     folding moves cells, never bytes.
- *  3. A row's record comes before those of its elements, and a source without the element column has
- *     rows only. What a source's row record voids (the whole row, or a list or map) hides the
- *     elements of older sources, never its own. Timers are not the row's: each has records of its own
- *     until it is gone. Of a state that is dropped from a source its elements do not count: under the
- *     name there may be another state now.
- *  4. What a key was before the oldest record counts only where no tombstone hides it. A put
- *     after a tombstone is written with every column: those it does not carry are null. A key
- *     left without any value is written as a tombstone, which means the same. */
+ *  3. A row's record comes before those of its elements, and a source without the element column
+ *     has rows only. What a source's row record voids (the whole row, or a list or map) hides the
+ *     elements of older sources, never its own. Timers do not belong to the row: each has records
+ *     of its own until it is gone. Elements of a state that is dropped from a source do not count:
+ *     under that name there may be another state now.
+ *  4. What a key was before the oldest record counts only where no tombstone hides it. A put after
+ *     a tombstone is written with every column: those that it does not carry are null. A key that
+ *     is left without any value is written as a tombstone, which means the same. */
 typedef struct source {
     pst_sst_reader *reader;
     int rows_only;          /* without the element column that the others have */
@@ -142,8 +142,8 @@ static int is_element(const merge *m, const pst_record *r) {
     return m->has_element && !(r->key_nulls >> (m->schema->n_keys - 1) & 1);
 }
 
-/* The bit of the time of what a source says of a column, where it has none: from when the state had no
- * time to live. The time of an older value is not that of this one, and none of what is cleared. */
+/* The bit of a column's time, where the source has none because the state had no time to live then.
+ * The value gets neither the time of an older value nor that of a cleared one. */
 static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
     const pst_column *c = &m->schema->states[column];
     if (column + 1 == m->schema->n_states || c[1].kind != PST_TIME ||
@@ -152,7 +152,7 @@ static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
     return ~s->taken & UINT64_C(1) << (column + 1);
 }
 
-/* Lays one put over what the key is so far. */
+/* Applies one put to what the key is so far. */
 static void fold_put(merge *m, const source *s, pst_record *to) {
     const pst_record *from = s->record;
     if (to->op == PST_DELETE) {
@@ -209,7 +209,7 @@ static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
 static pst_status write_folded(merge *m, const pst_record *r) {
     if (m->info->kind == PST_BASE && r->op == PST_PUT && (r->changed & m->elements) &&
         !is_element(m, r)) {
-        /* What a base holds is all there is: nothing older to make void. */
+        /* A base holds all there is: nothing older needs to be made void. */
         if (r != m->folded)
             *m->folded = *r;
         m->folded->changed &= ~m->elements;
@@ -231,7 +231,7 @@ static int same_form(const pst_key *a, const pst_key *b) {
            (!a->bytes.size || !memcmp(a->bytes.data, b->bytes.data, a->bytes.size));
 }
 
-/* Makes m->row that of the record, new if it was another's. */
+/* Makes m->row the state of the record's row, anew if it was another row's. */
 static pst_status enter_row(merge *m, const pst_record *r) {
     pst_schema rows = *m->schema;
     pst_key key = {.hash = r->hash};
@@ -284,7 +284,7 @@ static pst_bytes element_of(const merge *m, const pst_record *r) {
     return r->key[m->schema->n_keys - 1].bytes;
 }
 
-/* What an element is of. */
+/* The id of an element's state. */
 static uint32_t id_of(const merge *m, const pst_record *r) {
     pst_bytes element = element_of(m, r);
     return element.size < 4 ? PST_TIMERS_ID : (uint32_t)pst_get_big(element.data, 4);
@@ -300,7 +300,7 @@ static int32_t column_of(const merge *m, uint32_t id) {
     return -1;
 }
 
-/* A run of a list all of whose items lie before where the list begins now. */
+/* Is it a run of a list all of whose items lie before the list's present start? */
 static int is_trimmed(const merge *m, int32_t column, const source *s) {
     const pst_record *r = s->record;
     const pst_column *c = &m->schema->states[column];
@@ -321,7 +321,7 @@ static int is_trimmed(const merge *m, int32_t column, const source *s) {
     return pst_get_big(element.data + 4, 8) + count <= start;
 }
 
-/* Leaves those of the group's sources whose elements are still there. */
+/* Keeps those of the group's sources whose elements are still there. */
 static int32_t keep_visible(merge *m, int32_t n) {
     uint32_t id = id_of(m, m->sources[m->group[0]].record);
     int32_t column = column_of(m, id), kept = 0;

@@ -5,8 +5,8 @@
  * image, until the header is old enough. Everything is copied first and believed only after the
  * header, the roll back counter and the floor were found unchanged.
  *
- * What was not believed is read again, at most for as long as a reader has patience: rows may move
- * for ever where somebody rolls back again and again, or was killed in it.
+ * What was not believed is read again, but only for as long as a reader has patience: rows may move
+ * for ever where somebody rolls back again and again, or was killed in a roll back.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -78,14 +78,14 @@ typedef struct attempts {
     int64_t until_ns;
 } attempts;
 
-/* Is a roll back begun that nobody goes on with? Its writer is gone where nobody holds the lock. */
+/* Was a roll back begun that nobody goes on with? If nobody holds the lock its writer is gone. */
 static int is_abandoned(const pst_reader *r) {
     if (!r->owns_view || !(enter(r) & 1))
         return 0;
     return pst_lock_is_free(r->view->arena.fd) && (enter(r) & 1);
 }
 
-/* Lets the writer get on, before the next attempt. PST_STALE: read again. PST_BUSY: it is of no use. */
+/* Waits for the writer before the next attempt. PST_STALE: read again. PST_BUSY: it is no use. */
 static pst_status wait_for_writer(const pst_reader *r, attempts *a) {
     enum { AT_ONCE = 64, FIRST_NS = 50000, LONGEST_NS = 5000000 };
     struct timespec now, pause = {0, FIRST_NS};
@@ -124,7 +124,7 @@ static int reachable(pst_reader *r, int space, uint64_t at, uint64_t size) {
     return at + size <= have;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static int which_newer(const pst_reader *r, uint64_t header) {
     uint32_t stamp = pst_header_stamp(header);
@@ -247,7 +247,7 @@ static pst_status fill_record(pst_reader *r, pst_record *record) {
     return s ? PST_STALE : PST_OK;
 }
 
-/* ---- look-up ------------------------------------------------------------------------------------ */
+/* ---- look-up --------------------------------------------------------------------------------- */
 
 /* PST_NOT_FOUND: the copied row is another key's. */
 static pst_status match_key(pst_reader *r, const pst_key *key) {
@@ -355,7 +355,7 @@ pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) 
     return leave(r, enter(r)) == PST_SNAPSHOT_TOO_OLD ? PST_SNAPSHOT_TOO_OLD : PST_NOT_FOUND;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static pst_status pin_epoch(pst_reader *r) {
     pst_header *h = r->view->h;
@@ -373,7 +373,7 @@ static pst_status pin_epoch(pst_reader *r) {
         for (uint64_t k = 0; k < 3; k++)
             r->newer[k] = pst_stamp(r->epoch + 1 + k) << 8;
         pst_get_words((uint64_t *)r->m, (const uint64_t *)pst_meta_of(r->view, r->epoch), words);
-        /* An epoch that left the window, or was undone, meanwhile: the one of now is taken. */
+        /* Where the epoch left the window or was undone meanwhile, the present one is taken. */
         s = leave(r, before) ? wait_for_writer(r, &a) : PST_OK;
     } while (s == PST_STALE);
     if (!s)

@@ -1,5 +1,5 @@
-/* seal.c: the end of an epoch. Its changes are gathered, what lives moves together, what died is let
- * go of, and then one store makes all of it count (E1). */
+/* seal.c: the end of an epoch. Its changes are gathered, what lives moves together, what died is
+ * let go of, and then one store makes all of it count (E1). */
 #include <string.h>
 
 #include "memory/alloc.h"

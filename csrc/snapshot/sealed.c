@@ -151,8 +151,8 @@ PST_PREFETCH void bring_block(const pst_table *t, const uint64_t *ref) {
     __builtin_prefetch(data + pst_ref_size(ref) - 1, 0, 2);
 }
 
-/* Brings in the blocks behind a touched row's key and these columns, before and after: row and record
- * are in cache. What an absent state's words name is brought in for nothing. */
+/* Prefetches the blocks behind a touched row's key and these columns, before and after. The row and
+ * its record are in cache. Where a state is absent, this prefetches something useless. */
 PST_PREFETCH void bring_bytes(const pst_table *t, const uint64_t *record, uint64_t columns) {
     const uint64_t *row = pst_row(t, (uint32_t)record[0]);
     if (t->lay.key_kind == PST_KEY_BYTES)
@@ -176,8 +176,8 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
     uint64_t bytes = columns_of_bytes(t);
     int has_bytes = bytes || t->lay.key_kind == PST_KEY_BYTES;
     for (uint64_t i = 0; i < t->undo_count; i++) {
-        /* Rows by what the records say, records by their place: the hardware alone does not run
-         * far enough ahead of either. */
+        /* Rows are prefetched by their records, records by their place: the hardware alone does not
+         * run far enough ahead of either. */
         if (i + 3 * AHEAD < t->undo_count)
             __builtin_prefetch(pst_undo_record(t, t->undo, i + 3 * AHEAD));
         if (i + AHEAD < t->undo_count)

@@ -10,8 +10,8 @@
  *  G1. A row is gathered only if it logically changed: before and after are compared, so what was
  *      touched and put back, or inserted and deleted, leaves nothing.
  *  G2. Records carry keys and values, never slots or granules.
- *  G3. Buffers are recycled up to a size, so that in a steady state sealing faults no pages in; those of
- *      a large epoch go when it does.
+ *  G3. Buffers up to a size are reused, so that in a steady state sealing faults no pages in. Those
+ *      of a large epoch are freed with it.
  *  G4. What is written to buffers is charged, in the pool too; what is only reserved is not.
  */
 #ifndef PST_SEALED_H
@@ -69,12 +69,12 @@ uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint6
 pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
                             uint64_t present, uint64_t **w);
 
-/* The same for tables with lists, maps or timers: rows, then what changed of each. */
+/* Gathers a row of a table with lists, maps or timers, and what changed of each. */
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before_presence, const uint64_t *before);
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
-/* Brings in what comparing the lists and maps of a touched row begins with: row and undo record are
- * in cache. */
+/* Prefetches what comparing the lists and maps of a touched row begins with. The row and its undo
+ * record are in cache. */
 PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
     const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
     for (int32_t i = 0; i < t->lay.n_states; i++) {
@@ -93,7 +93,7 @@ PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
-/* The bytes that an entry more will have touched. PST_LIMIT. */
+/* Charges for what is written after one more entry. PST_LIMIT. */
 static inline pst_status pst_sealed_charge(pst_sealed *s) {
     return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
 }

@@ -1,6 +1,6 @@
 /* sealed_elements.c: what an epoch changed of lists, maps and timers.
  *
- * Their files have a key column more (elements.h), so every entry has a bytes key: the row's key
+ * Their files have one key column more (elements.h), so every entry has a bytes key: the row's key
  * in the form of several columns, then the element or its absence. */
 #include <string.h>
 
@@ -20,7 +20,8 @@ static uint8_t *put_part(uint8_t *p, pst_bytes b) {
     return p + 4 + b.size;
 }
 
-/* Keeps the file's key of a row, or of one of its elements (data not NULL): {hash, offset, size}. */
+/* Keeps the file's key of a row, or of one of its elements (data not NULL): {hash, offset,
+ * size}. */
 static pst_status keep_key(pst_sealed *s, const pst_table *t, const uint64_t *row,
                            pst_bytes element, uint64_t *w) {
     const uint64_t *k = row + t->lay.key_offset / 8;
@@ -84,7 +85,7 @@ static void end_entry(pst_sealed *s, const uint64_t *w) {
 
 /* ---- the row itself ------------------------------------------------------------------------- */
 
-/* What is to be said of a list or map in the row's record. */
+/* What the row's record says of a list or map. */
 typedef struct marker {
     int said;
     int starts; /* a list whose head went: at `start` */

@@ -1,12 +1,12 @@
 /* sealed_write.c: a sealed epoch as a delta file: sorted, then written many rows at a time.
  *
- * Entries are sorted by items: a word each, with as much of the order as fits beside the entry's
- * place. Items are dealt into buckets by the highest bits of the order, so many that a bucket stays
- * in the nearest cache while it is sorted by what follows. What then is still equal is settled by the
- * whole hash and the key.
+ * Entries are sorted by items. An item is a word with the entry's place and as much of the order as
+ * fits beside it. Items are dealt into buckets by the highest bits of the order; there are so many
+ * buckets that one stays in the nearest cache while it is sorted by the following bits. Items that
+ * are still equal are ordered by the whole hash and the key.
  *
- * Of a large epoch the items are made for a part of the buckets at a time, so that writing takes little
- * beside what was gathered; each part is a walk over the entries more. */
+ * In a large epoch the items are made for a part of the buckets at a time, so that writing needs
+ * little memory beside what was gathered. Each part is one more walk over the entries. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -16,13 +16,13 @@
 #include "snapshot/sealed.h"
 
 enum {
-    AHEAD = 48,            /* rows by which what is written is brought in */
+    AHEAD = 48,            /* how many rows ahead entries are prefetched */
     AT_BITS = 40,          /* of an item: the word at which its entry begins */
-    BUCKET_ITEMS_BITS = 7, /* as many items as a bucket has if hashes are spread */
+    BUCKET_ITEMS_BITS = 7, /* the items of a bucket, if hashes are spread */
     MOST_BUCKETS_BITS = 16,
     MOST_PARTS = 4,
     DIGIT = 8,
-    FEW = 24, /* so many are sorted by insertion */
+    FEW = 24, /* up to this many are sorted by insertion */
     CHUNK = 128,
     PLANS = 16
 };
@@ -105,7 +105,7 @@ static inline const plan *plan_of(writing *x, const uint64_t *w) {
     return p;
 }
 
-/* ---- order ------------------------------------------------------------------------------------ */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 static inline uint64_t hash_of(const writing *x, const uint64_t *w) {
     if (x->s->key_kind != PST_KEY_WORD)
@@ -123,7 +123,7 @@ static inline uint64_t order_of(const writing *x, uint64_t hash) {
     return group << (64 - x->group_bits) | hash >> x->group_bits;
 }
 
-/* An order's highest bits name a bucket, and the next ones stand first in an item. */
+/* The highest bits of an order name a bucket; the next ones stand first in an item. */
 static inline uint64_t bucket_of(const writing *x, uint64_t order) {
     return order >> (64 - x->bucket_bits);
 }
@@ -132,8 +132,8 @@ static inline uint64_t item_of(const writing *x, uint64_t order, uint64_t at) {
     return (order << x->bucket_bits) >> AT_BITS << AT_BITS | at;
 }
 
-/* The entries in the order in which they were gathered. Most are of the kind of the one before, so
- * that where the next one begins need not wait for what this one says. */
+/* Walks the entries in the order in which they were gathered. Most have the same info word as the
+ * one before, so the place of the next entry is known without waiting for this one. */
 typedef struct walk {
     uint64_t *w;
     uint64_t info;
@@ -153,7 +153,7 @@ static inline void walk_on(writing *x, walk *at) {
     at->w += at->words;
 }
 
-/* Hashes what has no hash yet, and counts the items of each bucket. */
+/* Replaces the hashes that are not Spark's, and counts the items of each bucket. */
 static void count_items(writing *x) {
     const pst_sealed *s = x->s;
     int spread = s->key_kind == PST_KEY_BYTES && (pst_key_has_namespace(s->schema) || s->tied);
@@ -167,13 +167,14 @@ static void count_items(writing *x) {
     }
 }
 
-/* Those of the buckets from `from` to `to`. */
+/* Makes the items of the buckets `from` to `to` - 1. */
 static void deal_items(writing *x, size_t from, size_t to) {
     walk at = begin_walk(x);
     for (uint64_t i = 0; i < x->s->rows; i++, walk_on(x, &at)) {
         uint64_t order = order_of(x, hash_of(x, at.w));
         size_t k = bucket_of(x, order);
-        /* Without a branch, that nobody could predict: the others' place is the one behind the last. */
+        /* Without a branch, which would be mispredicted: items of other buckets are written to the
+         * place behind the last one. */
         size_t taken = k - from < to - from;
         k = taken ? k : (size_t)1 << x->bucket_bits;
         x->items[x->ends[k]] = item_of(x, order, (uint64_t)(at.w - x->words));
@@ -191,7 +192,7 @@ static void insert_in_order(uint64_t *a, size_t n) {
     }
 }
 
-/* Highest digit first. Items that are equal in all of them stay as they were gathered. */
+/* Sorts by the highest digit first. Items that are equal in all of them stay in gathering order. */
 static void sort_items(uint64_t *a, size_t n, int shift, uint64_t *room) {
     size_t ends[(1 << DIGIT) + 1] = {0}, most = 0;
     if (n <= FEW) {
@@ -256,7 +257,7 @@ static void merge_runs(const writing *x, uint64_t *a, size_t n_left, size_t n) {
 }
 
 /* Merges neighbouring runs until there is one. The elements of a key, which all have its hash, come
- * as one, and its timers as another. */
+ * as one run, and its timers as another. */
 static void sort_tied(const writing *x, uint64_t *a, size_t n) {
     size_t runs;
     do {
@@ -271,8 +272,8 @@ static void sort_tied(const writing *x, uint64_t *a, size_t n) {
     } while (runs > 1);
 }
 
-/* Called for each i in turn: brings in the entry of an item further on, and the bytes of a nearer one,
- * whose entry is in cache by then. */
+/* Called for each i in turn: prefetches the entry of an item further on, and the bytes of a nearer
+ * one, whose entry is in cache by then. */
 PST_PREFETCH void bring(writing *x, size_t i) {
     size_t n = x->n_items;
     if (i + AHEAD < n) {
@@ -302,7 +303,8 @@ static void settle_ties(writing *x, size_t begin, size_t end) {
     }
 }
 
-/* From a bucket on, those whose items are worked on together: as many as there is room for, or one. */
+/* The end of the part that begins at bucket `from`: as many buckets as there is room for, at least
+ * one. */
 static size_t part_end(const writing *x, size_t from, size_t *items) {
     size_t to = from, n = x->counts[to++];
     while (to < (size_t)1 << x->bucket_bits && n + x->counts[to] <= x->part)
@@ -311,7 +313,7 @@ static size_t part_end(const writing *x, size_t from, size_t *items) {
     return to;
 }
 
-/* Room for the items of the largest part, and of the largest bucket. */
+/* Makes room for the items of the largest part, and of the largest bucket. */
 static pst_status make_room(writing *x) {
     size_t buckets = (size_t)1 << x->bucket_bits, most = 0, largest = 0;
     for (size_t from = 0, n; from < buckets;) {
@@ -330,7 +332,7 @@ static pst_status make_room(writing *x) {
     return x->items && x->room ? PST_OK : PST_NO_MEMORY;
 }
 
-/* Makes x->items those of a part, in order. */
+/* Makes x->items the sorted items of a part. */
 static void sort_part(writing *x, size_t from, size_t to) {
     size_t sum = 0;
     for (size_t k = from; k < to; k++) {
@@ -345,7 +347,7 @@ static void sort_part(writing *x, size_t from, size_t to) {
         settle_ties(x, begin, x->ends[k]);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static pst_status write_record(writing *x, const uint64_t *w, uint64_t hash) {
     const plan *p = plan_of(x, w);
