@@ -11,17 +11,17 @@
  * used by one thread at a time, beside the writer.
  *
  * Statuses. Every function returns a pst_status unless it cannot fail, and PST_OK where it has done
- * what it says. It lists the others itself, or its section lists them for all of its functions. Where
- * one says "memory", the table had to grow: PST_LIMIT, PST_NO_SPACE, PST_NO_MEMORY, PST_IO, or
- * PST_TOO_LARGE for a table that is full. A write that fails after its arguments were checked may leave
- * the epoch half written: then all that reads or writes values says PST_POISONED until a roll back.
- * On a status other than PST_OK the outputs are untouched unless the function says otherwise, and
- * pst_table_detail (or the reader's counterpart) says where it happened.
+ * what it says. It lists the others itself, or its section lists them for all of its functions.
+ * Where one says "memory", the table had to grow: PST_LIMIT, PST_NO_SPACE, PST_NO_MEMORY, PST_IO,
+ * or PST_TOO_LARGE for a table that is full. A write that fails after its arguments were checked
+ * may leave the epoch half written: then all that reads or writes values says PST_POISONED until a
+ * roll back. On a status other than PST_OK the outputs are untouched unless the function says
+ * otherwise, and pst_table_detail (or the reader's counterpart) says where it happened.
  *
  * Ownership. What a function creates belongs to the caller, who gives it to the destroy, close or
  * release of the same name; these take NULL. Arguments are only read, and need not outlive the call
- * where nothing else is said. Pointers in results lead into memory of the handle that gave them, and
- * are valid as long as it says.
+ * where nothing else is said. Pointers in results lead into memory of the handle that gave them,
+ * and are valid as long as it says.
  */
 #ifndef PYSTATE_H
 #define PYSTATE_H
@@ -165,8 +165,8 @@ typedef struct pst_array {
     const void *values;      /* fixed-width values, bits for BOOL, or the bytes' data */
     const int32_t *offsets;  /* STRING, BINARY, OBJECT and NESTED: length + offset + 1 entries */
     uint32_t width;          /* FIXED: bytes of a value */
-    /* Where there are offsets: bytes of `values`. A value that would lie outside counts as empty, so
-     * that whoever writes to the buffers meanwhile changes values and nothing else. */
+    /* Where there are offsets: bytes of `values`. A value that would lie outside counts as empty,
+     * so that whoever writes to the buffers meanwhile changes values and nothing else. */
     int64_t values_bytes;
 } pst_array;
 
@@ -183,9 +183,10 @@ typedef struct pst_bytes_out {
 /* ---- hash and key groups ------------------------------------------------------------------- */
 
 /* hash[i] = xxhash64(columns of row i) as Spark SQL computes it: seed 42, columns chained, a null
- * leaves the seed unchanged, -0.0 and NaN canonical. O(rows). PST_WRONG_TYPE for types
- * that are never keys; PST_INVALID for columns of different lengths. `precision` of a decimal column decides between Spark's
- * two forms (<= 18: the unscaled long, else the big-endian two's complement bytes). */
+ * leaves the seed unchanged, -0.0 and NaN canonical. O(rows). PST_WRONG_TYPE for types that are
+ * never keys; PST_INVALID for columns of different lengths. `precision` of a decimal column decides
+ * between Spark's two forms (<= 18: the unscaled long, else the big-endian two's complement
+ * bytes). */
 pst_status pst_hash(const pst_array *columns, const uint8_t *precision, int32_t n_columns,
                     uint64_t *hash);
 
@@ -199,15 +200,16 @@ void pst_range_bounds(int32_t i, int32_t max_parallelism, int32_t parallelism, i
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* One limit for what a process takes, and what the shared tables of its host take. Tables without a
- * limit of their own, and the buffers of batches, sealed epochs, files and merges are bound by it. A
- * table with its own limit counts for the others and is bound by that alone; while there is one, buffers
- * only count, too. Buffers, seals, and what clears, removes or fires may pass a limit by an eighth: a
- * table that is full can be read, emptied and written. Any thread. */
+/* One limit for what a process takes, and what the shared tables of its host take. It binds tables
+ * without a limit of their own, and the buffers of batches, sealed epochs, files and merges. A
+ * table with its own limit is bound by that alone, and counts for the others; while there is one,
+ * buffers are counted but not bound. Buffers, seals, and whatever clears, removes or fires may pass
+ * a limit by an eighth: a table that is full can be read, emptied and written. Any thread. */
 typedef struct pst_budget pst_budget;
 
-/* The memory that this process may use: the machine's, or that of its control group or a group above
- * it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as usual. */
+/* The memory that this process may use: the machine's, or that of its control group or a group
+ * above it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as
+ * usual. */
 uint64_t pst_memory_bytes(const char *proc, const char *cgroups);
 
 /* `limit_bytes` 0: three quarters of pst_memory_bytes. PST_NO_MEMORY. */
@@ -277,18 +279,18 @@ typedef struct pst_table_options {
 /* Creates a heap table, or creates or attaches a shared one under its exclusive lock. An attached
  * table that its last owner left in the middle of an epoch or of a roll back is recovered to its
  * last sealed epoch first. `created` (may be NULL) tells whether the table is new and empty.
- * `detail` may be NULL.
- * PST_INVALID: the schema or an option is out of range; with a column in the detail, files could not
- * tell that one from one before it. PST_BUSY: the lock was not to be had in time. PST_MISMATCH: the
- * file is another's and is left as it is. PST_NOT_FOUND: there is no file, and create == 0.
- * PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO; PST_CORRUPT: the file's header
- * contradicts itself. The schema is copied; the budget is kept for as long as the table lives. */
+ * `detail` may be NULL. PST_INVALID: the schema or an option is out of range; with a column in the
+ * detail, files could not tell that one from one before it. PST_BUSY: the lock was not to be had in
+ * time. PST_MISMATCH: the file is another's and is left as it is. PST_NOT_FOUND: there is no file,
+ * and create == 0. PST_ADDRESS_SPACE, PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_IO; PST_CORRUPT:
+ * the file's header contradicts itself. The schema is copied; the budget is kept for as long as the
+ * table lives. */
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail);
 
-/* Releases the lock, keeping the mapping so that pst_table_attach is warm. An unsealed epoch is rolled
- * back first. No other call but attach and close is valid until then. PST_INVALID: a heap table, or one
- * that is not attached. */
+/* Releases the lock, keeping the mapping so that pst_table_attach is warm. An unsealed epoch is
+ * rolled back first. No other call but attach and close is valid until then. PST_INVALID: a heap
+ * table, or one that is not attached. */
 pst_status pst_table_detach(pst_table *t);
 /* Takes the lock again, and recovers like open. PST_INVALID: a heap table, or one that is attached.
  * PST_BUSY as open; PST_MISMATCH if the file was replaced meanwhile (close and open again); PST_IO,
@@ -345,23 +347,24 @@ typedef struct pst_ttl {
 } pst_ttl;
 
 /* How column's values (the elements of a list or map) expire. The column after it must be of kind
- * PST_TIME, and no duration negative, else PST_INVALID. Holds for this handle until it is closed. */
+ * PST_TIME, and no duration negative, else PST_INVALID. Holds for this handle until it is
+ * closed. */
 pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
 /* What TTL takes for now. A fresh handle knows no time: nothing expires. */
 void pst_table_set_clock(pst_table *t, const pst_clock *clock);
-/* Removes what has expired without being touched, in the open epoch: looks at `budget` rows and
- * map entries, and four for each row that the epoch made and each entry made since the last call, in
- * turn with later calls. `removed` (may be NULL) counts values and elements, also where this fails.
- * PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a map. Memory: the rest waits, and the epoch
- * goes on unless the table says that it is poisoned. */
+/* Removes what has expired, in the open epoch, though nothing touched it. It looks at `budget` rows
+ * and map entries, and at four more for each row that the epoch made and each entry made since the
+ * last call; later calls go on from there. `removed` (may be NULL) counts values and elements, also
+ * where this fails. PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a map. Memory: the rest
+ * waits, and the epoch goes on unless the table says that it is poisoned. */
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
 
 /* ---- epochs -------------------------------------------------------------------------------- */
 
 /* Seals the open epoch under `lineage` and opens the next one. O(rows changed). `sealed` (may be
  * NULL: no delta wanted) receives the after-images of the changed columns. On failure nothing is
- * sealed. Batches made before become stale. PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a
- * list or map; memory, after which the same may be tried again unless the table is poisoned. */
+ * sealed. Batches made before become stale. PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in
+ * a list or map; memory, after which the same may be tried again unless the table is poisoned. */
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
 /* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2, else PST_INVALID.
@@ -369,8 +372,8 @@ pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed *
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage);
 
 /* Undoes the open epoch, and then `back` sealed ones (0, 1 or 2). Killed at any point, the next
- * attach completes it. O(rows changed). PST_NO_UNDO where the window does not reach; PST_INVALID: not
- * attached, or `back` is negative. Nothing else fails. */
+ * attach completes it. O(rows changed). PST_NO_UNDO where the window does not reach; PST_INVALID:
+ * not attached, or `back` is negative. Nothing else fails. */
 pst_status pst_table_rollback(pst_table *t, int32_t back);
 
 /* 1 while the open epoch has touched anything. */
@@ -379,12 +382,12 @@ int pst_table_dirty(const pst_table *t);
 /* ---- batches ------------------------------------------------------------------------------- */
 
 /* Statuses of all functions of a batch: PST_STALE after a seal or a roll back; PST_POISONED;
- * PST_INVALID where there is no such column, it is of another kind, or lengths differ; PST_WRONG_TYPE
- * where it is of another type. Memory, where rows are written to, or reading them counts as use
- * (pst_ttl.on_read). A batch is destroyed before its table is closed. */
+ * PST_INVALID where there is no such column, it is of another kind, or lengths differ;
+ * PST_WRONG_TYPE where it is of another type. Memory, where rows are written to, or reading them
+ * counts as use (pst_ttl.on_read). A batch is destroyed before its table is closed. */
 
-/* Hashes the keys and checks them against the table's range; rows are looked up on first use.
- * The key arrays must live, and stay as they are, as long as the batch, which is valid until the next
+/* Hashes the keys and checks them against the table's range; rows are looked up on first use. The
+ * key arrays must live, and stay as they are, as long as the batch, which is valid until the next
  * seal or roll back. PST_WRONG_KEY_GROUP names the row and its key group in the detail,
  * PST_WRONG_TYPE the key column. PST_INVALID: not attached, or columns of different lengths.
  * PST_TOO_LARGE: a key. PST_NO_MEMORY, PST_LIMIT. */
@@ -411,7 +414,8 @@ typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
  * binary, object. */
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values);
 
-/* Clears one column, or with column == -1 deletes the keys altogether. PST_CORRUPT in a list or map. */
+/* Clears one column, or with column == -1 deletes the keys altogether. PST_CORRUPT in a list or
+ * map. */
 pst_status pst_batch_clear(pst_batch *b, int32_t column);
 
 /* The rows touched in the open epoch and alive, as a batch whose keys need no look-up: from
@@ -419,10 +423,12 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column);
  * iterating may or may not be seen. PST_INVALID: not attached, or `most` is no number of rows.
  * PST_POISONED, PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
-/* The same over all live rows, in slot order. Sealing may move rows, and what is gone over from epoch to
- * epoch then met twice or never, unless they were to be kept where they are. */
+/* The same over all live rows, in slot order. Sealing may move rows into other slots, so a walk
+ * over several epochs may meet a row twice or never, unless pst_table_keep_rows keeps them where
+ * they are. */
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
-/* Says whether sealing is to leave rows in their slots, so that the table gets no shorter meanwhile. */
+/* Says whether sealing leaves rows in their slots. As long as it does the table gets no fewer
+ * slots. */
 void pst_table_keep_rows(pst_table *t, int keep);
 /* A key column of the batch's rows, in the forms of pst_batch_get and pst_batch_get_bytes. Only for
  * batches that were not made of keys (pst_batch_create: PST_INVALID). PST_CORRUPT: no key. */
@@ -433,39 +439,39 @@ pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_b
 
 /* Makes the key of batch row i current, or the single key given as cells (nulls: a bit per key
  * column), whose bytes are copied. The current key survives until the next set, seal or roll back.
- * PST_INVALID: not attached, no such row, or the batch is another table's. PST_STALE and PST_POISONED
- * of the batch. PST_WRONG_KEY_GROUP, with the group in the detail; PST_TOO_LARGE: the key;
- * PST_NO_MEMORY. */
+ * PST_INVALID: not attached, no such row, or the batch is another table's. PST_STALE and
+ * PST_POISONED of the batch. PST_WRONG_KEY_GROUP, with the group in the detail; PST_TOO_LARGE: the
+ * key; PST_NO_MEMORY. */
 pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i);
 pst_status pst_key_set(pst_table *t, const pst_cell *key, uint32_t nulls);
-/* For a table with one non-decimal fixed-width key column, else PST_INVALID: the canonical word, never
- * null. PST_WRONG_KEY_GROUP. */
+/* For a table with one non-decimal fixed-width key column, else PST_INVALID: the canonical word,
+ * never null. PST_WRONG_KEY_GROUP. */
 pst_status pst_key_set_word(pst_table *t, uint64_t word);
 
 /* PST_INVALID without a current key, or for a column of another kind. PST_POISONED. PST_NOT_FOUND:
  * absent. PST_TOO_LARGE: the value; PST_WRONG_TYPE: a struct of another width. Memory, where one is
- * written, or reading counts as use. `cell->bytes` that was read is valid until the next write to the
- * table; what is put is copied. */
+ * written, or reading counts as use. `cell->bytes` that was read is valid until the next write to
+ * the table; what is put is copied. */
 pst_status pst_value_get(pst_table *t, int32_t column, pst_cell *cell);
 pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell);
-/* -1: the whole key. PST_INVALID without a current key or column; PST_POISONED; PST_CORRUPT in a list
- * or map; memory. */
+/* -1: the whole key. PST_INVALID without a current key or column; PST_POISONED; PST_CORRUPT in a
+ * list or map; memory. */
 pst_status pst_value_clear(pst_table *t, int32_t column);
 
-/* ---- lists and maps ---------------------------------------------------------------------------- */
+/* ---- lists and maps -------------------------------------------------------------------------- */
 
-/* Statuses of all functions here: PST_INVALID without a current key, or for a column of another kind;
- * PST_POISONED; PST_CORRUPT where the chunks or nodes contradict themselves; memory, where something is
- * written, or reading counts as use (pst_ttl.on_read). Those of batches also say what all of a batch
- * say, a null with its row. Cells that come out are valid until the next write to the table; what goes
- * in is copied. */
+/* Statuses of all functions here: PST_INVALID without a current key, or for a column of another
+ * kind; PST_POISONED; PST_CORRUPT where the chunks or nodes contradict themselves; memory, where
+ * something is written, or reading counts as use (pst_ttl.on_read). Those of batches also say what
+ * all of a batch say, a null with its row. Cells that come out are valid until the next write to
+ * the table; what goes in is copied. */
 
-/* Of the current key. What has expired is neither seen nor counted, and goes when its list or map is
- * written to. PST_TOO_LARGE: an item; PST_WRONG_TYPE: a struct of another width. */
+/* Of the current key. What has expired is neither seen nor counted, and goes when its list or map
+ * is written to. PST_TOO_LARGE: an item; PST_WRONG_TYPE: a struct of another width. */
 pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item);
-/* Appends the items of key `from` (cells and nulls as for pst_key_set), each with its time; that key
- * has no list then. Nothing happens if it has none, or is the current key. PST_WRONG_KEY_GROUP: that key;
- * PST_NO_MEMORY. */
+/* Appends the items of key `from` (cells and nulls as for pst_key_set), each with its time; that
+ * key has no list then. Nothing happens if it has none, or is the current key. PST_WRONG_KEY_GROUP:
+ * that key; PST_NO_MEMORY. */
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls);
 /* PST_NOT_FOUND where there is no such entry. */
 pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value);
@@ -487,36 +493,37 @@ pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
 /* `key` is filled for maps. PST_NOT_FOUND at the end; PST_CORRUPT. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
-/* Items of a list that lie side by side in the table, `count` of the `left` that the walk has yet to
- * come by; of the column's width, at its alignment. */
+/* Items of a list that lie side by side in the table: `count` of the `left` that the walk has not
+ * passed yet, of the column's width and at its alignment. */
 typedef struct pst_run {
     const void *items;
     uint64_t count;
     uint64_t left;
 } pst_run;
-/* PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of maps,
- * items of variable width, and those that may be hidden by their age. PST_CORRUPT. */
+/* PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of
+ * maps, items of variable width, and those that may be hidden by their age. PST_CORRUPT. */
 pst_status pst_elements_next_run(pst_elements *e, pst_run *run);
 
-/* Items to the lists of the batch's keys, in row order; one per row. PST_INVALID: a null, with its row,
- * before anything is written. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: an item. */
+/* Items to the lists of the batch's keys, in row order; one per row. PST_INVALID: a null, with its
+ * row, before anything is written. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: an item. */
 pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items);
-/* items[offsets[i] .. offsets[i + 1]) to the list of key i. Statuses as pst_batch_list_append; PST_INVALID
- * also where offsets fall or pass the items. */
+/* items[offsets[i] .. offsets[i + 1]) to the list of key i. Statuses as pst_batch_list_append;
+ * PST_INVALID also where offsets fall or pass the items. */
 pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                       const pst_array *items);
 /* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
  * which reading them begins (pst_ttl.on_read). PST_STALE. */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
 /* Items of fixed width as that run, offsets as just counted, to `capacity` bytes at `values`.
- * PST_INVALID for variable width; PST_CHANGED where a list has not as many items as were counted, or
- * they would not fit. PST_STALE. */
+ * PST_INVALID for variable width; PST_CHANGED where a list has not as many items as were counted,
+ * or they would not fit. PST_STALE. */
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
                                uint64_t capacity);
 
-/* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with their
- * row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes, with
- * PST_TOO_LARGE and PST_CHANGED as there. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: a key or value. */
+/* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with
+ * their row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes,
+ * with PST_TOO_LARGE and PST_CHANGED as there. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: a key or
+ * value. */
 pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
                              const pst_array *values);
 pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys);
@@ -525,12 +532,12 @@ pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys
 pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array *keys,
                                    const pst_bytes_out *out);
 
-/* ---- aggregates ---------------------------------------------------------------------------------- */
+/* ---- aggregates ------------------------------------------------------------------------------ */
 
-/* Statuses of all that add or merge: PST_INVALID without a current key, for another kind of column, or
- * for a shape that there is not; PST_WRONG_TYPE where shape, column and values do not fit each other;
- * PST_OVERFLOW: a sum above 128 bits; PST_CORRUPT: bytes that are no accumulator of the shape;
- * PST_POISONED; memory. Of batches PST_STALE, and the row in the detail. */
+/* Statuses of all that add or merge: PST_INVALID without a current key, for another kind of column,
+ * or for a shape that there is not; PST_WRONG_TYPE where shape, column and values do not fit each
+ * other; PST_OVERFLOW: a sum above 128 bits; PST_CORRUPT: bytes that are no accumulator of the
+ * shape; PST_POISONED; memory. Of batches PST_STALE, and the row in the detail. */
 
 /* Part of the file format: never renumbered. */
 typedef enum pst_agg_kind {
@@ -560,12 +567,12 @@ pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *
 pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape *shape,
                                pst_bytes from);
 
-/* ---- timers ------------------------------------------------------------------------------------ */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Statuses of all functions here: PST_INVALID for a table without a column of kind PST_TIMERS, one that
- * is not attached, another domain, without a current key, or where a batch and its times do not fit;
- * PST_POISONED; PST_CORRUPT where the trees of timers contradict themselves; PST_STALE of batches;
- * memory, where something is written. */
+/* Statuses of all functions here: PST_INVALID for a table without a column of kind PST_TIMERS, one
+ * that is not attached, another domain, without a current key, or where a batch and its times do
+ * not fit; PST_POISONED; PST_CORRUPT where the trees of timers contradict themselves; PST_STALE of
+ * batches; memory, where something is written. */
 
 typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
 
@@ -578,9 +585,9 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
 
 /* The earliest one. PST_NOT_FOUND where there is none. */
 pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms);
-/* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those of
- * a key come in order, and all of a key group before the next. They stay registered. `times_ms` has
- * room for `most`, and is written to also where this fails. PST_NOT_FOUND where none is due;
+/* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those
+ * of a key come in order, and all of a key group before the next. They stay registered. `times_ms`
+ * has room for `most`, and is written to also where this fails. PST_NOT_FOUND where none is due;
  * PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms, pst_batch **batch);
@@ -589,7 +596,7 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
 /* Takes all of them away. */
 pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);
-/* Counts timers registered since pst_timers_due that were due then: after one of these, what was
+/* Counts timers registered since pst_timers_due that were due then. If it has grown, what was
  * handed out may no longer be in order. */
 uint64_t pst_timers_missed(const pst_table *t);
 
@@ -600,9 +607,9 @@ typedef enum pst_record_op {
     PST_DELETE = 2 /* the key ceases to exist                                           */
 } pst_record_op;
 
-/* Of an operator with lists, maps or timers, files have one key column more, the element, not hashed
- * and null for the row itself. A row's record then carries its values; of a list or map column in
- * `changed` it says that what older files hold of it is void (null) or begins at an item (a list
+/* Files of an operator with lists, maps or timers have one key column more, the element, not hashed
+ * and null for the row itself. A row's record then carries its values. For a list or map column in
+ * `changed` it says that what older files hold of it is void (null), or begins at an item (a list
  * whose head went). Each entry, run of items and timer is a record of its own: see FORMAT.md. */
 #define PST_ELEMENT_COLUMN "#element"
 
@@ -621,8 +628,9 @@ typedef struct pst_record {
 } pst_record;
 
 /* Visits the live rows of the table as of now, in slot order: pass *cursor = 0 first. Writing to
- * the table in between is allowed; a row written meanwhile may or may not be seen. The record's bytes are
- * valid until the next write. PST_NOT_FOUND at the end; PST_CORRUPT: the row has no key. */
+ * the table in between is allowed; a row written meanwhile may or may not be seen. The record's
+ * bytes are valid until the next write. PST_NOT_FOUND at the end; PST_CORRUPT: the row has no
+ * key. */
 pst_status pst_table_next(pst_table *t, uint64_t *cursor, pst_record *record);
 
 /* The schema of the files of a table's operator, which the caller destroys. PST_NO_MEMORY.
@@ -632,10 +640,10 @@ void pst_file_schema_destroy(pst_schema *file);
 
 /* Applies a record to the open epoch, with the element column where the table's files have one.
  * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
- * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID: not
- * attached, a column is not the table's, or is there twice. PST_POISONED. PST_WRONG_KEY_GROUP.
- * PST_CORRUPT: an element that its state cannot have. PST_TOO_LARGE: key or value; PST_WRONG_TYPE: a
- * struct of another width; memory. */
+ * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID:
+ * not attached, a column is not the table's, or is there twice. PST_POISONED. PST_WRONG_KEY_GROUP.
+ * PST_CORRUPT: an element that its state cannot have. PST_TOO_LARGE: key or value; PST_WRONG_TYPE:
+ * a struct of another width; memory. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
                            int32_t n_columns);
 
@@ -645,15 +653,15 @@ pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t
  * one thread. */
 void pst_sealed_destroy(pst_sealed *s);
 uint64_t pst_sealed_rows(const pst_sealed *s);
-/* Bytes of keys and changed columns, the measure that P5 compares a file with. */
+/* Bytes of keys and changed columns, with which benchmarks compare the size of a file. */
 uint64_t pst_sealed_bytes(const pst_sealed *s);
 /* Valid as long as the sealed epoch. */
 const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
 
-/* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends
- * the call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. Buffers are charged
- * to `budget`: PST_LIMIT. NULL: to none, or where a sealed epoch
- * is written to its table's. */
+/* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends the
+ * call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. Buffers are charged
+ * to `budget`: PST_LIMIT. Where it is NULL a sealed epoch is charged to its table's budget, and all
+ * else to none. */
 typedef struct pst_io {
     void *ctx;
     int (*write)(void *ctx, const void *data, size_t size);              /* append */
@@ -679,9 +687,10 @@ typedef struct pst_file_info {
     uint64_t checksum; /* XXH64 of the whole file, what a manifest records */
 } pst_file_info;
 
-/* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file; it may be tried
- * again. PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to write with; PST_TOO_LARGE: a
- * block, or more rows than can be sorted; PST_CORRUPT: what was gathered contradicts itself. */
+/* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. It may be called
+ * again after a failure. PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to write
+ * with; PST_TOO_LARGE: a block, or more rows than can be sorted; PST_CORRUPT: what was gathered
+ * contradicts itself. */
 pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info);
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -689,21 +698,21 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
 typedef struct pst_sst_writer pst_sst_writer;
 typedef struct pst_sst_reader pst_sst_reader;
 
-/* Statuses of writing: PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID for what breaks the order or
- * the range, or after the end; PST_TOO_LARGE: a record that no block holds. After any of these but
- * PST_INVALID a writer says the same again and can only be destroyed. `io` is copied; what its ctx
- * names, and its budget, must live as long as the writer or reader. */
+/* Statuses of writing: PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID for what breaks the
+ * order or the range, or after the end; PST_TOO_LARGE: a record that no block holds. After any of
+ * these but PST_INVALID a writer says the same again and can only be destroyed. `io` is copied;
+ * what its ctx names, and its budget, must live as long as the writer or reader. */
 
-/* Writes a file record by record; records must come sorted by (key group, hash, key bytes).
- * `info` gives kind, lineage, max_parallelism and key-group range, PST_INVALID where they or the schema
+/* Writes a file record by record; records must come sorted by (key group, hash, key bytes). `info`
+ * gives kind, lineage, max_parallelism and key-group range, PST_INVALID where they or the schema
  * are out of range. One block is buffered. The schema is copied. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
 
-/* Rows of one kind, each in words of its own: of row i the key at words[i][key_at] and state k at
- * words[i][at[k]], bytes as {offset, size} into `bytes`, behind whose last one PST_BYTES_SLACK more
- * can be read. Masks as of a record. */
+/* Rows of one kind, each in words of its own. Of row i, the key is at words[i][key_at] and state k
+ * at words[i][at[k]]; bytes are {offset, size} into `bytes`. PST_BYTES_SLACK more bytes can be read
+ * behind the last of these. Masks are as of a record. */
 typedef struct pst_rows {
     const uint64_t *const *words;
     const uint64_t *hash;
@@ -718,19 +727,20 @@ typedef struct pst_rows {
 
 enum { PST_BYTES_SLACK = 48 };
 
-/* As pst_sst_writer_add of each, column by column. REQUIRES: one key column, no key null, no two
- * hashes equal, nor one equal to that of the row before. */
+/* As pst_sst_writer_add of each row, column by column. REQUIRES: one key column; no key is null; no
+ * two hashes are equal, nor is one equal to that of the row before. */
 pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows);
-/* Writes index, properties and footer, and fills `info` (all fields). What is not finished is no file. */
+/* Writes index, properties and footer, and fills `info` (all fields). What is not finished is no
+ * file. */
 pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info);
 void pst_sst_writer_destroy(pst_sst_writer *w);
 
 /* XXH64 (seed 0) of the whole file, as pst_file_info has it. PST_CALLBACK, PST_NO_MEMORY. */
 pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum);
 
-/* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT, with the offset
- * in the detail; PST_NEWER_FORMAT, PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to read
- * with. */
+/* Opens a file: footer, header, schema and index are read and verified. PST_CORRUPT, with the
+ * offset in the detail; PST_NEWER_FORMAT, PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID:
+ * nothing to read with. */
 pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
                                pst_detail *detail);
 void pst_sst_reader_close(pst_sst_reader *r);
@@ -743,53 +753,55 @@ const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r);
  * PST_INVALID: no range. */
 pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group);
 /* PST_NOT_FOUND at the end of the range. The record is valid until the next call. PST_CORRUPT,
- * PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: a compressed block, and nothing to read it with. */
+ * PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: a compressed block, and nothing to read it
+ * with. */
 pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
 
 /* Applies all records of the seeked range to the open epoch of the table. `columns` as in
  * pst_table_apply; NULL where n_columns is all that the file has. `rows` (may be NULL) counts them.
- * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken without
- * its value; nothing was applied. PST_INVALID: not attached, or columns as in pst_table_apply.
- * PST_POISONED, and what the reader and applying a record say; where some were applied by then the
- * epoch is poisoned. */
+ * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken
+ * without its value; nothing was applied. PST_INVALID: not attached, or columns as in
+ * pst_table_apply. PST_POISONED, and what the reader and applying a record say; where some were
+ * applied by then the epoch is poisoned. */
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
 
-/* Merges files, oldest first, into one writer (PST_BASE drops tombstones and cleared columns).
- * All must have the schema that the writer was made with, or a prefix mapping in columns[f] (NULL:
- * identity), else PST_SCHEMA. The readers are seeked by the call to the writer's range. PST_INVALID: no
- * readers, or a column is not the writer's; and what readers and the writer say. */
+/* Merges files, oldest first, into one writer (PST_BASE drops tombstones and cleared columns). All
+ * must have the schema that the writer was made with, or a prefix mapping in columns[f] (NULL:
+ * identity), else PST_SCHEMA. The readers are seeked by the call to the writer's range.
+ * PST_INVALID: no readers, or a column is not the writer's; and what readers and the writer say. */
 pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                      pst_sst_writer *writer);
 
-/* ---- readers of the last sealed epoch --------------------------------------------------------- */
+/* ---- readers of the last sealed epoch -------------------------------------------------------- */
 
-/* Statuses of all readers' calls. PST_BUSY: rows have been moving for six seconds, or whoever moved them
- * is gone; in that case the next attach ends it, and a reader that is opened after that works.
+/* Statuses of all readers' calls. PST_BUSY: rows have been moving for six seconds, or whoever moved
+ * them is gone; in that case the next attach ends it, and a reader that is opened after that works.
  * PST_SNAPSHOT_TOO_OLD: the pinned epoch is gone for good. PST_NO_MEMORY. */
 
-/* Pins the last sealed epoch of a table, in this process (table != NULL, which must outlive the reader)
- * or of a shared table's file (path != NULL; the schema must be the table's). Never blocks the writer.
- * Of a file: PST_NOT_FOUND; PST_MISMATCH: it is another table's; PST_INVALID: no schema; PST_CORRUPT:
- * its header contradicts itself; PST_ADDRESS_SPACE, PST_IO. */
+/* Pins the last sealed epoch of a table, in this process (table != NULL, which must outlive the
+ * reader) or of a shared table's file (path != NULL; the schema must be the table's). Never blocks
+ * the writer. Of a file: PST_NOT_FOUND; PST_MISMATCH: it is another table's; PST_INVALID: no
+ * schema; PST_CORRUPT: its header contradicts itself; PST_ADDRESS_SPACE, PST_IO. */
 pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                            pst_reader **reader, pst_detail *detail);
 void pst_reader_close(pst_reader *r);
 /* Valid as long as the reader. */
 const pst_lineage *pst_reader_lineage(const pst_reader *r);
-/* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND where it has
- * no row. PST_WRONG_KEY_GROUP; PST_TOO_LARGE: the key. */
+/* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND where it
+ * has no row. PST_WRONG_KEY_GROUP; PST_TOO_LARGE: the key. */
 pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, pst_record *record);
 /* Live rows as of the pinned epoch, in slot order; the record is valid until the next call.
  * PST_NOT_FOUND at the end. After PST_BUSY the cursor stands where it was. */
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
 
-/* ---- nested values ----------------------------------------------------------------------------- */
+/* ---- nested values --------------------------------------------------------------------------- */
 
-/* A table holds structs, arrays and maps as bytes, of type PST_FIXED or PST_NESTED. This section turns
- * values into these bytes and back, one value at a time or a column at once. FORMAT.md describes the
- * bytes. Equal values have equal bytes. A reader accepts only what a writer would have written, so it
- * may be given bytes of any origin: at worst it returns PST_CORRUPT. Nothing here needs a table. */
+/* A table holds structs, arrays and maps as bytes, of type PST_FIXED or PST_NESTED. This section
+ * turns values into these bytes and back, one value at a time or a column at once. FORMAT.md
+ * describes the bytes. Equal values have equal bytes. A reader accepts only what a writer would
+ * have written, so it may be given bytes of any origin: at worst it returns PST_CORRUPT. Nothing
+ * here needs a table. */
 
 typedef enum pst_nested_kind {
     PST_NESTED_SCALAR = 0, /* bool to binary                                                     */
@@ -808,21 +820,22 @@ typedef struct pst_nested_type {
     uint32_t n_children;
 } pst_nested_type;
 
-/* A tree of types. It is immutable, so any number of threads may use it. It must outlive the writers
- * and parsers that were opened with it. Functions name a type by its number in preorder; the root is
- * number 0. */
+/* A tree of types. It is immutable, so any number of threads may use it. It must outlive the
+ * writers and parsers that were opened with it. Functions name a type by its number in preorder;
+ * the root is number 0. */
 typedef struct pst_nested pst_nested;
 
-/* Copies `types`; the caller destroys *nested. PST_INVALID: the types are not one tree whose root is a
- * struct, an array or a map, or the tree has more levels than PST_NESTED_LEVELS. PST_NO_MEMORY. */
+/* Copies `types`; the caller destroys *nested. PST_INVALID: the types are not one tree whose root
+ * is a struct, an array or a map, or the tree has more levels than PST_NESTED_LEVELS.
+ * PST_NO_MEMORY. */
 pst_status pst_nested_create(const pst_nested_type *types, int32_t n_types, pst_nested **nested);
 /* `nested` may be NULL. */
 void pst_nested_destroy(pst_nested *nested);
 /* The width of values in bytes where all have the same (PST_FIXED), or 0 (PST_NESTED). */
 uint32_t pst_nested_width(const pst_nested *nested);
-/* Where type `i` lies in values that all have the same width. *bit is the number of its validity bit,
- * -1 for the root. *at is the offset of the scalar, -1 for a struct. PST_INVALID: there is no type `i`,
- * or the width of values varies. */
+/* Where type `i` lies in values that all have the same width. *bit is the number of its validity
+ * bit, -1 for the root. *at is the offset of the scalar, -1 for a struct. PST_INVALID: there is no
+ * type `i`, or the width of values varies. */
 pst_status pst_nested_place(const pst_nested *nested, int32_t i, int32_t *bit, int32_t *at);
 
 /* Why a function of this section returned PST_CORRUPT or PST_WRONG_TYPE. */
@@ -833,13 +846,13 @@ typedef struct pst_nested_fault {
     uint64_t size;    /* bytes of the value */
 } pst_nested_fault;
 
-/* Checks whether the bytes are a value of the tree's type. PST_CORRUPT: they are not; `fault`, which may
- * be NULL, says why. */
+/* Checks whether the bytes are a value of the tree's type. PST_CORRUPT: they are not; `fault`,
+ * which may be NULL, says why. */
 pst_status pst_nested_check(const pst_nested *nested, const void *data, size_t size,
                             pst_nested_fault *fault);
 
-/* -- Writing one value, part by part. A writer belongs to one thread. After a function has failed, the
- * writer can only be closed. */
+/* -- Writing one value, part by part. A writer belongs to one thread. After a function has failed,
+ * the writer can only be closed. */
 
 /* Bytes that grow: first in the caller's room, then in memory of their own. */
 typedef struct pst_growing {
@@ -876,7 +889,8 @@ typedef struct pst_nested_open {
     int has_bits;
 } pst_nested_open;
 
-/* `room`, `capacity` bytes, must live as long as the writer. It may be NULL with a capacity of 0. */
+/* `room`, `capacity` bytes, must live as long as the writer. It may be NULL with a capacity of
+ * 0. */
 void pst_nested_writer_open(pst_nested_writer *w, const pst_nested *nested, void *room,
                             size_t capacity);
 /* Private: what pst_nested_writer_close does where there is something to free. */
@@ -886,14 +900,14 @@ static inline void pst_nested_writer_close(pst_nested_writer *w) {
         pst_nested_writer_free(w);
 }
 
-/* The parts are put in the order of their bytes: a struct, then its fields that are not null; an array,
- * then its elements; a map, then all its keys, then pst_nested_put_keys, then its values. What is not
- * put is null. A part is of type `i`, and it is child number `at` of the part `in` that was begun; the
- * root has no such part, and `in` is NULL. All functions return PST_INVALID where type `i` is not of
- * the function's kind or `in` has no such child, and PST_NO_MEMORY. */
+/* The parts are put in the order of their bytes: a struct, then its fields that are not null; an
+ * array, then its elements; a map, then all its keys, then pst_nested_put_keys, then its values.
+ * What is not put is null. A part is of type `i`, and it is child number `at` of the part `in` that
+ * was begun; the root has no such part, and `in` is NULL. All functions return PST_INVALID where
+ * type `i` is not of the function's kind or `in` has no such child, and PST_NO_MEMORY. */
 
-/* REQUIRES: the cell holds a value of the type: integers in its range, strings in UTF-8. PST_INVALID,
- * as above, and for a decimal of too many digits. PST_NO_MEMORY. */
+/* REQUIRES: the cell holds a value of the type: integers in its range, strings in UTF-8.
+ * PST_INVALID, as above, and for a decimal of too many digits. PST_NO_MEMORY. */
 pst_status pst_nested_put_scalar(pst_nested_writer *w, int32_t i, const pst_nested_open *in,
                                  uint64_t at, const pst_cell *cell);
 /* Does the same for n consecutive children of one type. PST_INVALID, PST_NO_MEMORY. */
@@ -909,19 +923,19 @@ pst_status pst_nested_put_array(pst_nested_writer *w, int32_t i, const pst_neste
 /* `nulls` says the same of the values of the n entries. PST_INVALID, PST_NO_MEMORY. */
 pst_status pst_nested_put_map(pst_nested_writer *w, int32_t i, const pst_nested_open *in,
                               uint64_t at, uint64_t n, int nulls, pst_nested_open *open);
-/* Sorts the keys of map `i`, all n of which were put. The values follow in the order of the sorted keys.
- * PST_WRONG_TYPE: two keys are equal; *same is the number of the later one. PST_INVALID: there are not
- * n keys. PST_NO_MEMORY. */
+/* Sorts the keys of map `i`, all n of which were put. The values follow in the order of the sorted
+ * keys. PST_WRONG_TYPE: two keys are equal; *same is the number of the later one. PST_INVALID:
+ * there are not n keys. PST_NO_MEMORY. */
 pst_status pst_nested_put_keys(pst_nested_writer *w, int32_t i, const pst_nested_open *open,
                                uint64_t *same);
-/* The number, in the order in which keys were put, of the entry whose value is child `at`. REQUIRES:
- * at < n, and pst_nested_put_keys returned PST_OK. */
+/* The number, in the order in which keys were put, of the entry whose value is child `at`.
+ * REQUIRES: at < n, and pst_nested_put_keys returned PST_OK. */
 uint64_t pst_nested_entry_at(const pst_nested_writer *w, const pst_nested_open *open, uint64_t at);
 /* Call it after a map's values. */
 void pst_nested_end_map(pst_nested_writer *w, const pst_nested_open *open);
 
-/* -- Reading one value, part by part. A parser belongs to one thread. It allocates nothing and is not
- * closed. */
+/* -- Reading one value, part by part. A parser belongs to one thread. It allocates nothing and is
+ * not closed. */
 
 typedef struct pst_nested_parser { /* private */
     const uint8_t *data;
@@ -934,8 +948,8 @@ typedef struct pst_nested_parser { /* private */
     pst_nested_key key; /* the last one that was read, where has_key */
 } pst_nested_parser;
 
-/* The bytes must live, and must not change, as long as the parser is used. PST_CORRUPT: values have one
- * width, and these bytes are none; such a value is checked here as a whole. */
+/* The bytes must live, and must not change, as long as the parser is used. PST_CORRUPT: values have
+ * one width, and these bytes are none; such a value is checked here as a whole. */
 pst_status pst_nested_parser_open(pst_nested_parser *p, const pst_nested *nested, const void *data,
                                   size_t size);
 /* Call it after the last part. PST_CORRUPT: there are more bytes. */
@@ -943,19 +957,19 @@ pst_status pst_nested_parser_finish(pst_nested_parser *p);
 /* Says why a function of the parser returned PST_CORRUPT. */
 void pst_nested_parser_fault(const pst_nested_parser *p, pst_nested_fault *fault);
 
-/* The parts are taken in the order in which a writer puts them; a map's keys are in the order of their
- * values. All functions return PST_INVALID where type `i` is not of the function's kind, and
+/* The parts are taken in the order in which a writer puts them; a map's keys are in the order of
+ * their values. All functions return PST_INVALID where type `i` is not of the function's kind, and
  * PST_CORRUPT where the bytes are not such a part. */
 
-/* Fills `word` or `bytes` of the cell. `bytes` points into the parser's bytes; a string's are UTF-8.
- * PST_INVALID, PST_CORRUPT. */
+/* Fills `word` or `bytes` of the cell. `bytes` points into the parser's bytes; a string's are
+ * UTF-8. PST_INVALID, PST_CORRUPT. */
 pst_status pst_nested_take_scalar(pst_nested_parser *p, int32_t i, pst_cell *cell);
 /* Does the same for n consecutive parts of one type. PST_INVALID, PST_CORRUPT. */
 pst_status pst_nested_take_scalars(pst_nested_parser *p, int32_t i, uint64_t n, pst_cell *cells);
 /* `bits` is for pst_nested_is_valid and lives as long as the bytes. PST_INVALID, PST_CORRUPT. */
 pst_status pst_nested_take_struct(pst_nested_parser *p, int32_t i, const uint8_t **bits);
-/* An array or a map: n elements or entries, at most eight for each byte that is left. *bits, as for a
- * struct, is NULL where no element or value is null. PST_INVALID, PST_CORRUPT. */
+/* An array or a map: n elements or entries, at most eight for each byte that is left. *bits, as for
+ * a struct, is NULL where no element or value is null. PST_INVALID, PST_CORRUPT. */
 pst_status pst_nested_take_array(pst_nested_parser *p, int32_t i, uint64_t *n,
                                  const uint8_t **bits);
 /* Whether child number `at`, of type `i`, is not null, so that its part comes next. */
@@ -968,7 +982,8 @@ static inline int pst_nested_is_valid(const pst_nested_parser *p, int32_t i, con
 /* -- Columns. */
 
 /* An Arrow array of one type of the tree, owned by the caller. Row i is at physical `offset + i`. A
- * function that reads it stays within what it says, even if somebody writes to the buffers meanwhile. */
+ * function that reads it stays within what it says, even if somebody writes to the buffers
+ * meanwhile. */
 typedef struct pst_nested_array {
     int64_t length;
     int64_t offset;
@@ -986,10 +1001,10 @@ typedef struct pst_nested_rows {
     uint64_t data_bytes;
 } pst_nested_rows;
 
-/* Encodes the first `rows` rows. There is an array for each type in preorder. A null row has no bytes,
- * or where values have one width, zeros. PST_INVALID: an array is shorter than that, or its `values`
- * than its length. PST_WRONG_TYPE: a row holds what the type does not allow, it takes more than
- * PST_MAX_BYTES, or all rows take more than 2^31 - 1; `fault` says which. PST_NO_MEMORY. */
+/* Encodes the first `rows` rows. There is an array for each type in preorder. A null row has no
+ * bytes, or where values have one width, zeros. PST_INVALID: an array is shorter than that, or its
+ * `values` than its length. PST_WRONG_TYPE: a row holds what the type does not allow, it takes more
+ * than PST_MAX_BYTES, or all rows take more than 2^31 - 1; `fault` says which. PST_NO_MEMORY. */
 pst_status pst_nested_encode(const pst_nested *nested, const pst_nested_array *arrays, int64_t rows,
                              pst_nested_rows *out, pst_nested_fault *fault);
 
@@ -1003,18 +1018,18 @@ typedef struct pst_nested_column {
     uint64_t values_bytes;
 } pst_nested_column;
 
-/* Decodes a column of bytes into a column for each type in preorder. The bytes may be of any origin, but
- * must not change meanwhile. PST_INVALID: `stored` is not of type PST_NESTED, or where values have one
- * width, of type PST_FIXED and this width, or has fewer values than rows. PST_CORRUPT: a row is no
- * value of the type, or the rows do not fit into arrays of 32-bit offsets; `fault` says which.
- * PST_NO_MEMORY. Unless it returns PST_OK, there is nothing to free. */
+/* Decodes a column of bytes into a column for each type in preorder. The bytes may be of any
+ * origin, but must not change meanwhile. PST_INVALID: `stored` is not of type PST_NESTED, or where
+ * values have one width, of type PST_FIXED and this width, or has fewer values than rows.
+ * PST_CORRUPT: a row is no value of the type, or the rows do not fit into arrays of 32-bit offsets;
+ * `fault` says which. PST_NO_MEMORY. Unless it returns PST_OK, there is nothing to free. */
 pst_status pst_nested_decode(const pst_nested *nested, const pst_array *stored,
                              pst_nested_column *columns, pst_nested_fault *fault);
 
-/* ---- memory of operands ----------------------------------------------------------------------- */
+/* ---- memory of operands ---------------------------------------------------------------------- */
 
-/* Memory of any content, aligned to a cache line, for what lasts no longer than an operation: what is
- * dropped is kept for the next that asks. NULL: refused. Any thread. */
+/* Memory of any content, aligned to a cache line, for the time of one operation. What is dropped is
+ * kept for the next request. NULL: refused. Any thread. */
 void *pst_scratch_take(size_t size);
 void pst_scratch_drop(void *block); /* or NULL */
 

@@ -24,7 +24,7 @@ static pst_status refuse(decoder *d, const char *why) {
     return PST_CORRUPT;
 }
 
-/* ---- what an array is made of ------------------------------------------------------------------ */
+/* ---- what an array is made of ---------------------------------------------------------------- */
 
 /* Bit `at` of a bitmap that has `at` bits. */
 static inline int add_bit(pst_growing *bits, int64_t at, int bit) {
@@ -98,7 +98,7 @@ static pst_status add_null(decoder *d, int32_t i) {
     return PST_OK;
 }
 
-/* ---- values ------------------------------------------------------------------------------------ */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static inline pst_status add_scalar(decoder *d, int32_t i, const uint8_t *at, size_t size) {
     const pst_shape *s = &d->t->shapes[i];
@@ -215,7 +215,7 @@ static pst_status take_row(decoder *d, int32_t i) {
     return at ? add_scalar(d, i, at, size) : PST_CORRUPT;
 }
 
-/* ---- the whole column -------------------------------------------------------------------------- */
+/* ---- the whole column ------------------------------------------------------------------------ */
 
 static pst_status take_slots(decoder *d, const pst_array *stored, int64_t *row,
                              pst_nested_column *columns) {

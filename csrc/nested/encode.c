@@ -121,8 +121,8 @@ static pst_status put_fields(encoder *e, int32_t i, int64_t row) {
     return PST_OK;
 }
 
-/* The head of n values of which some may be null, and their bits, at *bits: value k is row first + k,
- * or that of the k-th key. Returns whether there are nulls; -1: refused. */
+/* The head of n values of which some may be null, and their bits, at *bits: value k is row first +
+ * k, or that of the k-th key. Returns whether there are nulls; -1: refused. */
 static int put_head(encoder *e, const pst_nested_array *values, int64_t first, int64_t n,
                     size_t *bits) {
     pst_growing *out = &e->w.out;
@@ -161,7 +161,8 @@ static pst_status put_array(encoder *e, int32_t i, int64_t first, int64_t n) {
     return PST_OK;
 }
 
-/* The validity bits of a map's values in the order of its keys; its values are in that of its rows. */
+/* The validity bits of a map's values in the order of its keys; its values are in that of its
+ * rows. */
 static pst_status order_bits(encoder *e, const pst_nested_open *open, size_t bits) {
     size_t size = (open->n + 7) >> 3;
     uint8_t *rows = pst_malloc(size);
@@ -239,7 +240,7 @@ static pst_status put_row(encoder *e, int32_t i, int64_t row) {
     }
 }
 
-/* ---- the whole column -------------------------------------------------------------------------- */
+/* ---- the whole column ------------------------------------------------------------------------ */
 
 /* Whether type `i` lies in structs alone, so that its rows are the column's. */
 static int is_by_row(const pst_nested *t, int32_t i) {

@@ -53,7 +53,7 @@ int pst_parser_head(pst_nested_parser *p, uint64_t *n, const uint8_t **bits) {
     return 1;
 }
 
-/* ---- values of constant width ------------------------------------------------------------------ */
+/* ---- values of constant width ---------------------------------------------------------------- */
 
 static int is_zero(const uint8_t *at, uint32_t width) {
     uint8_t all = 0;
@@ -81,7 +81,7 @@ const char *pst_places_fault(const pst_nested *nested, const uint8_t *data) {
     return NULL;
 }
 
-/* ---- one value --------------------------------------------------------------------------------- */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 pst_status pst_nested_parser_open(pst_nested_parser *p, const pst_nested *nested, const void *data,
                                   size_t size) {
@@ -159,7 +159,7 @@ pst_status pst_nested_take_array(pst_nested_parser *p, int32_t i, uint64_t *n,
     return pst_parser_head(p, n, bits) ? PST_OK : PST_CORRUPT;
 }
 
-/* ---- checking ---------------------------------------------------------------------------------- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 /* Takes a value of type `s`; 0: a fault. The recursion ends with the tree. */
 static int skip(pst_nested_parser *p, const pst_shape *s) {

@@ -1,7 +1,7 @@
 /* parser.h: the parts of a nested value's bytes, which may be anything.
  *
- * Each function takes what its name says from the bytes that are left. NULL or 0: they cannot be that,
- * and `fault` says why; `at` is then where reading came to.
+ * Each function takes what its name says from the bytes that are left. NULL or 0: they cannot be
+ * that, and `fault` says why; `at` is then where reading came to.
  *
  * Thread safety: a parser belongs to one thread.
  *

@@ -4,7 +4,7 @@
 #include "nested/scalar.h"
 #include "nested/writer.h"
 
-/* ---- columns to bytes -------------------------------------------------------------------------- */
+/* ---- columns to bytes ------------------------------------------------------------------------ */
 
 typedef struct source {
     const pst_nested_array *root;
@@ -91,7 +91,7 @@ pst_status pst_places_encode(const pst_nested *nested, const pst_nested_array *a
     return PST_OK;
 }
 
-/* ---- bytes to columns -------------------------------------------------------------------------- */
+/* ---- bytes to columns ------------------------------------------------------------------------ */
 
 typedef struct stored {
     const uint8_t *validity;
@@ -139,8 +139,8 @@ static pst_status take_validity(const stored *from, const pst_shape *s, pst_nest
     return PST_OK;
 }
 
-/* A null field is zero; what the bytes of a null struct are is not known. Called with constants for `op`
- * and `always`, one loop for each. */
+/* A null field is zero; what the bytes of a null struct are is not known. Called with constants for
+ * `op` and `always`, one loop for each. */
 static inline void take(const stored *from, const pst_shape *s, pst_nested_op op, int always,
                         uint8_t *to) {
     const uint8_t *slot = from->slots;

@@ -144,8 +144,8 @@ static inline uint64_t pst_rank_bytes(const uint8_t *bytes, size_t size) {
     return __builtin_bswap64(rank);
 }
 
-/* The key of sound bytes: `at` is where a number lies, or the bytes of a string begin. They must stay as
- * long as the key is compared. */
+/* The key of sound bytes: `at` is where a number lies, or the bytes of a string begin. They must
+ * stay as long as the key is compared. */
 static inline void pst_key_rank(const pst_shape *s, const uint8_t *at, uint32_t size,
                                 pst_nested_key *key) {
     key->size = 0;

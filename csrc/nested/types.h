@@ -9,8 +9,8 @@
  * 2. No path through the tree has more than PST_NESTED_LEVELS + 1 shapes: what recurses along it is
  *    bounded, whatever the bytes say.
  * 3. A struct has at least one field, so that every value that is not null takes at least one byte.
- * 4. Where `width` is not 0, places[i] of each shape but the root are within the value, and no two of
- *    them overlap.
+ * 4. Where `width` is not 0, places[i] of each shape but the root are within the value, and no two
+ *    of them overlap.
  */
 #ifndef PST_NESTED_TYPES_H
 #define PST_NESTED_TYPES_H

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* ---- bytes that grow --------------------------------------------------------------------------- */
+/* ---- bytes that grow ------------------------------------------------------------------------- */
 
 int pst_growing_reserve(pst_growing *b, size_t more) {
     if (b->size > b->limit || b->limit - b->size < more) {
@@ -45,7 +45,7 @@ int pst_growing_head(pst_growing *b, uint64_t n, int nulls, size_t *bits) {
     return 1;
 }
 
-/* ---- one value --------------------------------------------------------------------------------- */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 void pst_nested_writer_open(pst_nested_writer *w, const pst_nested *nested, void *room,
                             size_t capacity) {
@@ -94,7 +94,7 @@ static inline int put_valid(pst_nested_writer *w, const pst_shape *s, const pst_
     return 1;
 }
 
-/* Each word is loaded by itself: it was just stored so. */
+/* Each word is loaded by itself, as it was just stored by itself. */
 static inline void store_cell(const pst_shape *s, uint8_t *to, const pst_cell *cell) {
     uint64_t word = cell->word[0];
     switch (s->op) {
@@ -218,7 +218,7 @@ pst_status pst_nested_put_map(pst_nested_writer *w, int32_t i, const pst_nested_
     return s && s->op == PST_OP_MAP ? put_head(w, s, in, at, n, nulls, open) : PST_INVALID;
 }
 
-/* ---- maps -------------------------------------------------------------------------------------- */
+/* ---- maps ------------------------------------------------------------------------------------ */
 
 static int compare_keys(const void *a, const void *b) {
     return pst_key_order(a, b);

@@ -4,8 +4,8 @@
  *
  * Invariants:
  * 1. data[0, size) is what was written; size <= capacity, and `heap` is NULL or `data`.
- * 2. The keys of the maps that are open lie in keys[0, n_keys), those of an inner map behind those of
- *    an outer one; between pst_nested_put_keys and pst_nested_end_map a map's are sorted, and
+ * 2. The keys of the maps that are open lie in keys[0, n_keys), those of an inner map behind those
+ *    of an outer one; between pst_nested_put_keys and pst_nested_end_map a map's are sorted, and
  *    `index` says which was which.
  */
 #ifndef PST_NESTED_WRITER_H
@@ -16,12 +16,12 @@
 
 #include <string.h>
 
-/* Makes the capacity enough for `more` bytes; 0: refused by the limit (`limit` is then 0), or by the
- * allocator. */
+/* Makes the capacity enough for `more` bytes; 0: refused by the limit (`limit` is then 0), or by
+ * the allocator. */
 int pst_growing_reserve(pst_growing *b, size_t more);
 void pst_growing_free(pst_growing *b);
 
-/* Room for so many bytes at the end, NULL where they are refused. */
+/* Room for `more` bytes at the end; NULL where they are refused. */
 static inline uint8_t *pst_growing_room(pst_growing *b, size_t more) {
     if ((b->capacity - b->size < more || !b->data) && !pst_growing_reserve(b, more))
         return NULL;
@@ -45,11 +45,12 @@ static inline int pst_growing_bytes(pst_growing *b, const uint8_t *bytes, size_t
     return 1;
 }
 
-/* The head of an array or a map: the number of its children, and if some are null their bits, all of
- * them zero, at *bits. 0: refused. */
+/* The head of an array or a map: the number of its children, and if some are null their bits, all
+ * of them zero, at *bits. 0: refused. */
 int pst_growing_head(pst_growing *b, uint64_t n, int nulls, size_t *bits);
 
-/* Notes the key that was written at `start` as the next one of the map that is open. PST_NO_MEMORY. */
+/* Notes the key that was written at `start` as the next one of the map that is open.
+ * PST_NO_MEMORY. */
 pst_status pst_writer_key(pst_nested_writer *w, const pst_shape *s, size_t start);
 
 #endif

@@ -1,14 +1,14 @@
 /* record.h: what the records of a file may say.
  *
  * Purpose: a checksum tells that bytes are as they were written, not that a writer of this core
- * wrote them. Whoever applies or merges records takes a column's cell for what the column's kind
- * makes of it; these are the rules under which that holds, decided by the file's schema alone.
+ * wrote them. Whoever applies or merges records trusts a column's cell to be what the column's kind
+ * says. These are the rules that make that safe. The file's schema alone decides them.
  *
  * Thread safety: pure functions over their arguments.
  *
  * Invariants
- *  RC1. A sound record's cells are what their columns say: a list's marker in a row has eight bytes,
- *       an element carries its own state's column, and beside it at most that column's time.
+ *  RC1. A sound record's cells are what their columns say: a list's marker in a row has eight
+ *       bytes, an element carries its own state's column, and beside it at most that column's time.
  *  RC2. A sound put names a key that the state can have: of the right size and in canonical form. A
  *       delete names any: the state may have been another one of the name.
  *

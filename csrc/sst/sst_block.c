@@ -76,7 +76,7 @@ static pst_status check_widths(const pst_sst_values *c, const pst_column *column
     return wrong ? PST_CORRUPT : PST_OK;
 }
 
-/* Of two forms of one key a table would keep one and a merge both. */
+/* If one key had two forms, a table would keep one row and a merge two. */
 static pst_status check_key(const pst_sst_values *c, pst_type type) {
     pst_cell cell = {{0, 0}, {NULL, 0}};
     if (type != PST_FLOAT32 && type != PST_FLOAT64)

@@ -14,9 +14,9 @@
  *     then per column validity, offsets, values; sizes follow from the block's own header, so the
  *     writer and the reader lay a block out with one function.
  *  2. pst_sst_view_open accepts a block only where every later access stays inside it: counts add
- *     up, kinds exist, offsets ascend. Reading rows then needs no checks. The cells that come out are
- *     what a writer could have put in: keys canonical, structs of their width, bytes of a size that
- *     a table takes.
+ *     up, kinds exist, offsets ascend. Reading rows then needs no checks. The cells that come out
+ *     are what a writer could have put in: keys canonical, structs of their width, bytes of a size
+ *     that a table takes.
  *  3. A row costs the columns that it carries, never the number of columns of the schema.
  *  4. A builder whose call failed for memory may hold half a row: it can only be freed.
  */
@@ -76,18 +76,18 @@ typedef struct pst_sst_builder {
 void pst_sst_builder_init(pst_sst_builder *b, const pst_schema *schema);
 void pst_sst_builder_free(pst_sst_builder *b);
 
-/* Measures a record of the schema's columns, taking `changed` for its own mask: *fits is 0 where
- * the block, which is then not empty, is to be finished before it. PST_TOO_LARGE: a key or value
- * above PST_MAX_BYTES. */
+/* Measures a record of the schema's columns, taking `changed` for its own mask. *fits is 0 where
+ * the block, which is then not empty, must be finished before the record. PST_TOO_LARGE: a key or
+ * value above PST_MAX_BYTES. */
 pst_status pst_sst_builder_measure(pst_sst_builder *b, const pst_record *record, uint64_t changed,
                                    int *fits);
 /* Adds the record just measured. REQUIRES: it fits. PST_NO_MEMORY. */
 pst_status pst_sst_builder_add(pst_sst_builder *b, const pst_record *record);
-/* How many of the rows from `from` on fit, as `fits` of pst_sst_builder_measure: 0 where the block is
- * to be finished first. PST_TOO_LARGE. */
+/* How many of the rows from `from` on fit: 0 where the block must be finished first.
+ * PST_TOO_LARGE. */
 pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
                                         uint64_t changed, uint32_t *fit);
-/* Adds so many rows, just measured. REQUIRES: they fit. PST_NO_MEMORY. */
+/* Adds n rows that were just measured. REQUIRES: they fit. PST_NO_MEMORY. */
 pst_status pst_sst_builder_add_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
                                     uint32_t n);
 /* The key of the last row; bytes are valid until the next call. REQUIRES: a row. */

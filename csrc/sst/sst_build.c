@@ -276,7 +276,8 @@ pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows
     return PST_OK;
 }
 
-/* Bytes of up to PST_BYTES_SLACK are copied with what follows them, which is written over. */
+/* Bytes of up to PST_BYTES_SLACK are copied together with what follows them, which is overwritten
+ * next. */
 static pst_status append_bytes_of(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
                                   uint32_t n, uint32_t at) {
     uint64_t total = PST_BYTES_SLACK, end = c->bytes;

@@ -37,7 +37,8 @@ struct pst_sst_reader {
     pst_sst_buffer key_groups; /* int32_t per row of the block */
     uint32_t first_row;        /* of the block that was wanted */
     pst_sst_view block;        /* exhausted: block.row == block.rows */
-    /* The last key of the block before, where that was read and the hash goes on in the next one. */
+    /* The last key of the block before, where that was read and the hash goes on in the next
+     * one. */
     int tied;
     pst_cell tied_key[PST_MAX_KEYS];
     uint32_t tied_nulls;
@@ -304,7 +305,7 @@ static int ascends(const pst_sst_reader *r, uint32_t i) {
                            nulls) < 0;
 }
 
-/* Hashes the block's keys and holds them against their order and the index. */
+/* Hashes the block's keys and checks their order against the index. */
 static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     uint32_t rows = r->block.rows;
     pst_status s = pst_sst_reserve(&r->hashes, (size_t)rows * sizeof(uint64_t));
@@ -334,7 +335,8 @@ static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     return PST_OK;
 }
 
-/* The block's end against the next one's beginning, and what that is to be compared with. */
+/* Compares the block's end with the next one's beginning, and keeps the last key where that must be
+ * compared too. */
 static pst_status keep_last_key(pst_sst_reader *r, const pst_sst_ref *ref) {
     const pst_sst_ref *next = ref + 1;
     uint32_t last = r->block.rows - 1;

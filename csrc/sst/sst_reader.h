@@ -9,8 +9,8 @@
 
 typedef struct pst_ahead {
     const uint64_t *hash; /* of the row last read and of those after it in its block */
-    uint32_t rows;        /* so many */
-    int begins;           /* it is the first one that was read of the block */
+    uint32_t rows;        /* how many those are */
+    int begins;           /* the row last read is the first one read of its block */
 } pst_ahead;
 
 /* Valid until the next row is read. REQUIRES: pst_sst_reader_next returned PST_OK last. */
@@ -25,13 +25,13 @@ typedef struct pst_stretch {
     uint32_t rows;
 } pst_stretch;
 
-/* Reads what is left of a block at once, if all of its rows put the same columns and none is an element;
- * else part->rows is 0, and the next row is to be read by itself. Valid until the next row is read.
- * Statuses as pst_sst_reader_next. */
+/* Reads the rest of a block at once, if all of its rows put the same columns and none is an
+ * element. Otherwise part->rows is 0, and the next row is to be read by itself. Valid until the
+ * next row is read. Statuses as pst_sst_reader_next. */
 pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part);
 
-/* About how many rows a key group of the seeked range has, by the file's index alone: a block of several groups counts
- * for each of them alike. O(log blocks). */
+/* About how many rows a key group of the seeked range has, by the file's index alone: a block of
+ * several groups counts for each of them alike. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);
 
 #endif

@@ -197,14 +197,14 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
     return order < 0 ? PST_OK : PST_INVALID;
 }
 
-/* Charges for the block with the rows just measured: its columns, as it is laid out, packed, and what the
- * codec has of it. */
+/* Charges for the block with the rows just measured four times: for its columns, as it is laid out,
+ * compressed, and in the codec's copy. */
 static inline pst_status charge(pst_sst_writer *w) {
     return pst_charge_raise(&w->charge, 4 * (w->block.payload + w->block.row_size) +
                                             w->refs_capacity * sizeof *w->refs);
 }
 
-/* What of the record is stored: a base has no nulls, a tombstone no columns. */
+/* The columns of the record that are stored: a base has no nulls, a tombstone no columns. */
 static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64_t changed,
                                uint64_t present) {
     if (op == PST_DELETE)

@@ -1,7 +1,7 @@
 /* chain_compare.h: whether two tables of a world hold the same, and what was there to compare.
  *
- * They are looked at below the public face, since reading may move times, and times are compared too.
- * What has expired may be gone from one and not yet from the other.
+ * They are looked at below the public face, since reading may move times, and times are compared
+ * too. What has expired may be gone from one and not yet from the other.
  *
  * Thread safety: everything belongs to one thread.
  */

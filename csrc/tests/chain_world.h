@@ -1,8 +1,8 @@
 /* chain_world.h: an operator of random keys and states, and random operations on a table of it.
  *
  * Its keys are few, so that they meet; some of them are null, some share what is hashed. A world is
- * declared anew now and then: states come and go and change places, their times to live too, and what
- * had values only gets lists, maps and timers.
+ * declared anew now and then: states come and go and change places, their times to live too, and
+ * what had values only gets lists, maps and timers.
  *
  * Thread safety: everything belongs to one thread.
  */
@@ -228,9 +228,10 @@ static inline void world_add_column(world *w, pst_column column, const world_sta
     w->state_of[i] = s;
 }
 
-/* Some of the states, in an order of their own; whether one that was there goes. One is always there, and
- * a list or map once there has been one: files keep the element column. A list's time to live is there to
- * stay: how many of its items that have expired are gone is a matter of its chunks. */
+/* Some of the states, in an order of their own; whether one that was there goes. One is always
+ * there, and a list or map once there has been one: files keep the element column. A list's time to
+ * live is there to stay: how many of its items that have expired are gone is a matter of its
+ * chunks. */
 static inline int world_declare(world *w) {
     int from = (int)world_below(w, (uint64_t)w->n_states), dropped = 0;
     int may_drop = world_one_in(w, 2), had_timers = w->has_timers;
@@ -387,8 +388,8 @@ static inline void world_copy_elements(world *w, pst_table *t, int32_t column, w
     pst_elements_destroy(walk);
 }
 
-/* Takes all elements away and puts them back, at times all but one: of that an epoch says nothing, or
- * only that. */
+/* Takes all elements away and puts them back, at times all but one: of that an epoch says nothing,
+ * or only that. */
 static inline void world_refill(world *w, pst_table *t, int32_t column) {
     static world_copy copy;
     int is_map = w->columns[column].kind == PST_MAP;
@@ -500,7 +501,8 @@ static inline void world_step(world *w, pst_table *t) {
         world_step_map(w, t, (int32_t)column);
 }
 
-/* Some timers that are due go, all at once or one by one, where keys go with them and new ones come. */
+/* Some timers that are due go, all at once or one by one, where keys go with them and new ones
+ * come. */
 static inline void world_fire(world *w, pst_table *t) {
     int64_t times[50], until = (int64_t)world_below(w, 9000) - 2000;
     pst_domain domain = (pst_domain)world_below(w, 2);

@@ -307,7 +307,7 @@ static inline uint64_t em_alive(const em_state *s) {
     return alive;
 }
 
-/* ---- one random operation on both ------------------------------------------------------------- */
+/* ---- one random operation on both ------------------------------------------------------------ */
 
 static inline void em_append_long(elements_model *m, em_key *w, uint64_t value) {
     if (w->longs == EM_ITEMS) /* never seen: the callers clear before */

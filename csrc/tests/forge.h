@@ -435,7 +435,8 @@ static inline void forge_lies(forge_file *f, uint64_t *rng) {
     }
 }
 
-/* A copy of an uncompressed file with other bytes here and there, or NULL where that is not to be. */
+/* A copy of an uncompressed file with other bytes here and there, or NULL where that is not to
+ * be. */
 static inline memory_file forge_copy(const memory_file *file, uint64_t *rng) {
     memory_file f = {.size = file->size, .data = malloc(file->size), .calls_left = -1};
     REQUIRE(f.data);

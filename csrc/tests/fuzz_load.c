@@ -1,8 +1,8 @@
 /* Forged files loaded, sealed and merged: random operators of chain_world.h write files, which are
- * changed in what their records say, or byte by byte, with all checksums right (forge.h). Whatever is
- * then done with them ends with a status, and what was taken from one is a table like any other: it can
- * be worked on, and its own files restore it to the byte. Deterministic; most of what it finds only
- * shows in an instrumented build.
+ * changed in what their records say, or byte by byte, with all checksums right (forge.h). Whatever
+ * is then done with them ends with a status, and what was taken from one is a table like any other:
+ * it can be worked on, and its own files restore it to the byte. Deterministic; most of what it
+ * finds only shows in an instrumented build.
  *
  *   fuzz_load [rounds] [seed]
  */

@@ -1,7 +1,7 @@
-/* Nested values that nobody wrote: bytes of values changed at random, bytes of the corpus below, and
- * columns whose offsets, lengths and bytes lie. Whatever comes, it is a status, or a value whose bytes are
- * these and no others; and all readers agree on which. Deterministic; most of what it finds only shows in
- * an instrumented build.
+/* Nested values that nobody wrote: bytes of values changed at random, bytes of the corpus below,
+ * and columns whose offsets, lengths and bytes lie. Whatever comes, it is a status, or a value
+ * whose bytes are these and no others; and all readers agree on which. Deterministic; most of what
+ * it finds only shows in an instrumented build.
  *
  *   fuzz_nested [rounds] [seed]
  */
@@ -16,7 +16,7 @@ static struct {
     uint64_t lies;
 } tally;
 
-/* ---- the corpus: a tree of types, and bytes that once were of interest ------------------------- */
+/* ---- the corpus: a tree of types, and bytes that once were of interest ----------------------- */
 
 typedef struct specimen {
     pst_nested_type types[8];
@@ -57,7 +57,8 @@ static const specimen corpus[] = {
     {{STRUCT(1), SCALAR(PST_STRING)}, 2, "\1\2\xc0\x80", 4, 0},
     {{STRUCT(1), SCALAR(PST_STRING)}, 2, "\1\3\xed\xa0\x80", 5, 0},
     {{STRUCT(1), SCALAR(PST_BINARY)}, 2, "\1\5ab", 4, 0},
-    /* keys: the same, falling, equal in their first sixteen bytes, a zero and a NaN not canonical */
+    /* keys: the same, falling, equal in their first sixteen bytes, a zero and a NaN not
+     * canonical */
     {{MAP, SCALAR(PST_INT8), SCALAR(PST_INT8)}, 3, "\4\1\1\0\0", 5, 0},
     {{MAP, SCALAR(PST_INT8), SCALAR(PST_INT8)}, 3, "\4\2\1\0\0", 5, 0},
     {{MAP, SCALAR(PST_INT8), SCALAR(PST_INT8)}, 3, "\4\xff\1\0\0", 5, 1},
@@ -87,7 +88,7 @@ static const specimen corpus[] = {
 
 enum { SPECIMENS = sizeof corpus / sizeof *corpus };
 
-/* ---- changed bytes ----------------------------------------------------------------------------- */
+/* ---- changed bytes --------------------------------------------------------------------------- */
 
 static size_t change(uint8_t *data, size_t size, uint64_t *rng) {
     static const uint8_t special[] = {0,    1,    2,    3,    4,    0x7f, 0x80,
@@ -143,9 +144,10 @@ static void fuzz_bytes(const model_types *m, const uint8_t *bytes, size_t size, 
         tally.refused++;
 }
 
-/* ---- lying columns ----------------------------------------------------------------------------- */
+/* ---- lying columns --------------------------------------------------------------------------- */
 
-/* Changes an offset, a length or a byte, and never what says how large a buffer is, but downwards. */
+/* Changes an offset, a length or a byte, and never what says how large a buffer is, but
+ * downwards. */
 static void lie(const model_types *m, model_columns *c, uint64_t *rng) {
     int32_t i = (int32_t)model_below(rng, (uint64_t)m->n);
     pst_nested_array *a = &c->arrays[i];

@@ -1,5 +1,5 @@
-/* nested_model.h: random trees of types, random columns of them, and all that must hold of any bytes:
- * what the test and the fuzzer of nested values share.
+/* nested_model.h: random trees of types, random columns of them, and all that must hold of any
+ * bytes: what the test and the fuzzer of nested values share.
  *
  * Thread safety: none.
  */
@@ -29,7 +29,7 @@ static inline uint64_t model_below(uint64_t *rng, uint64_t n) {
     return check_random(rng) % n;
 }
 
-/* ---- types ------------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 static inline model_types model_tree_of(const pst_nested_type *types, int32_t n) {
     model_types m = {.n = n};
@@ -87,7 +87,7 @@ static inline int32_t model_after(const pst_nested_type *types, int32_t i) {
     return i;
 }
 
-/* ---- columns ----------------------------------------------------------------------------------- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
 /* Memory of exactly this size, so that an instrumented build sees what is read behind its end. */
 static inline void *model_block(const void *data, size_t size) {
@@ -182,8 +182,8 @@ static inline void model_values(const pst_nested_type *type, uint64_t *rng, pst_
     }
 }
 
-/* Fills the column of type i, `length` rows, and those below it; returns the next type. A key is never
- * null. */
+/* Fills the column of type i, `length` rows, and those below it; returns the next type. A key is
+ * never null. */
 static inline int32_t model_fill(const model_types *m, model_columns *c, int32_t i, int64_t length,
                                  int is_key, uint64_t *rng) {
     const pst_nested_type *type = &m->types[i];
@@ -228,7 +228,7 @@ static inline void model_free(const model_types *m, model_columns *c) {
     }
 }
 
-/* ---- a value, part by part --------------------------------------------------------------------- */
+/* ---- a value, part by part ------------------------------------------------------------------- */
 
 typedef struct model_copy {
     const model_types *m;
@@ -354,7 +354,7 @@ static inline pst_status model_rewrite(const model_types *m, const uint8_t *data
     return s;
 }
 
-/* ---- a column ---------------------------------------------------------------------------------- */
+/* ---- a column -------------------------------------------------------------------------------- */
 
 static inline void model_drop(const model_types *m, pst_nested_column *columns) {
     for (int32_t i = 0; i < m->n; i++) {
@@ -410,7 +410,7 @@ static inline pst_status model_recode(const model_types *m, const uint8_t *data,
     return PST_OK;
 }
 
-/* ---- what must hold of any bytes --------------------------------------------------------------- */
+/* ---- what must hold of any bytes ------------------------------------------------------------- */
 
 /* They are a value whose bytes are these and no others, or PST_CORRUPT; and all readers agree. */
 static inline int model_any(const model_types *m, const uint8_t *data, size_t size, uint64_t *rng) {

@@ -357,7 +357,7 @@ static void test_checks(void) {
     CHECK_EQ(pst_agg_width(&s), 0);
 }
 
-/* ---- sketches ------------------------------------------------------------------------------------ */
+/* ---- sketches -------------------------------------------------------------------------------- */
 
 /* Ertl 2017, the improved raw estimator, from the number of registers of each value. */
 static double sigma(double x) {

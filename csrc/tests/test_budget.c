@@ -78,7 +78,7 @@ static void seal(pst_table *t, pst_sealed **sealed) {
     CHECK_EQ(pst_table_seal(t, &l, sealed), PST_OK);
 }
 
-/* ---- tables ------------------------------------------------------------------------------------ */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static void test_two_tables(void) {
     pst_budget *b = make_budget(8 * MIB);
@@ -158,7 +158,7 @@ static void test_given_back(void) {
     pst_budget_release(b);
 }
 
-/* ---- hosts ------------------------------------------------------------------------------------- */
+/* ---- hosts ----------------------------------------------------------------------------------- */
 
 static const char *at(const char *name) {
     static char paths[4][64];
@@ -248,7 +248,8 @@ static void test_shared(void) {
             rmdir(at("below/deeper")) == 0 && rmdir(at("below")) == 0);
 }
 
-/* Two processes that grow side by side: together they pass the limit by what BU5 lets them at most. */
+/* Two processes that grow side by side: together they pass the limit by what BU5 lets them at
+ * most. */
 static void test_two_processes(void) {
     int ready[2];
     REQUIRE(pipe(ready) == 0);
@@ -290,7 +291,7 @@ static void test_home_of_one_file(void) {
     pst_budget_release(b);
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 static uint64_t taken(pst_budget *b) {
     return stats_of(b).private_bytes;
@@ -412,7 +413,8 @@ static void test_sealed(void) {
     CHECK_EQ(taken(b), before);
     pst_sealed_destroy(sealed);
     file_free(&f);
-    /* What is kept for the next epoch stays charged until the table goes, or the last sealed epoch. */
+    /* What is kept for the next epoch stays charged until the table goes, or the last sealed
+     * epoch. */
     seal(t, &sealed);
     CHECK(taken(b) >= committed(t));
     pst_table_close(t);
@@ -537,7 +539,7 @@ static void test_batches(void) {
     free(keys);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------ */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static pst_budget *contended;
 

@@ -1,8 +1,8 @@
-/* A chain of files against the table that wrote it. Random operators live through random epochs, each
- * written as a file; files that follow one another are merged, again and again, into deltas and bases,
- * whole or of some key groups; whatever is loaded from them, in parts and more than once, must hold what
- * the table holds. In between epochs are rolled back, states are declared anew, memory is refused and
- * limits are reached.
+/* A chain of files against the table that wrote it. Random operators live through random epochs,
+ * each written as a file; files that follow one another are merged, again and again, into deltas
+ * and bases, whole or of some key groups; whatever is loaded from them, in parts and more than
+ * once, must hold what the table holds. In between epochs are rolled back, states are declared
+ * anew, memory is refused and limits are reached.
  *
  *   test_chain [worlds] [seed] [epochs]
  */
@@ -137,7 +137,8 @@ static void merge_run(world *w, file_run *files, int from, int length, pst_file_
     files->n -= length - 1;
 }
 
-/* Some files, of which the first may become a base; at times only the key groups that are asked for. */
+/* Some files, of which the first may become a base; at times only the key groups that are asked
+ * for. */
 static void merge_some(world *w, file_run *files, int32_t first, int32_t last) {
     int from = (int)world_below(w, (uint64_t)files->n);
     int length = 1 + (int)world_below(w, (uint64_t)(files->n - from));
@@ -270,7 +271,8 @@ static void work(chain *c, uint64_t most) {
         refused_step(c);
 }
 
-/* Takes the open epoch back. A table that has reached its limit may make room for one from the chain. */
+/* Takes the open epoch back. A table that has reached its limit may make room for one from the
+ * chain. */
 static void give_up(chain *c) {
     world *w = c->w;
     int limited = w->failed == PST_LIMIT;
@@ -342,8 +344,8 @@ static void compact(chain *c) {
     c->undoable = 0;
 }
 
-/* From here on the operator has other states: both tables come from the chain. What is dropped goes from
- * all files at once: parts of it in some would be found again when it comes back. */
+/* From here on the operator has other states: both tables come from the chain. What is dropped goes
+ * from all files at once: parts of it in some would be found again when it comes back. */
 static void declare(chain *c) {
     world *w = c->w;
     if (world_one_in(w, 2))

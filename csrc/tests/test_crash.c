@@ -170,7 +170,8 @@ static void run(const pst_schema *s, int32_t keys, int steps, uint64_t seed) {
 }
 
 /* Slots of deleted keys reused in the very epoch that rebuilds their shard: one shard filled to its
- * limit, some keys deleted, the window passed, others inserted. Every store of those is looked at. */
+ * limit, some keys deleted, the window passed, others inserted. Every store of those is looked
+ * at. */
 static void run_reuse(const pst_schema *s, int trials, uint64_t seed) {
     enum { FILL = 27 }; /* one more entry makes a shard of 32 grow */
     uint64_t every = sweep.every;
@@ -334,8 +335,8 @@ static void set_key(model *m, int32_t k, int present, uint64_t value) {
     }
 }
 
-/* Most keys go: rows move into low slots, the index forgets the others, slots become fewer; now and then
- * so many keys come that they do not. Stores are looked at in every phase. */
+/* Most keys go: rows move into low slots, the index forgets the others, slots become fewer; now and
+ * then so many keys come that they do not. Stores are looked at in every phase. */
 static void run_cut(const pst_schema *s, uint64_t seed) {
     enum { KEPT = 40 };
     uint64_t every = sweep.every, seen = 0;

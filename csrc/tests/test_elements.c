@@ -380,7 +380,8 @@ static void test_sweep_place_goes(void) {
     free(m);
 }
 
-/* Entries, or rows, come and expire as fast: a sweep with next to no budget of its own keeps pace. */
+/* Entries, or rows, come and expire as fast: a sweep with next to no budget of its own keeps
+ * pace. */
 static void test_sweep_keeps_pace(int rows) {
     enum { MADE = 200, LIVES = 10, MOST = MADE * LIVES * 3 / 2 };
     pst_table_stats stats;
@@ -438,8 +439,8 @@ static void test_sweep_passes_long_lists(void) {
     free(m);
 }
 
-/* Epochs without a change are not sealed, and a roll back takes none of the way back that a sweep has
- * come. */
+/* Epochs without a change are not sealed, and a roll back takes none of the way back that a sweep
+ * has come. */
 static void test_sweep_of_idle_table(void) {
     enum { KEYS = 1000, BUDGET = 30 };
     elements_model *m = malloc(sizeof *m);
@@ -523,8 +524,8 @@ static void test_sweep_begins_elsewhere(void) {
     free(m);
 }
 
-/* No memory for the copies of entries that a sweep gives a time, since they were put before there was
- * a clock: its epoch may only be rolled back, to all that was there. */
+/* No memory for the copies of entries that a sweep gives a time, since they were put before there
+ * was a clock: its epoch may only be rolled back, to all that was there. */
 static void test_sweep_is_refused(void) {
     elements_model *m = malloc(sizeof *m);
     REQUIRE(m);

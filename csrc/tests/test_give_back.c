@@ -1,5 +1,6 @@
-/* Memory that a table no longer needs goes back to the system, and what the table says that it has is
- * what the system gave: of shared tables the file's blocks, of heap tables at least what is resident.
+/* Memory that a table no longer needs goes back to the system, and what the table says that it has
+ * is what the system gave: of shared tables the file's blocks, of heap tables at least what is
+ * resident.
  *
  *   test_give_back [rounds]
  */
@@ -180,7 +181,7 @@ static void test_reader(int shared) {
     close_run();
 }
 
-/* ---- values that come, go, grow and shrink ---------------------------------------------------- */
+/* ---- values that come, go, grow and shrink --------------------------------------------------- */
 
 static const pst_schema TEXTS = {1, 2, KEY, STATES};
 
@@ -297,7 +298,7 @@ static void test_drifting(int shared, int rounds) {
     close_run();
 }
 
-/* ---- lists and maps ---------------------------------------------------------------------------- */
+/* ---- lists and maps -------------------------------------------------------------------------- */
 
 static const pst_column ELEMENTS[] = {
     {.name = "l", .type = PST_INT64, .kind = PST_LIST},
@@ -427,8 +428,9 @@ static void spoil_freed(const uint32_t *tails) {
             memset(pst_block(run.t, pst_ring_at(run.t, c, p)), 0xEE, pst_class_size(c));
 }
 
-/* What cannot be moved, for want of memory to free what it leaves, stays whole where it was: blocks that
- * were let go of and are still in use would be given to two. The number of blocks that were left. */
+/* What cannot be moved, for want of memory to free what it leaves, stays whole where it was: blocks
+ * that were let go of and are still in use would be given to two. The number of blocks that were
+ * left. */
 static uint32_t refused_moves(const pst_schema *schema, int shared, uint64_t seed) {
     uint32_t tails[PST_CLASSES], moved = 0;
     uint64_t random = seed;

@@ -1,5 +1,5 @@
-/* A shared table's rows lie in huge pages once its delta is written, without a byte more; ranges with
- * holes stay as they are. */
+/* A shared table's rows lie in huge pages once its delta is written, without a byte more; ranges
+ * with holes stay as they are. */
 #include "files.h"
 #include "memory/huge.h"
 

@@ -122,8 +122,8 @@ static void tie_bytes(uint8_t *data, size_t size, size_t at, uint64_t seed) {
     memcpy(data + at, &lane, 8);
 }
 
-/* Sixteen bytes, another for each i, that all have one hash: as a key, or encoded behind the number 7
- * under the hash of that. */
+/* Sixteen bytes, another for each i, that all have one hash: as a key, or encoded behind the number
+ * 7 under the hash of that. */
 static void tied_bytes(const pst_schema *s, uint16_t i, uint8_t out[16]) {
     uint8_t encoded[30] = {1, 7, 0, 0, 0, 0, 0, 0, 0, 1, 16};
     uint8_t *key = s->n_keys == 1 ? out : encoded + 14;
@@ -136,7 +136,7 @@ static void tied_bytes(const pst_schema *s, uint16_t i, uint8_t out[16]) {
     memmove(out, key, 16);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void put_longs(pst_table *t, const int64_t *keys, int64_t n) {
     int64_t one = 1;
@@ -344,8 +344,8 @@ static void test_splits(void) {
     }
 }
 
-/* Keys that go, for good or to come back: the index gives back what it no longer needs, some at each
- * seal, and every epoch of the window is what it was. */
+/* Keys that go, for good or to come back: the index gives back what it no longer needs, some at
+ * each seal, and every epoch of the window is what it was. */
 static void test_shrinking(void) {
     enum { N = 40000, KEPT = 50, EPOCHS = 200 };
     static int64_t keys[N];
@@ -447,8 +447,8 @@ static void test_refused_shrinking(void) {
     pst_table_close(t);
 }
 
-/* A file into an empty table: shards have their size from the start, so nothing was outgrown and the
- * heap holds the index alone; a delta after it, and the part of a range, find their way. */
+/* A file into an empty table: shards have their size from the start, so nothing was outgrown and
+ * the heap holds the index alone; a delta after it, and the part of a range, find their way. */
 static void test_restore(int32_t max_parallelism) {
     enum { N = 30000 };
     static int64_t keys[N];

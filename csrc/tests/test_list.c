@@ -162,7 +162,7 @@ static void check_change(const model *m, const model_list *before, const model_l
         CHECK(!c.replaced && c.from == before->list.end);
 }
 
-/* ---- random work ------------------------------------------------------------------------------- */
+/* ---- random work ----------------------------------------------------------------------------- */
 
 static void append(model *m, model_list *l, uint64_t *random, uint64_t n) {
     static uint8_t room[LONGEST + 1];
@@ -300,7 +300,7 @@ static void test_random(pst_list_shape shape, int steps, uint64_t seed) {
     free(m);
 }
 
-/* ---- memory and cost ----------------------------------------------------------------------------- */
+/* ---- memory and cost ------------------------------------------------------------------------- */
 
 static uint64_t block_bytes(pst_table *t) {
     pst_table_stats stats;
@@ -422,7 +422,7 @@ static void test_limit(void) {
     pst_table_close(t);
 }
 
-/* ---- damage ---------------------------------------------------------------------------------------- */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 static void read_all(const uint8_t *heap, uint64_t bytes, const pst_list_shape *s,
                      const pst_list *l, uint64_t from) {

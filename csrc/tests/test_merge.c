@@ -461,7 +461,7 @@ static void test_failures(void) {
     set_free(x);
 }
 
-/* ---- times that a file does not have ----------------------------------------------------------- */
+/* ---- times that a file does not have --------------------------------------------------------- */
 
 static pst_column value_key = {.name = "k", .type = PST_INT64};
 static pst_column value_states[] = {{.name = "v", .type = PST_INT64},
@@ -500,7 +500,8 @@ static memory_file value_file(const pst_schema *schema, int64_t now_ms, uint64_t
     return f;
 }
 
-/* With a time to live, without, with: the value of the second is not as old as that of the first. */
+/* With a time to live, without, with: the value of the second is not as old as that of the
+ * first. */
 static void test_time_to_live_off_and_on(void) {
     static const int32_t both[] = {0, 1}, alone[] = {0};
     const int32_t *maps[] = {both, alone, both};

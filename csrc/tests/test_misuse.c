@@ -1,5 +1,5 @@
-/* What operations find that the ones before them left behind: keys that a batch guessed wrong, a key
- * that could not be set, elements that went between two passes. */
+/* What operations find that the ones before them left behind: keys that a batch guessed wrong, a
+ * key that could not be set, elements that went between two passes. */
 #include <string.h>
 
 #include "check.h"
@@ -35,8 +35,8 @@ static pst_array longs(const int64_t *values, int64_t n) {
     return (pst_array){.type = PST_INT64, .length = n, .values = values};
 }
 
-/* Adding to values that have expired begins anew, also where the batch did not see at first that the
- * key is there: because its entry lies far from home, or the index grew meanwhile. */
+/* Adding to values that have expired begins anew, also where the batch did not see at first that
+ * the key is there: because its entry lies far from home, or the index grew meanwhile. */
 static void test_expired_values(void) {
     static int64_t keys[KEYS], one[1] = {1}, sums[KEYS];
     static uint8_t valid[KEYS];

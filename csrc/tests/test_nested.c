@@ -14,7 +14,7 @@ static void check_written(const pst_nested_writer *w, const char *bytes, size_t 
         CHECK(memcmp(w->out.data, bytes, size) == 0);
 }
 
-/* ---- types ------------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 static void test_trees_that_are_refused(void) {
     static const struct {
@@ -98,7 +98,7 @@ static void test_places(void) {
     }
 }
 
-/* ---- one value --------------------------------------------------------------------------------- */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 static void test_the_documented_struct_in_the_row(void) {
     model_types m = TREE(STRUCT(3), SCALAR(PST_TIMESTAMP), STRUCT(2), SCALAR(PST_INT16),
@@ -224,7 +224,7 @@ static void test_a_parser_refuses_other_kinds(void) {
     pst_nested_destroy(m.nested);
 }
 
-/* ---- equal values ------------------------------------------------------------------------------ */
+/* ---- equal values ---------------------------------------------------------------------------- */
 
 static size_t put_key(const model_types *m, uint64_t bits, uint8_t *to) {
     pst_nested_writer w;
@@ -343,7 +343,7 @@ static void test_many_keys(void) {
     }
 }
 
-/* ---- any type, any value ----------------------------------------------------------------------- */
+/* ---- any type, any value --------------------------------------------------------------------- */
 
 /* One row of a column as an array of its own. */
 static void each_row(const model_types *m, uint64_t *rng,
@@ -407,8 +407,8 @@ static void test_every_cut_and_every_flipped_bit(void) {
     }
 }
 
-/* A count that the bytes cannot hold is refused before it costs memory: with all that is left of the
- * address range it would. */
+/* A count that the bytes cannot hold is refused before it costs memory: with all that is left of
+ * the address range it would. */
 static void test_lengths_that_lie(void) {
     static const char *const lies[] = {"\xfe\xff\xff\xff\x0f", "\xff\xff\xff\xff\x0f",
                                        "\xfe\xff\xff\xff\xff\x01",

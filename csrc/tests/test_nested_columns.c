@@ -1,9 +1,9 @@
-/* Columns of nested values: there and back, those that are refused, and what a refused allocation leaves
- * behind. */
+/* Columns of nested values: there and back, those that are refused, and what a refused allocation
+ * leaves behind. */
 #include "base/coding.h"
 #include "nested_model.h"
 
-/* ---- columns ----------------------------------------------------------------------------------- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
 /* What is read from a column of longs, strings and maps is what went in, nulls included. */
 static void test_columns_come_back(void) {
@@ -144,9 +144,10 @@ static void test_stored_columns_that_are_refused(void) {
     pst_nested_destroy(fixed.nested);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* All that takes memory, with its n-th request refused: PST_NO_MEMORY, and nothing is left behind. */
+/* All that takes memory, with its n-th request refused: PST_NO_MEMORY, and nothing is left
+ * behind. */
 static void check_refused(const model_types *m, const model_columns *c, const uint8_t *bytes,
                           size_t size, int64_t n, int *refused) {
     pst_nested *nested = NULL;

@@ -1,6 +1,6 @@
-/* Readers whose rows do not come to rest: a writer is killed in a roll back, or goes on with one for
- * longer than a reader has patience, or rows contradict their undo records for good. A reader says so,
- * and goes on when that has ended.
+/* Readers whose rows do not come to rest: a writer is killed in a roll back, or goes on with one
+ * for longer than a reader has patience, or rows contradict their undo records for good. A reader
+ * says so, and goes on when that has ended.
  *
  *   test_reader_stuck [folder]
  */
@@ -89,7 +89,8 @@ static void check_reads(pst_reader *r, uint64_t rows, uint64_t times) {
 
 /* ---- the words alone ------------------------------------------------------------------------- */
 
-/* `rollbacks` is odd: with the lock held, patience ends; with the lock free, nobody is waited for. */
+/* `rollbacks` is odd: with the lock held, patience ends; with the lock free, nobody is waited
+ * for. */
 static void test_words(void) {
     pst_table *t = open_table(&SCHEMA, path);
     put(t, FEW, 2);

@@ -1,5 +1,6 @@
 /* A sealed epoch's delta against the file that the same records make one by one: equal bytes, over
- * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are chosen. */
+ * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are
+ * chosen. */
 #include "base/key.h"
 #include "base/xxh64.h"
 #include "files.h"
@@ -37,7 +38,7 @@ static const groups RANGES[] = {{128, 0, 127}, {128, 37, 90}, {100, 7, 12}, {1, 
 
 static uint8_t letters[1024];
 
-/* ---- hashes that are chosen ------------------------------------------------------------------- */
+/* ---- hashes that are chosen ------------------------------------------------------------------ */
 
 static uint64_t inverse(uint64_t odd) {
     uint64_t x = odd;
@@ -58,7 +59,7 @@ static uint64_t long_of(uint64_t h) {
     return pst_xxh64_rotl(h * inverse(PST_XXH_P1), 33) * inverse(PST_XXH_P2);
 }
 
-/* ---- rows ------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* What is known of key i, and what a file is to say of it. */
 typedef struct row {
@@ -78,7 +79,7 @@ typedef struct world {
     char names[2 + MOST_STATES][8];
     pst_schema schema;
     groups range;
-    int chosen; /* keys of longs whose hashes differ in the lowest bits alone, or but for one of them */
+    int chosen; /* keys of longs whose hashes differ in the lowest bits, or in one of them */
     row rows[KEYS];
     uint8_t key_bytes[KEYS][64];
     pst_record record;

@@ -1,5 +1,5 @@
-/* Rows that move into lower slots after most have gone, beside a model: through every phase of a cut,
- * with roll backs, readers of older epochs and growth in the middle of it. */
+/* Rows that move into lower slots after most have gone, beside a model: through every phase of a
+ * cut, with roll backs, readers of older epochs and growth in the middle of it. */
 #include "access/single.h"
 #include "elements/timers.h"
 #include "slots_check.h"
@@ -23,7 +23,7 @@ static uint64_t any(uint64_t n) {
     return check_random(&run.random) % n;
 }
 
-/* ---- timers: a key has those that its first value says ------------------------------------------ */
+/* ---- timers: a key has those that its first value says --------------------------------------- */
 
 static const pst_column TIMED[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
                                    {.name = "s", .type = PST_STRING},
@@ -111,7 +111,7 @@ static void check_timers(void) {
     CHECK(!memcmp(found, wanted, n * sizeof *found));
 }
 
-/* ---- the run ------------------------------------------------------------------------------------ */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static void set(int32_t k, int present) {
     pst_cell key[2], cell = {{0, 0}, {NULL, 0}};
@@ -143,7 +143,8 @@ static void seal(void) {
     check_slots(run.t);
 }
 
-/* A seal for which there is no memory, not even blocks: it is done, or refused, and undone in the end. */
+/* A seal for which there is no memory, not even blocks: it is done, or refused, and undone in the
+ * end. */
 static int try_seal(void) {
     enum { CLASSES = 24 };
     uint64_t limit = run.t->arena.limit;
@@ -275,7 +276,8 @@ static void check_reader(pst_reader *reader, const model_state *wanted) {
     CHECK_EQ(found, alive);
 }
 
-/* Those that stay lie everywhere, also the bytes of their keys. Others come and go, so that sweeps go far. */
+/* Those that stay lie everywhere, also the bytes of their keys. Others come and go, so that sweeps
+ * go far. */
 static void test_leaving(const pst_schema *s, uint64_t seed) {
     enum { EVERY = 15, FIRST = 200, LAST = 500 };
     model_state *wanted = calloc(1, sizeof *wanted);

@@ -1,5 +1,6 @@
-/* Rows that come and go beside a model, while memory is refused now and then: in every phase of a cut, in
- * the middle of operations, of seals, and of giving a cut up. After roll backs the index is as it was. */
+/* Rows that come and go beside a model, while memory is refused now and then: in every phase of a
+ * cut, in the middle of operations, of seals, and of giving a cut up. After roll backs the index is
+ * as it was. */
 #include <string.h>
 
 #include "check.h"
@@ -42,7 +43,7 @@ static void key_of(uint64_t k, pst_cell *cell, char *room, size_t size) {
     cell->bytes = (pst_bytes){(const uint8_t *)room, (uint32_t)n};
 }
 
-/* ---- what must hold ----------------------------------------------------------------------------- */
+/* ---- what must hold -------------------------------------------------------------------------- */
 
 /* Lines are filled from their start, no slot is named twice, and none that there is not. */
 static void check_index(void) {
@@ -107,7 +108,7 @@ static void check_state(void) {
         exit(check_report());
 }
 
-/* ---- what is done ------------------------------------------------------------------------------- */
+/* ---- what is done ---------------------------------------------------------------------------- */
 
 /* Now and then nothing can grow for a while, or only by a page or two. */
 static void refuse(uint64_t one_in) {

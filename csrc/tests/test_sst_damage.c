@@ -1,5 +1,5 @@
-/* What a damaged, truncated or newer file, refused memory and failing callbacks lead to: a status of
- * their own, never a wrong value. */
+/* What a damaged, truncated or newer file, refused memory and failing callbacks lead to: a status
+ * of their own, never a wrong value. */
 #include "files.h"
 
 #include "base/coding.h"

@@ -19,7 +19,7 @@ static const pst_tree_shape SHAPES[] = {
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 
-/* ---- random operations ------------------------------------------------------------------------- */
+/* ---- random operations ----------------------------------------------------------------------- */
 
 /* Every version that the window promises, and how one leads to the next. */
 static int check_versions(const tree_model *m) {
@@ -80,7 +80,7 @@ static void test_random(const pst_tree_shape *shape, uint32_t keys, int steps, u
     tree_model_close(m);
 }
 
-/* ---- what it costs ----------------------------------------------------------------------------- */
+/* ---- what it costs --------------------------------------------------------------------------- */
 
 static void test_small_is_small(void) {
     tree_model *m = tree_model_open(SHAPES[0], 64, 0);
@@ -245,8 +245,8 @@ static void test_rewritten_is_not_changed(const pst_tree_shape *shape) {
     tree_model_close(m);
 }
 
-/* Names whose separators lie in blocks, so that a split allocates, and the heap may grow, between its
- * steps. */
+/* Names whose separators lie in blocks, so that a split allocates, and the heap may grow, between
+ * its steps. */
 static void test_long_separators(void) {
     static const pst_tree_shape shape = {.key_words = 2, .key_is_ref = 1, .value_words = 1};
     enum { NAMES = 60000 };
@@ -295,7 +295,7 @@ static void test_root_counts_too_few(void) {
     tree_model_close(m);
 }
 
-/* ---- failing ----------------------------------------------------------------------------------- */
+/* ---- failing --------------------------------------------------------------------------------- */
 
 /* A table that may not grow: a status, and after the roll back everything sealed is there. */
 static void test_limit(const pst_tree_shape *shape) {
@@ -331,7 +331,7 @@ static void test_too_large(void) {
     tree_model_close(m);
 }
 
-/* ---- killed ------------------------------------------------------------------------------------ */
+/* ---- killed ---------------------------------------------------------------------------------- */
 
 static struct {
     tree_model *m;
@@ -392,7 +392,7 @@ static void test_killed(const pst_tree_shape *shape, int steps) {
     tree_model_close(m);
 }
 
-/* ---- nonsense ---------------------------------------------------------------------------------- */
+/* ---- nonsense -------------------------------------------------------------------------------- */
 
 /* Random words in a copy of the heap that ends where it ends: statuses, no crash and no loop. */
 static void test_nonsense(const pst_tree_shape *shape, int rounds) {

@@ -145,7 +145,7 @@ static inline void tree_model_close(tree_model *m) {
     free(m);
 }
 
-/* ---- operations -------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 /* Outputs of a failed call say nothing: the caller rolls back. */
 static inline pst_status tree_put(tree_model *m, uint32_t k, uint64_t seed, int64_t time) {
@@ -206,7 +206,7 @@ static inline void tree_rollback(tree_model *m, uint64_t back) {
     tree_version_copy(&m->now, &m->sealed[m->seals % TREE_VERSIONS], m->keys);
 }
 
-/* ---- comparing --------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static inline int tree_same_value(const pst_tree_shape *s, const tree_version *v, uint32_t k,
                                   const pst_tree_entry *e) {
@@ -307,7 +307,7 @@ static inline int tree_compare_diff(const tree_model *m, const tree_version *bef
     return CHECK_EQ(pst_tree_diff_next(&d, &op, &e), PST_NOT_FOUND);
 }
 
-/* ---- structure --------------------------------------------------------------------------------- */
+/* ---- structure ------------------------------------------------------------------------------- */
 
 typedef struct tree_shape_stats {
     uint64_t nodes, bytes, entries, born;
