@@ -113,7 +113,7 @@ cdef class Codec:
         plain = plain_value(value)
         if type(plain) is type(value):
             raise self.wrong(value)
-        # What has a plain value may have one that has one again, without end.
+        # A plain value may itself have a plain value, and so on without end.
         Py_EnterRecursiveCall(" while a value was encoded")
         try:
             return self.encode(plain, cell)
@@ -298,8 +298,8 @@ cdef object plain_value(object value):
 cdef class Schema:
     """Key and state columns, as C sees them.
 
-    `keys` and `states` are lists of `pystate.state.columns.Column`; the first `n_hashed` key columns (0:
-    all) are the key, the others its namespace.
+    `keys` and `states` are lists of `pystate.state.columns.Column`. The first `n_hashed` of the key
+    columns (0: all) are the key, the others its namespace.
     """
 
     cdef pst_schema c
@@ -379,7 +379,7 @@ cdef class Schema:
                       for codec, value in zip(self.key_codecs[:n], key)])
 
     cdef object encode_key(self, object key, pst_cell *cells, uint32_t *nulls):
-        """Fill a cell per key column; returns what owns their bytes."""
+        """Fill a cell per key column; returns the owner of their bytes."""
         cdef Codec codec
         cdef int i
         nulls[0] = 0
@@ -450,7 +450,7 @@ cdef class ArrayRef:
         return self.c.length
 
     def own(self):
-        """Refer to a copy from now on, which nobody else can write to."""
+        """From now on, refer to a copy that nobody else can write to."""
         cdef int64_t first, begin = 0, end = 0, rows, i, ends_bytes = 0, bits, values, before, at
         cdef size_t width = cell_width(self.c.type)
         cdef const uint8_t *from_ = <const uint8_t *> self.c.values
@@ -500,8 +500,8 @@ cdef class ArrayRef:
         self.owner = None
 
     def parts(self):
-        """Return the copy that `own` made: (buffer, offset in rows, and where validity, offsets and
-        values begin and end in it, None for what there is not)."""
+        """Return the copy that `own` made: (buffer, offset in rows, validity, offsets, values). The
+        last three are (place, size) in the buffer, or None where there is none."""
         cdef int64_t rows = self.c.offset + self.c.length
         return (self.copy, self.c.offset,
                 (self.validity_at, (rows + 7) // 8) if self.c.validity else None,
@@ -510,7 +510,7 @@ cdef class ArrayRef:
 
 
 cdef bint offsets_rise(const int32_t *offsets, int64_t length, int64_t most) noexcept nogil:
-    """Whether all values lie within so many bytes."""
+    """Whether offsets rise and all values lie within `most` bytes."""
     cdef int64_t i
     cdef int falls = offsets[0] < 0
     for i in range(length):

@@ -1,8 +1,8 @@
 # cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False
 """The extension module: thin handles over the C core's public header.
 
-Only `pystate` itself uses it. Every C call goes through one `check`, batches, seals, snapshots,
-loads and file access run without the GIL, a single get or put does not. Arrays arrive as addresses
+Only `pystate` itself uses it. Every C call goes through one `check`. Batches, seals, snapshots,
+loads and file access run without the GIL; a single get or put keeps it. Arrays arrive as addresses
 with an owner that is kept alive; pyarrow and numpy are not known here.
 
 Thread safety: a handle that is at work without the GIL is marked busy, and any other use of it,

@@ -385,7 +385,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record)
     pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                               int32_t n_columns, uint64_t *rows)
-    # The header's two further consts make no difference to callers.
+    # The header has two more consts, which make no difference to callers.
     pst_status pst_merge(pst_sst_reader **readers, const int32_t **columns, int32_t n,
                          pst_sst_writer *writer)
 

@@ -39,8 +39,8 @@ cdef class CollectionHandle:
         return 0
 
     cdef int start(self) except -1:
-        """Begin a walk. Where more than numbers is made of it, it is gone through with the table
-        busy: what is made may run anyone's finalizers."""
+        """Begin a walk. The caller marks the table busy where it makes more than numbers of the
+        elements, because making other objects may run anyone's finalizers."""
         self.ready()
         if self.walk is NULL:
             self.table.check(pst_elements_create(self.table.t, &self.walk))
@@ -65,9 +65,9 @@ cdef class CollectionHandle:
             f"state {self.codec.name!r}: None is no {what}")
 
     def collect(self, Batch keys not None, size_t offsets):
-        """Walk over all keys' elements: (rows, map keys or None, values), each of the latter as
-        (validity, values, offsets), in the keys' order. Fills where each key's begin in that run:
-        64-bit `offsets`, one more than keys."""
+        """Return all keys' elements in the keys' order: (rows, map keys or None, values), where map
+        keys and values are (validity, values, offsets). Fills the 64-bit `offsets`, one more than
+        keys: where the elements of each key begin."""
         cdef Cells cells[2]
         cdef pst_status status
         cdef bint is_map = self.map_codec is not None
@@ -216,7 +216,7 @@ cdef class ListElements(CollectionHandle):
         return items
 
 
-# No method: a Python class with two of these as its bases has the first one's table of C methods.
+# Not a method: a Python class with two of these as bases has only the first one's C methods.
 cdef list words_list(ListElements elements):
     """The current key's items if they are longs or doubles whose number is known, else None."""
     cdef pst_run run
@@ -231,8 +231,8 @@ cdef list words_list(ListElements elements):
     if status == PST_INVALID:
         return None
     left = run.left
-    # Making a list may run the garbage collector, and with it anybody's code: what was found
-    # before is not believed. Making numbers does not.
+    # Making a list may run the garbage collector, and with it anybody's code, so what was found
+    # before is looked up again. Making numbers does not.
     result = PyList_New(<Py_ssize_t> left)
     elements.start()
     while True:

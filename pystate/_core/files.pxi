@@ -230,8 +230,8 @@ cdef Sealed make_sealed(str where, Budget budget):
 cdef class FileReader(_Guarded):
     """An open state file.
 
-    `fd` >= 0 is read by pread without the GIL, else `source` by seek and readinto. Both stay the
-    caller's and outlive the reader.
+    If `fd` >= 0 it is read by pread without the GIL, else `source` is by seek and readinto. Both
+    belong to the caller and outlive the reader.
     """
 
     cdef pst_sst_reader *r

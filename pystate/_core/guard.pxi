@@ -11,16 +11,16 @@
 #
 # `begin` checks that the handle may be used and marks it busy, so that `close` and every other call
 # raise `InUseError` until `end`. What may run the caller's code (`__index__`, encoders, iterators,
-# `__fspath__`) comes before `begin`, or before `ready` where the GIL is kept: there is none between a
-# check and the use of what was checked.
+# `__fspath__`) comes before `begin`, or before `ready` where the GIL is kept. So none of it runs
+# between a check and the use of what was checked.
 #
-# `hold` is `begin` without the check, where another one was made.
+# `hold` is `begin` without the check, for a handle that was checked in another way.
 #
-# A handle that was made by `__new__` alone names `NO_TABLE`, `NO_CODEC` or `NO_BATCH`, whose checks
+# A handle that was made by `__new__` alone has `NO_TABLE`, `NO_CODEC` or `NO_BATCH`, whose checks
 # fail; so no method has to ask for None.
 
 cdef class _Guarded:
-    """A handle of its own, which one thread at a time uses."""
+    """A handle that no table closes, and that one thread at a time uses."""
 
     cdef bint busy
 
@@ -36,7 +36,7 @@ cdef class _Guarded:
         return 0
 
     cdef void hold(self) noexcept:
-        """Mark the handle busy, whatever it is."""
+        """Mark the handle busy, without a check."""
         self.busy = True
 
     cdef void end(self) noexcept:
@@ -45,7 +45,7 @@ cdef class _Guarded:
 
 @cython.no_gc_clear  # the table outlives it
 cdef class _Dependent(_Guarded):
-    """A handle that its table closes with itself. Tables know them without keeping them alive."""
+    """A handle that is closed with its table, which knows it without keeping it alive."""
 
     cdef readonly Table table
     cdef void *before
@@ -67,7 +67,7 @@ cdef class _Dependent(_Guarded):
         self.before = self.after = NULL
 
     cdef void release(self) noexcept:
-        """Close; it is not at work."""
+        """Close the handle, which is not busy."""
         self.unlink()
 
 
@@ -88,7 +88,7 @@ cdef enum:
 
 
 cdef class Memory:
-    """Memory that the core filled, as a buffer that is only read."""
+    """Memory that the core fills, as a read-only buffer."""
 
     cdef uint8_t *data
     cdef Py_ssize_t size
@@ -111,20 +111,20 @@ cdef class Memory:
             return PST_NO_MEMORY
         self.size = <Py_ssize_t> size
         if size >= LARGE:
-            # Filled in order and soon: a fault for each small page would take as long as the copy.
+            # It is filled in order: a fault for each small page would take as long as the copy.
             skipped = PAGE - <size_t> self.data % PAGE
             madvise(self.data + skipped, (size - skipped) // PAGE * PAGE, MADV_HUGEPAGE)
         return PST_OK
 
     cdef pst_status borrow(self, uint64_t size) noexcept nogil:
-        """Allocate, once, what is soon given up again."""
+        """Allocate, once, memory that is used for a short time."""
         self.scratch = True
         self.data = <uint8_t *> pst_scratch_take(size)
         self.size = <Py_ssize_t> size
         return PST_OK if self.data is not NULL else PST_NO_MEMORY
 
     cdef pst_status take_for(self, pst_bytes_out *out, int64_t rows) noexcept nogil:
-        """Allocate what was sized, to be filled next."""
+        """Allocate the bytes that a sizing call asked for, and let the next call fill them."""
         cdef pst_status status = self.take(<uint64_t> out.offsets[rows])
         out.data = self.data
         out.capacity = <uint64_t> out.offsets[rows]

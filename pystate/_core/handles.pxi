@@ -13,8 +13,8 @@ cdef Py_ssize_t row_number(i) except? -1:
 
 @cython.no_gc_clear
 cdef class Walk:
-    """A way over all rows, or those touched in the open epoch. As long as one over all of them is
-    there, sealing leaves every row in its slot, so that each is met once."""
+    """A scan of all rows, or of those touched in the open epoch. As long as there is a scan of all
+    rows, sealing leaves each in its slot, so that the scan meets it once."""
 
     cdef Table table
     cdef bint changed

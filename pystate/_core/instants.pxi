@@ -10,7 +10,7 @@ cdef inline bint in_years(int64_t time_us) noexcept:
 
 
 cdef object instant(int64_t time_us, object zone):
-    """The datetime so many microseconds after 1970, which `in_years` has allowed.
+    """The datetime `time_us` microseconds after 1970, which `in_years` has allowed.
 
     Days become a date in eras of 400 years that begin in March, so that a leap day comes last.
     """

@@ -1,5 +1,5 @@
-# Nested values: structs, arrays and maps <-> bytes, one value at a time: what walks Python objects,
-# and hands their parts to the core, which knows how they lie.
+# Nested values: structs, arrays and maps <-> bytes, one value at a time. The code here walks Python
+# objects and hands their parts to the core, which knows the bytes.
 
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_CheckExact, PyDict_GetItemWithError
@@ -12,7 +12,7 @@ cdef tuple REFUSALS = (
 
 
 cdef enum:
-    SCALARS = 16  # that are handed over at once
+    SCALARS = 16  # the most that are handed over at once
 
 
 cdef class NestedCodec(Codec):
@@ -59,7 +59,7 @@ cdef class NestedCodec(Codec):
             pst_nested_writer_close(&w)
 
     cdef str located(self, str message):
-        """A message that begins with a path, or behind it, as the user sees it."""
+        """The message as the user sees it; it begins with a path, or with what follows one."""
         if message.startswith((".", "[")):
             message = f": field {message.removeprefix('.')}"
         return f"{self.label}{message}" if message[:1] in " :" else message
@@ -170,7 +170,7 @@ cdef class NestedCodec(Codec):
 
     @cython.final
     cdef tuple items(self, NestedNode node, object value):
-        """An array's elements, a copy: what converts them may be the user's code."""
+        """A copy of an array's elements: the user's code may run while they are converted."""
         if isinstance(value, (list, tuple)):
             return tuple(value)
         if hasattr(value, "tolist") and getattr(value, "ndim", 1) == 1:
@@ -246,7 +246,7 @@ cdef class NestedCodec(Codec):
     # ---- bytes -> Python
 
     cdef object decode(self, const pst_cell *cell):
-        # Of a copy: what is made may run anyone's finalizers, which may write where the bytes lie.
+        # From a copy: making objects may run finalizers, which may write where the bytes lie.
         cdef uint8_t room[512]
         cdef bytes own
         if cell.bytes.size <= sizeof(room):

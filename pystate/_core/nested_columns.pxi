@@ -46,7 +46,7 @@ cdef class NestedColumns(_Guarded):
         self.arrays[i].first = first
 
     def encode(self, int64_t rows):
-        """Return (offsets, None for an inline struct; data) of the rows; nulls are empty or zero."""
+        """Return (offsets, None for an inline struct; data) of rows; nulls are empty or zero."""
         cdef pst_nested_rows out
         cdef pst_nested_fault fault
         cdef pst_status status
@@ -71,8 +71,8 @@ def nested_columns(NestedCodec codec not None, int64_t rows, int64_t offset, siz
                    size_t offsets, size_t values, int64_t values_bytes):
     """Return (length, nulls, validity, values, offsets) of each type in preorder.
 
-    They are of an Arrow array's rows: binary, or of fixed size for an inline struct. What an array
-    has no use for is None, as a validity bitmap is without nulls.
+    The rows are those of an Arrow array: binary, or of fixed size for an inline struct. A buffer
+    that an array does not need is None, as a validity bitmap where there are no nulls.
     """
     cdef pst_array stored
     cdef pst_nested_fault fault

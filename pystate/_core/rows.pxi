@@ -248,7 +248,7 @@ cdef class Reader(_Dependent):
         owner = self.schema.encode_key(key, cells, &nulls)
         self.begin()
         try:
-            # Held by a roll back it waits, which another thread of this process may be at.
+            # It waits for a roll back, which another thread of this process may be doing.
             with nogil:
                 status = pst_reader_get(self.r, cells, nulls, self.record)
             if status == PST_NOT_FOUND:

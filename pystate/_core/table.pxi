@@ -91,7 +91,7 @@ cdef class Table:
         return 0
 
     cdef void hold(self) noexcept:
-        """Mark the table busy, whatever it is."""
+        """Mark the table busy, without a check."""
         self.idle = self.state
         self.state = BUSY
 
@@ -99,7 +99,7 @@ cdef class Table:
         self.state = self.idle
 
     cdef inline int ready_for(self, unsigned long turn, Codec codec) except -1:
-        """As `ready`, after the caller's code ran: what was current in `turn` still is."""
+        """As `ready`, after the caller's code ran: the key of `turn` must still be current."""
         self.ready()
         if not self.has_key:
             self.need_key(codec)
@@ -118,7 +118,7 @@ cdef class Table:
         Raises
         ------
         NoCurrentKeyError
-            Another one is, or none: the epoch was ended, or the table closed.
+            Another key is current, or none, as the epoch was ended or the table closed.
         """
         if self.turn != turn:
             self.ready()
@@ -319,7 +319,7 @@ cdef class Table:
     # -- the current key
 
     cdef void forget_key(self):
-        # What goes may run anyone's code: not before it is out of the table.
+        # Dropping these may run anyone's code: so they leave the table first.
         key, owner, batch = self.current, self.owner, self.current_batch
         self.turn += 1
         self.loose = False
@@ -386,7 +386,7 @@ cdef class Table:
         return 0
 
     cdef object encode_in(self, object namespace, pst_cell *cells, uint32_t *nulls):
-        """Fill the cells of the current key in a namespace; returns what owns their bytes."""
+        """Fill the cells of the current key in a namespace; returns the owner of their bytes."""
         return self.schema.encode_key(self.with_space(self.current_key(), namespace), cells, nulls)
 
     cdef tuple with_space(self, object key, object namespace):
@@ -415,8 +415,8 @@ cdef class Table:
         return None if value is None else self.schema.key_codecs[-1].normalize(value)
 
     def merged_namespaces(self, target, sources):
-        """Return what a merge goes through: its target, and the others in order, each once."""
-        # A list: it finds NaN, which is itself and not equal to itself.
+        """Return the target of a merge, and its other sources in order, each once."""
+        # In a list, because that finds a NaN by identity.
         names = [self.normal_namespace(target)]
         if isinstance(sources, (str, bytes)) or not hasattr(sources, "__iter__"):
             raise errors.WrongTypeError(

@@ -37,13 +37,13 @@ def timer_time(value):
 cdef class DueTimers:
     """Timers that are due, with the batch of their keys.
 
-    They stay registered until they are fired. `stale` tells that another one that is due was
-    registered since, so that the order no longer holds: ask again.
+    They stay registered until they are fired. If `stale`, another due timer was registered since
+    and the order no longer holds: ask for the due timers again.
     """
 
     cdef readonly Batch keys
     cdef object times
-    cdef Memory own         # the times as the core gave them: the caller may write to the others
+    cdef Memory own         # the times from the core: the caller may write to its own
     cdef pst_domain domain
     cdef uint64_t missed
 
@@ -69,7 +69,7 @@ cdef class DueTimers:
 
     @property
     def stale(self):
-        """Whether a timer that is due too was registered since."""
+        """Whether another due timer was registered since."""
         self.keys.ready()
         return pst_timers_missed(self.keys.table.t) != self.missed
 
