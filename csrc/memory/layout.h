@@ -105,11 +105,11 @@ typedef struct pst_span_hints {
     uint32_t last;
     uint32_t phase;
     uint32_t marked; /* spans in this phase's pass over them */
-    uint32_t slot;   /* the row that moving values goes on with */
-    uint32_t keyed;  /* and that moving the bytes of keys does */
+    uint32_t slot;   /* the row at which moving values goes on */
+    uint32_t keyed;  /* the row at which moving the bytes of keys goes on */
 } pst_span_hints;
 
-/* How far making a table's slots fewer has come, see cut.h. */
+/* How far a cut of a table's slots has come, see cut.h. */
 enum {
     PST_CUT_NONE = 0,
     PST_CUT_TURN = 1,   /* names from the cut on leave the ring; cut_at: its tail when this began */
@@ -119,12 +119,12 @@ enum {
     PST_CUT_RELIST = 5, /* given up: names go back to the ring; cut_at: the next slot */
 };
 
-/* What tidying slots remembers from seal to seal. Hints, not under undo. */
+/* What cutting slots remembers from seal to seal. Hints, not under undo. */
 typedef struct pst_slot_hints {
     uint32_t least;   /* of the names that no epoch took lately */
     uint32_t surplus; /* names that nobody has wanted for a while */
-    uint32_t pinned;  /* behind the last row that could not be moved */
-    uint32_t until;   /* and low half of the epoch up to which it is not tried again */
+    uint32_t pinned;  /* the slot after the last row that could not be moved */
+    uint32_t until;   /* low half of the epoch until which it is not tried again */
 } pst_slot_hints;
 
 /* A shard of the index: a page table (a block of `capacity / 512` granules, at least one). */
@@ -172,8 +172,8 @@ typedef struct pst_meta {
 
 _Static_assert(offsetof(pst_meta, shards) % sizeof(pst_shard) == 0, "shards are aligned");
 
-/* Where the sweep for what has expired goes on: a row, and within a map of it the entry. A hint,
- * not under undo: whatever a kill leaves of it is some place to go on from. */
+/* Where the sweep for expired elements goes on: a row, and an entry if it is within a map. A hint,
+ * not under undo: after a kill any place is good. */
 enum { PST_SWEEP_KEY = 240 };
 typedef struct pst_sweep_place {
     uint64_t slot;   /* PST_NONE: nowhere yet */

@@ -39,7 +39,7 @@ static inline const uint8_t *pst_ref_data(const uint8_t *heap, const uint64_t re
     return (const uint8_t *)ref + 4;
 }
 
-/* Brings in the beginning of bytes that lie in a block, which may lie across two lines. */
+/* Prefetches the beginning of bytes in a block, on both lines where it lies across two. */
 PST_PREFETCH void pst_prefetch_bytes(const uint8_t *data, uint32_t size) {
     enum { LINE = 64 };
     __builtin_prefetch(data, 0, 2);

@@ -1,7 +1,7 @@
 /* parser.h: the parts of a nested value's bytes, which may be anything.
  *
- * Each function takes what its name says from the bytes that are left. NULL or 0: they cannot be
- * that, and `fault` says why; `at` is then where reading came to.
+ * Each function takes what its name says from the bytes that are left. If they cannot be that, it
+ * returns NULL or 0, `fault` says why, and `at` is where reading stopped.
  *
  * Thread safety: a parser belongs to one thread.
  *
@@ -43,7 +43,7 @@ static inline int pst_parser_varint(pst_nested_parser *p, uint64_t *number) {
     return pst_parser_long_varint(p, number);
 }
 
-/* Validity bits of `n` values, those behind them zero. */
+/* The validity bits of `n` values; the bits behind them must be zero. */
 static inline const uint8_t *pst_parser_bits(pst_nested_parser *p, uint64_t n) {
     const uint8_t *bits = p->at;
     uint64_t size = (n + 7) >> 3;
@@ -104,7 +104,8 @@ static inline const uint8_t *pst_parser_scalar(pst_nested_parser *p, const pst_s
     return s->width ? pst_parser_fixed(p, s) : pst_parser_bytes(p, s, size);
 }
 
-/* After a map's key was taken: whether it is above the one before, *key, if there is one. */
+/* Called after a map's key was taken: whether it is above the previous one, *key, if there is
+ * one. */
 static inline int pst_parser_ascends(pst_nested_parser *p, const pst_shape *s, const uint8_t *at,
                                      uint64_t size, int has_key, pst_nested_key *key) {
     pst_nested_key next;
@@ -119,7 +120,7 @@ static inline int pst_parser_ascends(pst_nested_parser *p, const pst_shape *s, c
     return ascends;
 }
 
-/* Of a value of constant width, `width` bytes: what is wrong with it, or NULL. */
+/* What is wrong with a value of constant width, of `width` bytes; NULL if nothing is. */
 const char *pst_places_fault(const pst_nested *nested, const uint8_t *data);
 
 #endif

@@ -7,12 +7,13 @@
 
 #include "nested/types.h"
 
-/* The rows' bytes, into an empty buffer; see pst_nested_encode. PST_WRONG_TYPE: *row is refused. */
+/* Writes the rows' bytes into an empty buffer; see pst_nested_encode. PST_WRONG_TYPE: *row is
+ * refused. */
 pst_status pst_places_encode(const pst_nested *nested, const pst_nested_array *arrays, int64_t rows,
                              pst_growing *out, int64_t *row, const char **fault);
 
-/* The columns of values that were checked; `slots` is row 0. Bit offset + i of `validity` (NULL: no
- * nulls) is row i's. PST_NO_MEMORY; columns are then as far as they were filled. */
+/* Fills the columns from values that were checked; `slots` is row 0. Bit offset + i of `validity`
+ * (NULL: no nulls) is row i's. PST_NO_MEMORY; columns are then as far as they were filled. */
 pst_status pst_places_decode(const pst_nested *nested, const uint8_t *validity, int64_t offset,
                              const uint8_t *slots, int64_t rows, pst_nested_column *columns);
 

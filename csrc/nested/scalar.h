@@ -50,7 +50,7 @@ static inline void pst_scalar_load(uint8_t op, const uint8_t *at, uint64_t *word
     }
 }
 
-/* Each width by itself: a copy of a known size is one instruction. */
+/* One copy for each width: a copy of a known size is one instruction. */
 static inline void pst_scalar_store(uint8_t op, uint8_t *to, const void *word) {
     switch (op) {
     case PST_OP_BOOL:
@@ -102,7 +102,7 @@ static inline int pst_in_limit(const pst_shape *s, const uint64_t *word) {
     return high < s->limit[1] || (high == s->limit[1] && low < s->limit[0]);
 }
 
-/* What is wrong with a scalar's bytes, NULL if it could have been written. */
+/* What is wrong with a scalar's bytes; NULL if a writer could have written them. */
 static inline const char *pst_scalar_fault(const pst_shape *s, const uint8_t *at) {
     uint64_t word[2], same;
     switch (s->op) {
@@ -122,8 +122,9 @@ static inline const char *pst_scalar_fault(const pst_shape *s, const uint8_t *at
     }
 }
 
-/* -- keys. Numbers have their order as unsigned ranks, those of decimals the high word first. Bytes
- * have the first sixteen of them as a rank, zeros behind shorter ones, and the bytes. */
+/* -- Keys. A number is an unsigned rank that orders as the number does, two words of decimals with
+ * the high one first. A string is its first sixteen bytes as a rank, padded with zeros, and all its
+ * bytes. */
 
 static inline uint64_t pst_rank_of(uint8_t op, uint64_t word) {
     if (op == PST_OP_FLOAT32)
@@ -144,8 +145,8 @@ static inline uint64_t pst_rank_bytes(const uint8_t *bytes, size_t size) {
     return __builtin_bswap64(rank);
 }
 
-/* The key of sound bytes: `at` is where a number lies, or the bytes of a string begin. They must
- * stay as long as the key is compared. */
+/* Makes a key of checked bytes: `at` is where a number lies, or where a string's bytes begin. They
+ * must stay there as long as the key is compared. */
 static inline void pst_key_rank(const pst_shape *s, const uint8_t *at, uint32_t size,
                                 pst_nested_key *key) {
     key->size = 0;

@@ -16,8 +16,7 @@
 
 #include <string.h>
 
-/* Makes the capacity enough for `more` bytes; 0: refused by the limit (`limit` is then 0), or by
- * the allocator. */
+/* Makes room for `more` bytes; 0: refused by the limit (`limit` is then 0), or by the allocator. */
 int pst_growing_reserve(pst_growing *b, size_t more);
 void pst_growing_free(pst_growing *b);
 
@@ -30,7 +29,7 @@ static inline uint8_t *pst_growing_room(pst_growing *b, size_t more) {
     return to;
 }
 
-/* A varint, and `size` bytes behind it; 0: refused. */
+/* Appends bytes behind their size as a varint; 0: refused. */
 static inline int pst_growing_bytes(pst_growing *b, const uint8_t *bytes, size_t size) {
     uint8_t *to = pst_growing_room(b, PST_VARINT_MAX + size);
     if (!to)
@@ -45,8 +44,8 @@ static inline int pst_growing_bytes(pst_growing *b, const uint8_t *bytes, size_t
     return 1;
 }
 
-/* The head of an array or a map: the number of its children, and if some are null their bits, all
- * of them zero, at *bits. 0: refused. */
+/* Writes the head of an array or a map: the number of its children, and if some are null, their
+ * bits at *bits, all of them zero. 0: refused. */
 int pst_growing_head(pst_growing *b, uint64_t n, int nulls, size_t *bits);
 
 /* Notes the key that was written at `start` as the next one of the map that is open.
