@@ -191,7 +191,7 @@ def open_job(
 def library() -> str:
     """Return the library's name and version, as files record it."""
     try:
-        return f"pystate {importlib.metadata.version('pystate')}"
+        return f"pystate {importlib.metadata.version('pystate-spark')}"
     except importlib.metadata.PackageNotFoundError:
         return "pystate (not installed)"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pystate as ps
 from pystate.checkpoint.job_file import (
     JobFile,
     OperatorEntry,
@@ -40,7 +41,7 @@ def test_first_job_makes_the_identity(storage: LocalStorage) -> None:
     assert read_job(storage) is None
     job = open_job(storage, "flights", 4, None)
     assert (job.name, job.max_parallelism, job.operators) == ("flights", 128, ())
-    assert job.library == library() and job.library.startswith("pystate")
+    assert job.library == library() == f"pystate {ps.__version__}"
     assert open_job(storage, "flights", 100, None) == job == read_job(storage)
 
 
