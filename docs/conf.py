@@ -19,7 +19,7 @@ extensions = [
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
-# Files outside of the guide, which only the repository has.
+# Links to files outside of the guide, which only the repository has.
 myst_url_schemes = ["http", "https"]
 
 # The reference: docstrings are numpydoc, and a single backtick in them may be a link.
@@ -51,10 +51,10 @@ html_show_sourcelink = False
 
 
 def leave_out(app, what, name, member, skip, options):
-    """Leave out the names of other systems, which only say what to write in their place."""
+    """Leave out other systems' names, which only raise an error with the name to use."""
     return True if isinstance(member, Elsewhere) else None
 
 
 def setup(app):
-    """Connect what Sphinx asks for."""
+    """Connect the event handler."""
     app.connect("autodoc-skip-member", leave_out)
