@@ -1,4 +1,4 @@
-"""Runs the benchmarks by turns and prints one table: ``python -m bench [--only count,files]``.
+"""Runs the benchmarks in turn and prints one table: ``python -m bench [--only count,files]``.
 
 ``PYSTATE_BENCH_SCALE`` is `smoke`, `short` (the default) or `large`.
 """
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
-    """What answers each question; imports only what the run needs."""
+    """The function that answers each question; only modules that the run needs are imported."""
     if spark:
         from bench import spark_jobs, spark_timed
 
@@ -48,7 +48,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
 
 
 def save(rows: list[Row], scale: Scale, folder: Path) -> Path:
-    """Write the run as JSON and return where."""
+    """Write the results as JSON and return the file's path."""
     now = datetime.datetime.now(datetime.timezone.utc)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
@@ -78,7 +78,7 @@ def cpu_name() -> str:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested benchmarks."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", help="questions, separated by commas: count,files")
     parser.add_argument("--spark", action="store_true", help="the jobs on Spark")

@@ -1,7 +1,7 @@
 """Lists, maps, reduced values, means and timers, a batch at a time and a key at a time.
 
-As many elements in all for every kind, on both sides, so that caches matter alike. Measured in
-processor time of the process, all its threads together: the question is about one core.
+Every kind has the same number of elements, on both sides, so that caches have the same effect. The
+processor time of the process is measured, for all its threads: the question is about one core.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LONG_LIST = 100
 ENTRIES = 10
 """Entries of a map, and items of a list that is appended to."""
 SCALAR_SHARE = 4
-"""One key at a time a part of the rows is enough."""
+"""With one key at a time, this part of the rows is enough."""
 
 
 def random_values(rows: int, below: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Uniform, the same for everybody who takes part."""
+    """Uniform values, the same for both sides."""
     return np.random.default_rng(seed).integers(0, below, rows)
 
 
@@ -46,7 +46,7 @@ def batches_of(*columns: np.ndarray[Any, Any]) -> list[tuple[pa.Array[Any], ...]
 
 
 def repeated(n_keys: int, times: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Each key so often: as rows that arrive one key after the other, and round after round."""
+    """Each key several times: as rows in rounds, each of which has every key once."""
     for _ in range(times):
         yield np.arange(n_keys, dtype=np.int64)
 
@@ -60,7 +60,7 @@ def backend_of(**states: State[Any]) -> KeyedStateBackend:
 
 
 def filled_lists(n_keys: int, length: int) -> KeyedStateBackend:
-    """Lists of so many items, which came one after the other."""
+    """Lists of `length` items, which were added one by one."""
     backend = backend_of(items=ps.ListState("long"))
     for column in repeated(n_keys, length):
         for keys in in_batches(pa.array(column)):
@@ -70,7 +70,7 @@ def filled_lists(n_keys: int, length: int) -> KeyedStateBackend:
 
 
 def list_in_dict(n_keys: int, length: int) -> dict[int, list[int]]:
-    """The same in a dict, its items made one after the other as well."""
+    """The same in a dict, whose items were also added one by one."""
     lists: dict[int, list[int]] = defaultdict(list)
     for column in repeated(n_keys, length):
         names = column.tolist()
@@ -100,7 +100,7 @@ def append_works(scale: Scale, scalar: bool) -> Works:
             backend.set_current_key(k)
             items.add(v)
 
-    # Lists would grow from round to round: both sides go back to where they were.
+    # Lists would grow from round to round, so both sides are reset.
     def restart() -> None:
         backend.rollback()
 
@@ -199,7 +199,7 @@ def put_works(scale: Scale, scalar: bool) -> Works:
     values_list: list[int] = []
 
     def change() -> None:
-        # Else every round after the first would put what is there.
+        # Otherwise every round after the first would put the existing values.
         np.add(values, 1, out=values)
         batches[:] = batches_of(keys, names, values)
         values_list[:] = values.tolist()
@@ -313,20 +313,20 @@ def add_works(scale: Scale, scalar: bool, *, mean: bool) -> Works:
 
 
 class TimerRounds:
-    """Timers that come and go, one of each per tick, so that as many wait at any time."""
+    """Timers: per tick one is registered and one fires, so that their number is constant."""
 
     def __init__(self, scale: Scale, scalar: bool) -> None:
         self.n_keys, self.rows = scale.elements // 4, rows_of(scale, scalar) // 2
         self.span = scale.elements
         self.rng = np.random.default_rng(47)
         self.now = 0
-        # Times of up to `span` ticks from when they came, of which a part has gone by.
+        # Times up to `span` ticks after the registration, of which a part has passed.
         self.keys = self.rng.integers(0, self.n_keys, self.span // 2)
         left = self.span * (1 - np.sqrt(self.rng.random(self.span // 2)))
         self.times = 1 + left.astype(np.int64)
 
     def advance(self) -> None:
-        """Time goes on, and as many timers as ticks are there to be registered."""
+        """Advance the time, and make as many timers to register as there were ticks."""
         self.now += self.rows
         self.keys = self.rng.integers(0, self.n_keys, self.rows)
         self.times = self.now + 1 + self.rng.integers(0, self.span, self.rows)
@@ -335,7 +335,7 @@ class TimerRounds:
 def timer_works(scale: Scale, scalar: bool) -> Works:
     """Registering timers, and firing those that are due."""
     ours, theirs = TimerRounds(scale, scalar), TimerRounds(scale, scalar)
-    # Keys with timers have other states as a rule: their rows are there.
+    # Keys with timers usually have other states, so their rows exist.
     backend = ps.KeyedStateBackend(key="long", states={"n": ps.ValueState("long")}, timers=True)
     for names in in_batches(pa.array(np.arange(ours.n_keys, dtype=np.int64))):
         backend["n"].add(backend.keys(names), 1)
@@ -409,11 +409,11 @@ KINDS: dict[str, tuple[Callable[[Scale, bool], Works], int]] = {
     "aggregating mean": (lambda s, scalar: add_works(s, scalar, mean=True), 1),
     "timer register + fire": (timer_works, 2),
 }
-"""What is done, and to how many rows the round's are one."""
+"""The works of a kind, and by how much to divide the rows of a round."""
 
 
 def elements(scale: Scale) -> list[Row]:
-    """All of them, at the sizes of the scale."""
+    """All benchmarks of this module, at the sizes of the scale."""
     rows = []
     for scalar in (False, True):
         for what, (works_of, share) in KINDS.items():

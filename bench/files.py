@@ -1,4 +1,4 @@
-"""How fast state becomes files and files become state, flat over the number of rows."""
+"""How fast state is written to files and restored, which must not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = 3
 KINDS = ("long", "string")
 KEY_GROUPS = (16, 128)
 CAUGHT_UP = 4
-"""The delta that a table catches up with has one new key for so many that it has."""
+"""The delta that a table catches up with has one new key per this many existing keys."""
 STEPS = ("written", "restored", "caught up", "re-imported")
 
 
@@ -37,7 +37,7 @@ def backend_of(kind: str, key_groups: int) -> KeyedStateBackend:
 
 
 def add(backend: KeyedStateBackend, kind: str, first: int, rows: int) -> None:
-    """So many new keys, in no order of theirs."""
+    """Add `rows` new keys, in random order."""
     numbers = pa.array(np.random.default_rng(52).permutation(rows) + first)
     for part in in_batches(numbers):
         keys = backend.keys(part if kind == "long" else string_keys(part.to_numpy()))
@@ -53,7 +53,7 @@ def timed(run: Callable[[], Any]) -> float:
 
 
 def written(backend: KeyedStateBackend) -> tuple[io.BytesIO, float, float]:
-    """The open epoch as a file, its megabytes before compression and the seconds that it took."""
+    """The open epoch as a file, its uncompressed megabytes, and the seconds it took."""
     out = io.BytesIO()
     with backend.seal() as snapshot:
         began = time.process_time()
@@ -89,7 +89,7 @@ def round_trip(kind: str, key_groups: int, rows: int) -> dict[str, float]:
 
 
 def files(scale: Scale) -> list[Row]:
-    """Written and restored, at each number of rows."""
+    """Write and restore, at each number of rows."""
     rows = []
     for kind in KINDS:
         for key_groups in KEY_GROUPS:

@@ -1,7 +1,7 @@
 """One key's list and map, grown from a thousand elements to a million.
 
-An element that goes to a random place among a million waits for memory where one among a thousand
-did not, whatever keeps it: beside each ratio stands how much Python's own container grows.
+Access to a random element waits for memory if there are a million elements, and not if there are a
+thousand, in any container. So each ratio is shown beside that of Python's own container.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_ONCE = 50_000
 
 @dataclass(frozen=True)
 class Kind:
-    """What grows: elements come by `add`, from numpy columns of names and values."""
+    """A container that grows: `add` adds elements, from numpy columns of names and values."""
 
     name: str
     state: State[Any]
@@ -96,7 +96,7 @@ KINDS = (
 
 
 class Names:
-    """Map keys, none twice."""
+    """Map keys without repetition."""
 
     def __init__(self, in_order: bool) -> None:
         self.in_order = in_order
@@ -106,13 +106,13 @@ class Names:
         """The next n."""
         first, self.given = self.given, self.given + n
         names = np.arange(first, first + n, dtype=np.int64)
-        # Multiplying by an odd number reaches each number of 64 bits once.
+        # Multiplication by an odd number maps 64-bit numbers one to one.
         return names if self.in_order else names * np.int64(-7046029254386353131)
 
 
 @dataclass
 class Measured:
-    """Per element, round by round."""
+    """Times per element, round by round."""
 
     ns: list[float]
     peer_ns: list[float]
@@ -127,8 +127,8 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def grow(backend: KeyedStateBackend, kept: Any, kind: Kind, names: Names, to: int) -> None:
-    """Bring both sides to so many elements."""
-    # Not by the names that were given: those of the epochs that were undone are not there.
+    """Grow both sides to `to` elements."""
+    # The size is read, and not counted from `names`, because some epochs were undone.
     while (there := len(kept.get(0, ()))) < to:
         more = names.take(min(AT_ONCE, to - there))
         (put if kind.state == MAP else append)(backend, more, more)
@@ -138,14 +138,14 @@ def grow(backend: KeyedStateBackend, kept: Any, kind: Kind, names: Names, to: in
 
 
 def check_size(backend: KeyedStateBackend, kept: Any, size: int) -> None:
-    """A row says at what size it was measured, so both sides must have it."""
+    """Make sure that both sides have the size at which a row claims to be measured."""
     backend.set_current_key(0)
     if (sizes := (len(backend["grown"]), len(kept[0]))) != (size, size):
         raise AssertionError(f"measured at {sizes[0]:,} and {sizes[1]:,} elements, not {size:,}")
 
 
 def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
-    """Epochs that add some elements at each size; they are undone, so that it stays."""
+    """Time epochs that add some elements at each size; they are undone, so that the size stays."""
     backend = ps.KeyedStateBackend(key="long", states={"grown": kind.state})
     names = Names(kind.in_order)
     kept: dict[int, Any] = {}
@@ -174,7 +174,7 @@ def measure_kind(scale: Scale, kind: Kind) -> dict[int, Measured]:
 
 
 def undo_peer(kept: Any, listed: list[int]) -> None:
-    """Take the last elements away again."""
+    """Remove the last elements again."""
     if isinstance(kept, list):
         del kept[-len(listed) :]
     else:
@@ -183,7 +183,7 @@ def undo_peer(kept: Any, listed: list[int]) -> None:
 
 
 def growth(scale: Scale) -> list[Row]:
-    """A list and a map."""
+    """Run it for a list and a map."""
     rows = []
     for kind in KINDS:
         gc.collect()

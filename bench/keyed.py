@@ -50,12 +50,12 @@ def seal(backend: KeyedStateBackend) -> None:
 
 
 def random_keys(n_keys: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Uniform, the same for everybody who takes part."""
+    """Uniform keys, the same for all participants."""
     return np.random.default_rng(42).integers(0, n_keys, rows)
 
 
 def count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
-    """Rows per key, all keys being there already."""
+    """Count rows per key; all keys exist already."""
     keys = random_keys(n_keys, scale.rows)
     backend = long_backend("n")
     fill(backend, n_keys, "n")
@@ -110,7 +110,7 @@ def sum_and_count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
 
 
 def count_one_by_one(backend: KeyedStateBackend, keys: Sequence[int]) -> None:
-    """What a function that sees one row at a time costs, without its own work."""
+    """The cost of a function that handles one row at a time, without its own work."""
     count = backend["n"]
     for k in keys:
         backend.set_current_key(k)
@@ -119,7 +119,7 @@ def count_one_by_one(backend: KeyedStateBackend, keys: Sequence[int]) -> None:
 
 
 def count_selected(backend: KeyedStateBackend, keys: pa.Array[Any]) -> None:
-    """The same where the keys of some rows are known before: as a function's rows are run."""
+    """The same with the keys of some rows known beforehand, as for the rows of a function."""
     count = backend["n"]
     for part in in_batches(keys):
         select = backend.keys(part).select

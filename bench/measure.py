@@ -1,4 +1,4 @@
-"""Measuring by turns: every figure is a ratio of things run side by side in one process."""
+"""Measures in turn: every figure is a ratio of works that run alternately in one process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ SCALES = {
 
 
 def chosen_scale() -> Scale:
-    """The scale that ``PYSTATE_BENCH_SCALE`` names; `short` without it."""
+    """The scale that ``PYSTATE_BENCH_SCALE`` names; `short` by default."""
     return SCALES[os.environ.get("PYSTATE_BENCH_SCALE", "short")]
 
 
@@ -128,7 +128,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with the smallest and largest value that it was taken from."""
+    """A median with the smallest and largest of its values."""
 
     median: float
     low: float
@@ -136,13 +136,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds per round of each thing that took part."""
+    """Seconds per round of each work."""
 
     seconds: Mapping[str, tuple[float, ...]]
 
@@ -162,10 +162,10 @@ def by_turns(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timings:
-    """Times all works in each round, one after the other, with the garbage collector at rest.
+    """Time all works in each round, one after the other, with the garbage collector switched off.
 
-    Where a question is about one core, `time.process_time` as the clock leaves out the time for
-    which others had it.
+    If a question is about one core, use `time.process_time` as the clock: it leaves out the time in
+    which other processes had the core.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for current in range(-warm_up, rounds):
@@ -189,8 +189,8 @@ def by_turns(
 class Row:
     """One line of the table.
 
-    `figure` in `unit` is what was measured; `ratio` compares it with `peer`, where there is one;
-    `expected` is the goal in the words of the question.
+    `figure` is the measured value in `unit`; `ratio` compares it with `peer`, if there is one;
+    `expected` is the goal of the question.
     """
 
     question: str
@@ -204,7 +204,7 @@ class Row:
 
 
 def number(value: float) -> str:
-    """A figure with three digits that matter."""
+    """A figure with three significant digits."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -213,14 +213,14 @@ def number(value: float) -> str:
 
 
 def spread(value: Spread, suffix: str = "") -> str:
-    """The median and, where they differ from it, the ends."""
+    """The median and, if they differ from it, the smallest and largest value."""
     text = f"{number(value.median)}{suffix}"
     if value.low == value.high:
         return text
     return f"{text} ({number(value.low)}-{number(value.high)})"
 
 
-#: The numbers that the goals of performance have, by question.
+#: The numbers of the performance goals, by question.
 GOALS = {
     "count": "P1",
     "one-key": "P2",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pystate import KeyedStateBackend
 
 STEP = 1.03
-"""The sweep's ratio of one key count to the next: fine enough to meet the worst of each growth."""
+"""The ratio between successive key counts; small enough to include the worst of each growth."""
 
 
 def key_counts(first: int, last: int) -> Iterator[int]:
@@ -30,7 +30,7 @@ def key_counts(first: int, last: int) -> Iterator[int]:
 
 
 def dict_entry_bytes(n_keys: int) -> float:
-    """What a dict of tuples of two ints takes per key."""
+    """Bytes per key of a dict of tuples of two ints."""
     rows = {k: (k + 1_000, k + 1_000_000) for k in range(n_keys)}
     of_entries = sum(
         sys.getsizeof(k) + sys.getsizeof(v) + sum(map(sys.getsizeof, v)) for k, v in rows.items()
@@ -39,7 +39,7 @@ def dict_entry_bytes(n_keys: int) -> float:
 
 
 def per_entry(scale: Scale) -> list[Row]:
-    """A long key and two longs, as the table grows; the worst count is the figure."""
+    """A long key and two longs, as the table grows; the figure is the worst of all sizes."""
     backend = long_backend("a", "b")
     first, last = scale.memory_keys
     entries, in_all = {}, {}

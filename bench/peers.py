@@ -38,30 +38,30 @@ def read_and_update_dict(d: dict[int, int], keys: Iterable[int]) -> None:
 
 
 def count_in_array(counts: Longs, slots: Longs) -> None:
-    """The limit: dense slots, no hashing, no keys, nothing that could be undone."""
+    """The limit: dense slots, no hashing, no keys, no undo."""
     np.add.at(counts, slots, 1)
 
 
 def append_to_lists(d: dict[int, list[int]], keys: Iterable[int], values: Iterable[int]) -> None:
-    """An item to the list of each key; `d` is a defaultdict."""
+    """Append an item to the list of each key; `d` is a defaultdict."""
     for k, v in zip(keys, values, strict=True):
         d[k].append(v)
 
 
 def copy_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[list[int]]:
-    """The keys' lists, each one's own: what is done to them later does not show."""
+    """Copies of the keys' lists, which later changes do not affect."""
     return [d[k].copy() for k in keys]
 
 
 def sum_lists(d: dict[int, list[int]], keys: Iterable[int]) -> list[int]:
-    """Something done with each item."""
+    """Use each item of the lists."""
     return [sum(d[k]) for k in keys]
 
 
 def put_into_maps(
     d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int], values: Iterable[int]
 ) -> None:
-    """An entry into the map of each key; `d` is a defaultdict."""
+    """Put an entry into the map of each key; `d` is a defaultdict."""
     for k, name, v in zip(keys, names, values, strict=True):
         d[k][name] = v
 
@@ -69,7 +69,7 @@ def put_into_maps(
 def get_from_maps(
     d: dict[int, dict[int, int]], keys: Iterable[int], names: Iterable[int]
 ) -> list[int | None]:
-    """An entry of the map of each key."""
+    """Get an entry of the map of each key."""
     return [d[k].get(name) for k, name in zip(keys, names, strict=True)]
 
 
@@ -82,20 +82,20 @@ def sum_in_dict(d: dict[int, int], keys: Iterable[int], values: Iterable[int]) -
 def mean_in_dict(
     d: dict[int, tuple[float, int]], keys: Iterable[int], values: Iterable[float]
 ) -> None:
-    """What a mean is made of; with tuples, as above."""
+    """Sum and count for a mean; with tuples, as above."""
     for k, v in zip(keys, values, strict=True):
         row = d.get(k)
         d[k] = (v, 1) if row is None else (row[0] + v, row[1] + 1)
 
 
 Timer = tuple[int, int]
-"""When, and whose."""
+"""A timer: its time and its key."""
 
 
 def register_timers(
     heap: list[Timer], there: set[Timer], keys: Iterable[int], times: Iterable[int]
 ) -> None:
-    """Timers that are one however often they are registered."""
+    """Register timers; registering one twice makes one timer."""
     for timer in zip(times, keys, strict=True):
         if timer not in there:
             there.add(timer)
@@ -105,7 +105,7 @@ def register_timers(
 def fire_timers(
     heap: list[Timer], there: set[Timer], until: int, call: Callable[[int, int], object]
 ) -> int:
-    """The ones that are due, in order; those taken out of the set meanwhile were deleted."""
+    """Fire due timers, in order; those that are no longer in the set were deleted."""
     fired = 0
     while heap and heap[0][0] <= until:
         timer = heapq.heappop(heap)

@@ -30,7 +30,7 @@ TOUCHED_ROWS = 1_000
 
 
 def shared_backend(path: str) -> KeyedStateBackend:
-    """The table of this benchmark, made by whoever comes first."""
+    """The table of this benchmark, which the first process creates."""
     backend = ps.KeyedStateBackend(
         key="long", states={"n": ps.ValueState("long", default=0)}, home="shared", path=path
     )
@@ -50,7 +50,7 @@ def change(backend: KeyedStateBackend, keys: pa.Array[Any]) -> None:
 
 
 def attach_in_turn(connection: Connection, path: str, n_keys: int) -> None:
-    """The other process: attaches, detaches, tells how long each took."""
+    """The other process: attaches, detaches, and reports how long each took."""
     backend = None
     while connection.recv():
         faults = page_faults()
@@ -72,7 +72,7 @@ def attach_in_turn(connection: Connection, path: str, n_keys: int) -> None:
 
 
 def die_dirty(connection: Connection, path: str, n_keys: int, rows: int) -> None:
-    """The victim: changes rows, seals nothing, waits for the end."""
+    """The victim: changes rows, seals nothing, and waits to be killed."""
     backend = shared_backend(path)
     change(backend, pa.array(np.random.default_rng().choice(n_keys, rows, replace=False)))
     connection.send(backend.stats().changed_rows)
@@ -104,7 +104,7 @@ def shared(scale: Scale) -> list[Row]:
 
 
 def warm_attach(backend: KeyedStateBackend, path: str, scale: Scale) -> list[Row]:
-    """Two processes hand the table to each other."""
+    """Two processes pass the table to each other."""
     process, connection = start(attach_in_turn, path, scale.shared_keys)
     keys = pa.array(random_keys(scale.shared_keys, TOUCHED_ROWS))
     seen = []

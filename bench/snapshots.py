@@ -1,4 +1,4 @@
-"""What a snapshot costs the job, and how many bytes it is."""
+"""The pause that a snapshot causes, and its size in bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PAUSES = 15
 
 
 class Pauses(NamedTuple):
-    """Microseconds."""
+    """Pauses in microseconds."""
 
     snapshot: Spread
     step_after: Spread
 
 
 def pauses(backend: KeyedStateBackend, n_keys: int, changed: int) -> Pauses:
-    """Change `changed` random rows, seal, touch one row; again and again."""
+    """Repeatedly change `changed` random rows, seal, and touch one row."""
     rng = np.random.default_rng(44)
     taken, after = [], []
     for _ in range(PAUSES):
@@ -49,7 +49,7 @@ def pauses(backend: KeyedStateBackend, n_keys: int, changed: int) -> Pauses:
 
 
 def pause(scale: Scale) -> list[Row]:
-    """The pause: at fixed changes over the state's size, and at a fixed size over the changes."""
+    """The pause by state size, with fixed changes, and by number of changes, with a fixed size."""
     rows = []
     by_size = {}
     backend = long_backend("n")
@@ -102,12 +102,12 @@ def pause(scale: Scale) -> list[Row]:
 
 
 def against(ours: Spread, theirs: Spread) -> Spread:
-    """A ratio of medians; its ends as far apart as the two spreads allow."""
+    """A ratio of medians, with the smallest and largest ratio that the two spreads allow."""
     return Spread(ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low)
 
 
 def fill_to(backend: KeyedStateBackend, n_keys: int) -> None:
-    """Grow a table of the keys 0..m to n_keys of them."""
+    """Grow a table with the keys 0..m to `n_keys` keys."""
     there = backend.stats().keys
     for start in range(there, n_keys, 1_000_000):
         keys = pa.array(np.arange(start, min(start + 1_000_000, n_keys), dtype=np.int64))
@@ -117,7 +117,7 @@ def fill_to(backend: KeyedStateBackend, n_keys: int) -> None:
 
 
 def bytes_written(scale: Scale) -> list[Row]:
-    """The size: six long columns, all of them changed and one, in a sparse part of the rows."""
+    """The size: of six long columns all or one are changed, in a sparse part of the rows."""
     n_keys = scale.state_sizes[-2]
     names = [f"c{i}" for i in range(6)]
     backend = long_backend(*names)

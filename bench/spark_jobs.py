@@ -1,8 +1,8 @@
 """The same count per key on Spark without state, with pystate, and with Spark's own state.
 
 All run in one session over the same stream, shuffle by key into as many partitions, and write as
-many output rows to Parquet in `foreachBatch`. The job without state sends its rows through a
-Python worker (`mapInArrow`) that passes on as many of them as the others have keys to update.
+many output rows to Parquet in `foreachBatch`. The job without state sends its rows through a Python
+worker (`mapInArrow`) that passes on as many rows as the other jobs have keys to update.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PARALLELISM = 2
 MAX_PARALLELISM = 128
 WARM_UP = 3
-"""Batches that nobody times: after them 99.7 % of the keys exist and the JVM has compiled."""
+"""Batches that are not timed: after them 99.7 % of the keys exist and the JVM is warm."""
 PROVIDERS = {
     "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -52,7 +52,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "4g")
-        # Jobs that wait for their turn look for input rarely.
+        # Jobs that wait for their turn rarely check for input.
         .config("spark.sql.streaming.pollingDelay", "500ms")
         .config("spark.sql.shuffle.partitions", str(PARALLELISM))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
@@ -66,7 +66,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
 
 
 def write_input(spark: SparkSession, scale: Scale, folder: Path) -> None:
-    """One batch, a file per core; keys uniform over `spark_keys`, other ones in each folder."""
+    """Write one batch, a file per core; keys are uniform over `spark_keys`."""
     seed = int(folder.name) * scale.spark_rows
     rows = spark.range(seed, seed + scale.spark_rows, 1, PARALLELISM)
     spread = F.pmod(F.xxhash64(F.col("id") + 1_000_003), F.lit(scale.spark_keys))
@@ -76,13 +76,13 @@ def write_input(spark: SparkSession, scale: Scale, folder: Path) -> None:
 
 
 def source(spark: SparkSession, folder: Path) -> DataFrame:
-    """Each folder that appears below `folder` as a batch."""
+    """A stream with a batch for each folder that appears below `folder`."""
     (folder / "in").mkdir(parents=True)
     return spark.readStream.schema("key long, value long").parquet(str(folder / "in" / "*"))
 
 
 def hand_over(batch: Path, folder: Path) -> None:
-    """Let all files of a batch appear at once in a job's input."""
+    """Make all files of a batch appear at once in a job's input."""
     coming = folder / "coming"
     shutil.copytree(batch, coming, copy_function=os.link)
     coming.rename(folder / "in" / batch.name)
@@ -107,7 +107,7 @@ def start_without_state(stream: DataFrame, scale: Scale, folder: Path) -> Stream
     owner = F.call_function("div", group * PARALLELISM, F.lit(MAX_PARALLELISM).cast("long"))
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        # A count needs no other column, and its rows have two.
+        # A count needs no other column, and its output rows have two columns.
         routed = frame.select("key").repartitionById(PARALLELISM, owner.cast("int"))
         passed = routed.mapInArrow(pass_on, "key long, n long")
         passed.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
@@ -141,7 +141,7 @@ def start_native(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuer
 
 
 def started(writer: object, folder: Path) -> StreamingQuery:
-    """Start a writer with a checkpoint of its own."""
+    """Start a writer with its own checkpoint."""
     query: StreamingQuery = writer.option(  # type: ignore[attr-defined]
         "checkpointLocation", str(folder / "checkpoint")
     ).start()
@@ -149,7 +149,7 @@ def started(writer: object, folder: Path) -> StreamingQuery:
 
 
 def batch_seconds(query: StreamingQuery, turn: int) -> float:
-    """The micro-batch just handed over as Spark times it, source and commit included."""
+    """Spark's time of the micro-batch just handed over, with source and commit."""
     query.processAllAvailable()
     batches = [p for p in query.recentProgress if p.numInputRows]
     if len(batches) != turn + 1:
@@ -158,7 +158,7 @@ def batch_seconds(query: StreamingQuery, turn: int) -> float:
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """All jobs stand in one session; each batch goes through one after the other."""
+    """All jobs run in one session; each batch goes through one job after the other."""
     starts: dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]] = {
         "without state": (start_without_state, "HDFSBacked"),
         "pystate": (start_with_pystate, "HDFSBacked"),
@@ -199,7 +199,7 @@ def last_output_rows(spark: SparkSession, folder: Path) -> int:
 def row_of(
     name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
 ) -> Row:
-    """A job's rate; pystate's share of the job without state, and how far ahead of the others."""
+    """A job's rate: pystate's relative to the job without state, and its lead over the others."""
     rates = {job: [scale.spark_rows / taken / 1e6 for taken in seconds[job]] for job in seconds}
     ratio, peer, expected = None, "", ""
     if name != "pystate":

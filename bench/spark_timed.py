@@ -1,11 +1,11 @@
-"""A function of one row with a value, a map and timers, beside Spark's transformWithState.
+"""A function of one row with a value, a map and timers, compared with Spark's transformWithState.
 
 All run in one session over the same stream, shuffle by key into as many partitions, and write the
 rows that they yield to Parquet in `foreachBatch`; these are compared at the end. Each counts the
-rows of a key, and of each window of a key, whose count leaves when a timer finds the window closed.
-Two processors stand for Spark: the same one, which asks for its state row by row, and one that
-uses that it is given a key's rows together, and asks once for them, because there every access is a
-message to the JVM.
+rows of a key, and of each window of a key; a timer emits a window's count when the window has
+ended. There are two processors for Spark: one that accesses its state row by row, as the function
+does, and one that accesses it once for all rows of a key, which Spark passes together, because in
+Spark every access is a message to the JVM.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SPAN_MS = 3_600_000
 """Event time of a batch; no row is late."""
 WINDOW_MS = SPAN_MS // 4
 WARM_UP = 1
-"""Turns that nobody times."""
+"""Turns that are not timed."""
 COLUMNS = "key long, ms long, at timestamp"
 OUTPUT = "key long, until long, n long"
 
 
 def write_input(spark: SparkSession, rows: int, keys: int, folder: Path) -> None:
-    """One batch: keys uniform, times all over the batch's span, its last millisecond among them."""
+    """Write one batch: uniform keys, and times over the batch's span, with its last millisecond."""
     begin = (int(folder.name) + 1) * SPAN_MS
     drawn = F.pmod(F.xxhash64(F.col("id") + begin), F.lit(keys)).cast("long")
     ms = F.lit(begin + SPAN_MS - 1) - F.pmod(F.col("id") * 7_919, F.lit(SPAN_MS))
@@ -60,13 +60,13 @@ def write_input(spark: SparkSession, rows: int, keys: int, folder: Path) -> None
 
 
 def source(spark: SparkSession, folder: Path) -> DataFrame:
-    """Each folder that appears below `folder` as a batch."""
+    """A stream with a batch for each folder that appears below `folder`."""
     (folder / "in").mkdir(parents=True)
     return spark.readStream.schema(COLUMNS).parquet(str(folder / "in" / "*"))
 
 
 def windows_function() -> ps.KeyedProcessFunction:
-    """The function; made here so that it travels by value."""
+    """The function; defined here so that it is pickled by value."""
     window_ms = WINDOW_MS
 
     class Windows(ps.KeyedProcessFunction):
@@ -201,7 +201,8 @@ def jobs(scale: Scale) -> list[Row]:
     try:
         with session(root) as spark:
             spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS["RocksDB"])
-            # A batch that only moves the watermark would be one more for Spark than for pystate.
+            # A batch that only moves the watermark would be an extra batch for Spark, but not for
+            # pystate.
             spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
             folders = {name: root / f"job{i}" for i, name in enumerate(STARTS)}
             queries = {
@@ -210,8 +211,8 @@ def jobs(scale: Scale) -> list[Row]:
             }
             few, many = scale.timed_rows // 10, scale.timed_rows
             for turn in range(WARM_UP + scale.timed_batches):
-                # Spark lets Python workers go that were idle for a minute, as they are while the
-                # others have their turn: a small batch, which nobody times, brings them back.
+                # Spark ends Python workers that were idle for a minute, as during the others' turn:
+                # a small batch, which is not timed, starts them again.
                 small, large = 2 * turn, 2 * turn + 1
                 write_input(spark, few, scale.timed_keys, root / str(small))
                 rows = many if turn >= WARM_UP else few
@@ -231,7 +232,7 @@ def jobs(scale: Scale) -> list[Row]:
 
 
 def compared(spark: SparkSession, folders: dict[str, Path]) -> dict[str, int]:
-    """All outputs hold the same rows; how many of rows and of timers."""
+    """Check that all outputs hold the same rows; return the number of rows and of timers."""
     frames = {
         name: spark.read.parquet(str(folder / "out")).select("key", "until", "n")
         for name, folder in folders.items()
@@ -248,7 +249,7 @@ def compared(spark: SparkSession, folders: dict[str, Path]) -> dict[str, int]:
 def row_of(
     name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
 ) -> Row:
-    """A job's rate, and how far ahead of it pystate is, batch by batch."""
+    """A job's rate, and pystate's lead over it, batch by batch."""
     ratio = None
     if name != "pystate":
         pairs = zip(seconds["pystate"], seconds[name], strict=True)

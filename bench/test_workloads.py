@@ -1,6 +1,6 @@
 """The workloads for pytest-benchmark: ``pytest bench --benchmark-autosave --benchmark-compare``.
 
-``PYSTATE_BENCH_SCALE`` chooses their size. Groups are questions; within one the rows are peers.
+``PYSTATE_BENCH_SCALE`` chooses their size. Groups are questions; the rows of a group are peers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys that come, are strings, are uneven or go, each beside a count in the same run."""
+"""Inserts, string keys, skewed keys and deletes, each compared with a count in the same run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ZIPF = 1.1
 LENGTHS = (10, 40)
 """Bytes of string keys, both ends included."""
 STEP_ROWS = 256
-"""Inserts between two looks at the clock, where the longest pause is asked for."""
+"""Inserts between two readings of the clock when the longest pause is measured."""
 BASE = "count, keys that are there"
 
 
@@ -47,7 +47,7 @@ def zipf_keys(n_keys: int, rows: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Keys whose frequencies fall with their rank to the power of `ZIPF`."""
     weights = np.cumsum(np.arange(1, n_keys + 1, dtype=np.float64) ** -ZIPF)
     drawn = np.random.default_rng(48).random(rows) * weights[-1]
-    # A hot key is any key, not one of the first that were made.
+    # A hot key may be any key, not only one of the first that were made.
     hot = np.random.default_rng(49).permutation(n_keys)
     keys: np.ndarray[Any, np.dtype[np.int64]] = hot[np.searchsorted(weights, drawn)]
     return keys
@@ -59,7 +59,7 @@ def backend_of(kind: str) -> KeyedStateBackend:
 
 
 class Fresh:
-    """A table that every round finds empty, or full, and that goes when it was timed."""
+    """A table that starts every round empty, or full, and is freed after the timing."""
 
     def __init__(self, kind: str, keys: pa.Array[Any], *, full: bool) -> None:
         self.kind, self.keys, self.full = kind, keys, full
@@ -86,18 +86,18 @@ class Fresh:
             self.backend.delete(part)
 
     def after(self) -> None:
-        """Let it go."""
+        """Free it."""
         assert self.backend is not None
         self.backend.close()
         self.backend = None
 
     def work(self, run: Callable[[], None]) -> Work:
-        """What is timed of it."""
+        """The timed work."""
         return Work(run, before=self.before, after=self.after)
 
 
 def update_work(backend: KeyedStateBackend, keys: pa.Array[Any]) -> Work:
-    """Counts of keys that are there."""
+    """Counts of existing keys."""
     batches = list(in_batches(keys))
 
     def add() -> None:
@@ -108,7 +108,7 @@ def update_work(backend: KeyedStateBackend, keys: pa.Array[Any]) -> Work:
 
 
 def works_of(scale: Scale, n_keys: int) -> dict[str, tuple[Work, int]]:
-    """What is done, and to how many rows."""
+    """The works, with their numbers of rows."""
     numbers = np.random.default_rng(50).permutation(n_keys)
     longs, strings = pa.array(numbers), string_keys(numbers)
     skewed = long_backend("n")
@@ -140,9 +140,9 @@ def works_of(scale: Scale, n_keys: int) -> dict[str, tuple[Work, int]]:
 
 
 def longest_step(n_keys: int) -> float:
-    """Milliseconds of the longest of the steps in which a table grows to so many keys.
+    """Milliseconds of the longest step in which a table grows to `n_keys` keys.
 
-    In processor time: for longer than any of them others may have the core.
+    In processor time, since other processes may have the core for longer than any step.
     """
     keys = pa.array(np.random.default_rng(51).permutation(n_keys))
     longest = 0.0
