@@ -86,7 +86,7 @@ from pystate.store import Store, open
 
 __version__ = "0.1.0"
 
-#: What is asked for here, and where it is or what stands for it.
+#: Names that users look for here, and where they are or what replaces them.
 _ELSEWHERE = {
     **dict.fromkeys(
         ["Job", "ParquetSink", "Sink", "foreach_epoch", "KeyedFrame", "register_sink"],
@@ -102,7 +102,7 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:  # else checkers would take any name for one that is here
 
     def __getattr__(name: str) -> object:
-        """Say where a name is that is not here."""
+        """Say where a name that is not here can be found."""
         found = _ELSEWHERE.get(name)
         hint = "" if found is None else f": write {found.format(name)}"
         raise AttributeError(f"module 'pystate' has no attribute {name!r}{hint}", name=name)

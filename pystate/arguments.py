@@ -41,7 +41,7 @@ def integer(value: Any, what: str, *, least: int | None = None, most: int | None
     Raises
     ------
     InvalidArgumentError
-        It is none; a bool and a float are none.
+        The value is not a whole number within the bounds; a bool or a float is refused, too.
     """
     whole = None
     if not isinstance(value, bool):
@@ -61,7 +61,7 @@ def flag(value: Any, what: str) -> bool:
     Raises
     ------
     InvalidArgumentError
-        It is neither.
+        The value is neither.
     """
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{what} is True or False, not {shown(value)}")
@@ -74,7 +74,7 @@ def text(value: Any, what: str, hint: str = "") -> str:
     Raises
     ------
     InvalidArgumentError
-        It is none; the message ends with `hint`.
+        The value is not a string or is empty; the message ends with `hint`.
     """
     if not isinstance(value, str) or not value:
         raise InvalidArgumentError(f"{what} is a string, not {shown(value)}{hint}")
@@ -87,7 +87,7 @@ def folder_path(value: Any, what: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        It is none, or empty.
+        The value is not a path, or is empty.
     """
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path:
@@ -116,7 +116,7 @@ def choice(value: Any, what: str, choices: Iterable[str]) -> str:
     Raises
     ------
     InvalidArgumentError
-        It is another one; the message lists those that there are, and the nearest.
+        The value is another one; the message lists the choices and suggests the nearest.
     """
     known = list(choices)
     if not isinstance(value, str) or value not in known:
@@ -132,7 +132,7 @@ def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
     Raises
     ------
     InvalidArgumentError
-        It is none; the message ends with an example of one.
+        The value is not such a mapping; the message ends with an example of one.
     """
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"{what} is a dict, not {shown(value)}: write {example}")
@@ -145,7 +145,7 @@ def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """What a misspelt name may have meant, to be put behind a message; empty where nothing is near.
+    """What a misspelt name may have meant, to be appended to a message; empty if no name is near.
 
     Examples
     --------
@@ -170,5 +170,5 @@ def shown(value: object) -> str:
 
 
 def shortened(line: str) -> str:
-    """As much of a line as a message has room for."""
+    """The line, cut to the length that a message has room for."""
     return line if len(line) <= 80 else line[:77] + "..."

@@ -58,7 +58,7 @@ class DeclarationError(PystateError, TypeError):
 
 
 class NoEventTimeError(DeclarationError):
-    """Something waits for a watermark, and nothing has an event time that would move one."""
+    """Something waits for a watermark, but no column gives the event time that would move it."""
 
 
 class WrongTypeError(PystateError, TypeError):
@@ -66,7 +66,7 @@ class WrongTypeError(PystateError, TypeError):
 
 
 class NoCurrentKeyError(PystateError, RuntimeError):
-    """Keyed state was used without a current key, or another became it while a value was made."""
+    """Keyed state was used without a current key, or the current key changed during the call."""
 
 
 class ClosedError(PystateError, ValueError):
@@ -74,9 +74,10 @@ class ClosedError(PystateError, ValueError):
 
 
 class InUseError(PystateError, RuntimeError):
-    """What is at work was used, closed, or begun again.
+    """Something was used, closed or started again while it is in use.
 
-    A handle, in another thread or further out; or a checkpoint, on which this process runs a query.
+    It is a handle that another thread or an enclosing call uses, or a checkpoint on which this
+    process runs a query.
     """
 
 
@@ -97,7 +98,7 @@ class WrongKeyGroupError(PystateError, ValueError):
 
 
 class StaleKeyBatchError(PystateError, RuntimeError):
-    """A `KeyBatch`, or an iterator over rows, was used after a seal or roll back that ended it."""
+    """A `KeyBatch`, or an iterator over rows, was used after a seal or rollback that ended it."""
 
 
 class SnapshotTooOldError(PystateError, RuntimeError):
@@ -134,8 +135,8 @@ class TableMovedError(NoSpaceError):
 class TableBusyError(PystateError, TimeoutError):
     """Another process held a table's lock for longer than the caller would wait.
 
-    To a reader: rows were moving back for longer than it waits, or whoever moved them was killed.
-    The next process that opens the table to write ends that.
+    A reader gets it where an undo took longer than the reader waits, or the process that undid was
+    killed. The next process that opens the table for writing finishes the undo.
     """
 
 
@@ -187,9 +188,9 @@ class EvaluationError(CheckpointError):
 
 
 class SinkError(CheckpointError):
-    """A sink of one's own failed, or nobody is there to commit what was staged in one.
+    """A user's sink failed, or no sink is there to commit what was staged.
 
-    Where it failed to commit, the epoch is published and its rows wait; the message says for whom.
+    If the commit failed, the epoch is published and its rows wait; the message says for which sink.
     """
 
 

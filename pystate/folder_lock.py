@@ -1,4 +1,4 @@
-"""A folder that one process at a time has open.
+"""A folder that only one process at a time may have open.
 
 Thread safety: a `FolderLock` belongs to one thread.
 """
@@ -19,7 +19,7 @@ _locks: weakref.WeakSet[FolderLock]
 
 
 class FolderLock:
-    """An exclusive lock on a folder, given up by forked children, never by accident."""
+    """An exclusive lock on a folder; it is never released by accident or kept by a forked child."""
 
     def __init__(self, folder: str, timeout_ms: int) -> None:
         os.makedirs(folder, exist_ok=True)

@@ -7,10 +7,11 @@ Invariants
 1. The folder of an owner's tables carries the owner's identity in its name, so that no table is
    opened to decide whether it may go.
 2. `sweep` removes tables only of an earlier boot, or of this boot and this pid namespace whose
-   owner is gone. What another container keeps in a shared folder cannot be judged from here.
+   owner is gone. Whether another container's tables in a shared folder are in use cannot be known
+   from here.
 3. Tables are only put below a folder that is this user's and nobody else may enter.
 4. A table that has outgrown its file system is not made there again while its owner lives: all
-   processes of the owner go on with it in the same next place.
+   processes of the owner continue with it in the same next folder.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class TableIdentity(NamedTuple):
     owner_start: int
     """In clock ticks since boot."""
     application: bytes
-    """32 bytes that tell one checkpoint from another."""
+    """32 bytes that identify the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class TableHome:
     """Where the tables of one owner live on this host."""
 
     folder: str | None
-    """None: there is no place to share tables in, use the heap."""
+    """None if there is no place for shared tables: use the heap."""
     identity: TableIdentity | None
     fallback: str | None = None
-    """Where the folder is that a table goes to once it has outgrown this one; then the heap."""
+    """The folder for tables that have outgrown this one; after it comes the heap."""
 
     def table_path(
         self, uid: str, first_key_group: int, last_key_group: int, fingerprint: str
     ) -> str | None:
-        """Name a table's file, whose folder is made; None for the heap.
+        """Return the path of a table's file and make its folder; None for the heap.
 
         Raises
         ------
@@ -89,7 +90,7 @@ class TableHome:
         first_key_group, last_key_group : int
             The range, inclusive.
         fingerprint : str
-            Of the schema: tables of another schema are other files.
+            The schema's: tables with another schema are in other files.
         """
         if self.folder is None or self.identity is None:
             return None
@@ -108,7 +109,7 @@ class TableHome:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The owner's folders, that for tables which have outgrown the first one included."""
+        """The owner's folders, including the one for tables that have outgrown the first."""
         if self.folder is None or self.fallback is None:
             return () if self.folder is None else (self.folder,)
         return self.folder, os.path.join(
@@ -117,24 +118,24 @@ class TableHome:
 
     @property
     def application(self) -> str:
-        """The name of the checkpoint's folder in those."""
+        """The name of the checkpoint's folder within them."""
         assert self.identity is not None
         return self.identity.application.hex()[:16]
 
     def leave(self, path: str) -> None:
-        """Put a table, by what `table_path` named, into the next place from now on.
+        """From now on keep a table in the next folder; `path` is what `table_path` returned.
 
         Raises
         ------
         OSError
-            It could not be noted.
+            The choice could not be written down.
         """
         with suppress(FileNotFoundError):
             os.unlink(path)
         os.close(os.open(path + _OUTGROWN, os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def has_room_beside(self, path: str) -> bool:
-        """Whether a table that is too large for its folder has another one to go to."""
+        """Whether there is another folder for a table that is too large for its own."""
         return self.fallback is not None and os.path.commonpath([path, self.fallback]) != (
             self.fallback
         )
@@ -168,8 +169,7 @@ def choose_home(
     Returns
     -------
     TableHome
-        With ``folder=None`` where no folder will do, or the host tells nothing about its
-        processes.
+        With ``folder=None`` if no folder is suitable, or the host does not show its processes.
     """
     try:
         identity = table_identity(application, owner_pid)
@@ -191,8 +191,8 @@ def choose_home(
 def counted_home(path: str) -> tuple[str, int]:
     """Return the folder whose tables share one memory limit with the one at `path`, and its depth.
 
-    That is the folder of all of this user's owners, or the table's own. A table whose name does not
-    end in ``.table`` counts alone: the folder's other files may be anything.
+    It is the folder of all owners of this user, or the table's own folder. A table whose name does
+    not end in ``.table`` counts alone: the folder's other files may be anything.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def counted_home(path: str) -> tuple[str, int]:
 
 
 def _owner_folder(parent: str, identity: TableIdentity) -> str:
-    """Make the folder of an owner's tables in another one, which is swept the first time."""
+    """Make the folder of an owner's tables in `parent`, which is swept the first time."""
     base = os.path.join(parent, f"pystate-{os.geteuid()}")
     owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
     folder = os.path.join(base, owner)
@@ -241,9 +241,9 @@ def table_identity(application: bytes, owner_pid: int | None = None) -> TableIde
 
 
 def process_start(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot, or None where it is not there.
+    """Return a process's start time in clock ticks since boot, or None if there is no such process.
 
-    Together with the pid it names a process for ever, as pids are reused.
+    Pids are reused; the pid and the start time together identify a process for good.
     """
     fields = _stat_fields(pid)
     return None if fields is None else int(fields[19])

@@ -1,7 +1,7 @@
 """An operator's state, read from a checkpoint's files: at once, or range by range.
 
-A scan is of one epoch. A job that goes on meanwhile retires epochs and removes their files: what
-reads all at once begins again with the newest one, what has given rows away cannot.
+A scan reads one epoch. A job that runs meanwhile retires epochs and removes their files. A read of
+everything at once then starts again with the newest epoch; a scan that has yielded rows cannot.
 
 Thread safety: functions without state; a `StateScan` is immutable, and its ranges may be read in
 several threads or processes.
@@ -40,21 +40,21 @@ _TRIES = 10
 def read_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.Table:
     """Read an operator's state as of a checkpoint's newest epoch into one table.
 
-    Ranges are read side by side, by as many threads as there are processors.
+    Ranges are read in parallel, by as many threads as there are processors.
 
     Parameters
     ----------
     location : str or path
         The checkpoint of a job.
     uid : str, optional
-        The operator. It may be left out where the checkpoint has only one, as a store has.
+        The operator. It may be left out if the checkpoint has only one, as that of a store has.
 
     Returns
     -------
     pyarrow.Table
-        A row per key: the key columns, the namespace if there are any, then a column per state. A
-        state that the key does not have is null. Of an aggregate it is the result, of an object the
-        pickled form. Timers are left out.
+        A row per key: the key columns, the namespace if the operator has any, then a column per
+        state. A state that the key does not have is null. An aggregate's column has the results, an
+        object's the pickled bytes. Timers are left out.
 
     Raises
     ------
@@ -82,8 +82,8 @@ def scan_state(location: str | os.PathLike[str], uid: str | None = None) -> pa.R
     Raises
     ------
     CheckpointError
-        As for `read_state`; also while batches are read, where a job that went on has removed the
-        epoch's files.
+        As for `read_state`. It is also raised while batches are read, if a running job has removed
+        the epoch's files.
     """
     scan = StateScan.newest(_storage_at(location, "scan_state"), uid)
     return pa.RecordBatchReader.from_batches(scan.schema, scan.batches())
@@ -94,14 +94,14 @@ def _storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStor
 
 
 def read_all(storage: CheckpointStorage, uid: str | None) -> pa.Table:
-    """`read_state` of a checkpoint that is open; begins again where a job retires what it reads."""
+    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads."""
     epoch = 0
     for _ in range(_TRIES):
         try:
             scan = StateScan.newest(storage, uid)
             return pa.Table.from_batches(scan.batches(), scan.schema)
         except _MissingFileError as error:
-            # A driver that goes on retires epochs, and removes their files, while they are read.
+            # A running driver retires epochs, and removes their files, while they are read.
             if error.epoch == epoch:
                 raise
             epoch = error.epoch
@@ -112,7 +112,7 @@ def read_all(storage: CheckpointStorage, uid: str | None) -> pa.Table:
 
 
 class _MissingFileError(CheckpointError):
-    """A file that an epoch's manifest names is not there, or not any more."""
+    """A file that an epoch's manifest names does not exist, or no longer."""
 
     epoch = 0
 
@@ -127,7 +127,7 @@ class StateScan:
     """Number of key groups."""
     operator: OperatorState
     namespace: StateType | None
-    """The type of its namespaces, None where it has none."""
+    """The type of its namespaces; None if it has none."""
 
     @classmethod
     def newest(cls, storage: CheckpointStorage, uid: str | None) -> StateScan:
@@ -175,7 +175,7 @@ class StateScan:
             yield from self._batches_of(*self.operator.ranges)
             return
         ahead = min(len(parts), os.cpu_count() or 1)
-        # Loading and reading out leave the interpreter to others.
+        # Loading and reading out release the GIL.
         threads = ThreadPoolExecutor(ahead)
         try:
             reads: deque[Future[list[pa.RecordBatch]]] = deque()
@@ -194,7 +194,8 @@ class StateScan:
                 with self._opened(ref.path) as file:
                     backend.load(
                         file,
-                        # After a change of parallelism a file counts for a part of what it holds.
+                        # After a change of parallelism only a part of a file's rows belongs to the
+                        # range.
                         first_key_group=max(ref.first_key_group, state.first_key_group),
                         last_key_group=min(ref.last_key_group, state.last_key_group),
                         expected=ref,

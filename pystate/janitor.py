@@ -1,16 +1,17 @@
 """Frees the shared memory of tables that nobody needs any more; a small process beside an executor.
 
-Nobody who uses a table can be trusted to free it: workers are killed, executors too, and a job that
-is closed on one host has tables on others. So the first worker of an executor starts this file as a
+No user of a table can be trusted to free it: workers and executors are killed, and a job that is
+closed on one host has tables on others. So the first worker of an executor starts this file as a
 program of its own. It waits, and removes
 
 * an executor's tables when its Java process has ended; then it ends itself,
-* the same when all of its Python daemons have ended, as after ``spark.stop()``; it goes on, since
-  others may follow: a new session's, or one that Spark starts in the place of one that was killed,
+* an executor's tables when all of its Python daemons have ended, as after ``spark.stop()``; it
+  keeps running, since others may follow: a new session's, or one that Spark starts to replace a
+  killed one,
 * a job's tables when its driver has closed it, or its checkpoint is gone.
 
-It is run without site packages and imports nothing but the standard library: it starts in an
-instant and takes little memory.
+It runs without site packages and imports only the standard library, so that it starts in an instant
+and takes little memory.
 
 Thread safety: functions without state.
 
@@ -18,7 +19,7 @@ Invariants
 ----------
 1. One janitor looks after an owner's folder: it holds a lock there, for as long as the owner's
    process runs. So a worker that finds the lock held need not start another, ever.
-2. Tables are a cache of files: to remove one costs its next user a restore, and nothing else.
+2. Tables are a cache of files: removing one only costs its next user a restore.
 3. The memory of a table that is removed goes back at once, unless somebody holds its lock: other
    processes may still map it, and find zeros.
 """
@@ -47,7 +48,7 @@ __all__ = [
 #: Files in an owner's folder: who looks after it, and a prefix of who works for the owner.
 LOCK = "janitor"
 DAEMON = "daemon-"
-#: What an application's tables are for: the checkpoint, and a path in it that says it is closed.
+#: The use of an application's tables: the checkpoint, and the path in it whose file says "closed".
 USE = "use-"
 _TABLE = ".table"
 _POLL_S = 2.0
@@ -61,7 +62,7 @@ def closing_mark(term: int) -> str:
 
 
 def remove_table(path: str) -> None:
-    """Remove a table's file, and give its memory back where nobody works with it."""
+    """Remove a table's file, and give its memory back if nobody uses it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -81,7 +82,7 @@ def remove_table(path: str) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder of tables with all that it holds."""
+    """Remove a folder of tables with everything in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
             if name.endswith(_TABLE):
@@ -100,7 +101,7 @@ def is_alive(pid: int, start: int) -> bool:
 
 
 def read_use(folder: str, application: str) -> tuple[str, str] | None:
-    """Read what the tables of an application are for; None where nobody has said it."""
+    """Read which checkpoint an application's tables are for; None if it was not written down."""
     try:
         with open(os.path.join(folder, USE + application), encoding="utf-8") as file:
             checkpoint, closed = file.read().split("\0")
@@ -116,7 +117,7 @@ def is_over(checkpoint: str, closed: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # a file system that is away says nothing
+        return False  # an unreachable file system says nothing about it
     return os.path.exists(os.path.join(checkpoint, closed))
 
 
@@ -141,7 +142,7 @@ def look_after(folders: list[str], pid: int, start: int) -> None:
     Parameters
     ----------
     folders : list of str
-        The owner's, the one with the notes first.
+        The owner's folders; the first is the one with the notes.
     pid, start : int
         The executor's process.
     """
@@ -170,7 +171,7 @@ def main(arguments: list[str]) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # Somebody looks whether there is a janitor; or there is one.
+            # Another worker is checking whether there is a janitor, or there is one.
             if time.monotonic() > deadline:
                 return 0
             time.sleep(0.05)

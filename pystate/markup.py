@@ -19,7 +19,7 @@ def panel(
     columns: Sequence[str] = (),
     rows: Iterable[Sequence[object]] = (),
 ) -> str:
-    """A heading, names with what they stand for, and a table if it has columns.
+    """A heading, a list of named facts, and a table if it has columns.
 
     Facts and cells that are None are left empty, and facts that are None are left out.
 

@@ -1,4 +1,4 @@
-"""What this process may take of memory, and takes: one budget for its tables and buffers.
+"""How much memory this process may use, and uses: one budget for its tables and buffers.
 
 Thread safety: all of it is safe from any thread.
 """
@@ -30,8 +30,8 @@ class MemoryUse(NamedTuple):
 def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
     """Return the memory that this process may use: the machine's, or its control group's if less.
 
-    Both versions of control groups are read, with all ancestors of the group. Three quarters of it
-    are what all tables without a limit of their own may take together.
+    Both versions of control groups are read, with all ancestors of the group. All tables without a
+    limit of their own may together take three quarters of this memory.
 
     Parameters
     ----------
@@ -67,20 +67,20 @@ def _chosen_limit() -> int:
 
 
 _process = _Process()
-# A child's tables are its own; so is the lock that another thread may have held.
+# A forked child has its own tables, and a new lock, since another thread may have held the old one.
 os.register_at_fork(after_in_child=_process.reset)
 
 
 def process_budget() -> core.Budget:
-    """Return what tables, snapshots, files and merges of this process are charged to.
+    """Return the budget that this process's tables, snapshots, files and merges are charged to.
 
-    Its limit is that of the environment variable ``PYSTATE_MEMORY_LIMIT_BYTES``, or three quarters
-    of `memory_limit_bytes`.
+    Its limit is the environment variable ``PYSTATE_MEMORY_LIMIT_BYTES``, or three quarters of
+    `memory_limit_bytes`.
 
     Raises
     ------
     InvalidArgumentError
-        The variable is no number.
+        The variable is not a number.
     """
     return _process.budget()
 
@@ -90,7 +90,8 @@ def memory_use() -> MemoryUse:
 
     Notes
     -----
-    All tables without a limit of their own share it: heap tables of the process, shared tables of
-    all processes of the host, and what is needed for a time to gather, sort, write, read and merge.
+    All tables without a limit of their own share it: heap tables of the process and shared tables
+    of all processes of the host. The buffers for gathering, sorting, writing, reading and merging
+    count, too.
     """
     return MemoryUse(*process_budget().stats())

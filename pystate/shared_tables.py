@@ -1,19 +1,19 @@
-"""Attaching a task to the one table that stands exactly where the manifest says.
+"""Attaching a task to a table that is at exactly the epoch that the manifest says.
 
-A shared table is a cache of what the files hold. An attach demands the id that the base names;
-where the table stands elsewhere it is undone to it, caught up with it by the deltas after it, or
-thrown away and restored. Where it cannot be had at all (another process holds its lock for too
-long, this process uses it already, it cannot be mapped) the task works on a private replica,
-restored from the same files: the result is the same, and the shared table catches up later.
+A shared table is a cache of what the files hold. An attach demands the id that the base names. A
+table that is at another id is undone to it, caught up with it by the newer deltas, or discarded and
+restored. If the table cannot be had at all (another process holds its lock for too long, this
+process uses it already, it cannot be mapped), the task works on a private replica, restored from
+the same files: the result is the same, and the shared table catches up later.
 
 Thread safety: `TableCache` may be used by any thread; an `Attachment` belongs to its task.
 
 Invariants
 ----------
-1. An attachment's table stands at the base's id and nothing else when it is handed out.
+1. When an attachment is handed out, its table is at exactly the base's id.
 2. A lock is never stolen from a live holder, and no task waits for itself.
-3. A table that a failed task leaves behind is rolled back before its lock is released; whatever
-   goes wrong on the way, the table is closed and forgotten instead.
+3. A table that a failed task leaves behind is rolled back before its lock is released; if that
+   fails, the table is closed and forgotten instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
 
 _LOG = logging.getLogger("pystate.shared_tables")
 _UNDO_WINDOW = 3
-# What makes a shared table unusable here, while a private replica may still do.
+# Errors that make a shared table unusable here, while a private replica may still work.
 _UNUSABLE = (
     TableMismatchError,
     AddressSpaceError,
@@ -67,7 +67,7 @@ _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Which table a task needs, and how it may be had."""
+    """Which table a task needs, and how it may be obtained."""
 
     storage: CheckpointStorage
     home: TableHome
@@ -76,7 +76,7 @@ class TableSpec:
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
     go_on: Callable[[], None] | None = None
-    """Called between two files: a sign of life, or an error where nobody waits for the table."""
+    """Called between two files: gives a sign of life, or raises if nobody needs the table."""
 
 
 class Attachment:
@@ -85,15 +85,15 @@ class Attachment:
     Attributes
     ----------
     backend : KeyedStateBackend
-        Stands at the base; its open epoch is the task's.
+        At the base's id; its open epoch is the task's.
     how : {"current", "undone", "caught up", "restored", "replica"}
-        How the table came to stand there.
+        How the table was brought to the base.
     reason : str
-        Why it is a replica; else empty.
+        Why it is a replica; empty if it is none.
     files, rows : int
-        Files and records that were applied on the way.
+        Files and records that were applied for it.
     duration_ns : int
-        Of the attach, waiting for the lock included.
+        Duration of the attach, including the wait for the lock.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Attachment:
         self._released = False
 
     def release(self) -> None:
-        """Undo what was not sealed, and let others have the table. Harmless the second time."""
+        """Undo what was not sealed, and release the table. Does nothing the second time."""
         if self._released:
             return
         self._released = True
@@ -137,18 +137,18 @@ class Attachment:
 
     @property
     def path(self) -> str | None:
-        """The table's file, if others can have it, too."""
+        """The table's file, if it is shared with other processes."""
         return None if self._entry is None else self._entry.path
 
     def move(self, home: TableHome) -> None:
-        """Give up a shared table that has outgrown its file system, for the next place.
+        """Give up a shared table that has outgrown its file system, and have it put elsewhere.
 
-        What was not sealed is lost, and what was is restored there from files.
+        Unsealed changes are lost; the sealed state is restored there from files.
 
         Raises
         ------
         OSError
-            It could not be noted.
+            The move could not be written down.
         """
         entry = self._entry
         assert entry is not None and entry.path is not None and not self._released
@@ -189,7 +189,7 @@ class _Entry:
         return self.backend is not None and self.file != _file_id(self.path)
 
     def discard(self, *, unlink: bool = False) -> None:
-        """Close the table; with `unlink`, so that nobody finds it any more."""
+        """Close the table; `unlink` also removes its file."""
         if unlink and self.path is not None and not self.is_stale:
             with suppress(OSError):
                 os.unlink(self.path)
@@ -214,17 +214,17 @@ class TableCache:
         spec : TableSpec
             Which table.
         base : RangeState
-            What it must hold.
+            The state that it must hold.
 
         Returns
         -------
         Attachment
-            Its `how` and `reason` say what it took.
+            Its `how` and `reason` say how the table was obtained.
 
         Raises
         ------
         CorruptFileError, NewerFormatError, CheckpointError
-            A file that the manifest names cannot be read, or is another one.
+            A file that the manifest names cannot be read, or is not the one that was written.
         SchemaError, UnclaimedStateError
             The files' schema is not the declared one.
         MemoryLimitError
@@ -315,7 +315,8 @@ def _attach_entry(entry: _Entry, spec: TableSpec, base: RangeState) -> Attachmen
     attachment = _stand_at(backend, spec, base, entry)
     if attachment is None:
         if backend.lineage() != EMPTY_LINEAGE:
-            # Unlinked while its lock is held: whoever waits for it finds the new file instead.
+            # Unlinked while its lock is held: a process that waits for the lock then finds the new
+            # file.
             entry.discard(unlink=True)
             backend = _hold(entry, spec, base)
         attachment = _restore(backend, spec, base, entry)
@@ -361,7 +362,7 @@ def _backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateB
 def _stand_at(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
 ) -> Attachment | None:
-    """Bring a table to the base by undoing and catching up; None where only a restore helps."""
+    """Bring a table to the base by undoing and catching up; None if only a restore helps."""
     for back in range(_UNDO_WINDOW):
         lineage = backend.lineage(back)
         if lineage is None:

@@ -2,9 +2,9 @@
 
 The folder is a checkpoint like a job's: ``job.json``, manifests, one operator with one range. The
 table itself is in memory; `Store.checkpoint` writes what changed since the last one and publishes
-a manifest, and that is what reopening restores.
+a manifest, and reopening restores that.
 
-Thread safety: a store belongs to one thread at a time. One process at a time has it open.
+Thread safety: a store belongs to one thread at a time. Only one process at a time may have it open.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _Delta:
 class Store:
     """A durable keyed store; `pystate.open` makes it.
 
-    ``store["n"]`` is a state's handle. What was not checkpointed is gone after `close` and after a
-    crash alike.
+    ``store["n"]`` is a state's handle. Changes after the last checkpoint are lost at `close`, as in
+    a crash.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Store:
         self._pending: list[_Delta] = []
         self._rebase = False
         self._unsynced = False
-        # What is wrong makes no folder.
+        # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
         KeyedStateBackend(key, states=states, max_parallelism=groups, limit_bytes=limit_bytes)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
@@ -186,13 +186,13 @@ class Store:
         Parameters
         ----------
         columns : array-like, list of array-like, RecordBatch or Table
-            The key column, or a list with a column for each of several; of a record batch or table
-            the columns that have the key's names.
+            The key column, or a list of columns for a key of several. From a record batch or a
+            table, the columns that have the key's names are taken.
 
         Returns
         -------
         KeyBatch
-            To be given to the handles; valid until the next checkpoint or roll back.
+            Pass it to the handles; it is valid until the next checkpoint or rollback.
         """
         return self._backend.keys(columns)
 
@@ -201,8 +201,7 @@ class Store:
 
         Parameters
         ----------
-        keys : KeyBatch or what `keys` takes
-            Which.
+        keys : KeyBatch or what `keys` takes The keys to delete.
         """
         self._backend.delete(keys)
 
@@ -226,7 +225,7 @@ class Store:
         return self._backend.stats()
 
     def reader(self) -> SealedReader:
-        """Read the last sealed state, beside the writer, from this or another thread."""
+        """Return a reader of the last sealed state, for this thread or another one."""
         return self._backend.reader()
 
     def rollback(self) -> None:
@@ -241,20 +240,20 @@ class Store:
         Returns
         -------
         int
-            The checkpoint's number; that of the last one where nothing has changed since.
+            The checkpoint's number; if nothing has changed since the last one, its number.
 
         Raises
         ------
         NoSpaceError, CheckpointError
-            Nothing was published. The last checkpoint is intact, and the store can be used on: what
-            this call would have written is kept in memory and written by the next one.
+            Nothing was published. The last checkpoint is intact, and the store remains usable: the
+            changes are kept in memory, and the next call writes them.
         PoisonedError
-            An operation failed half way: `rollback` first.
+            An operation failed half way: call `rollback` first.
 
         Notes
         -----
         What was written is durable when the call returns: the delta, the manifest and their folders
-        were synced. It costs O(rows changed), and now and then a merge of files.
+        were synced. The cost is O(rows changed), and now and then a merge of files.
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
@@ -332,8 +331,8 @@ class Store:
         try:
             self._storage.publish(manifest.path, manifest.encode())
         except PystateError:
-            # Where only the last sync of the folder failed the manifest is there, and the next
-            # one that is published makes it durable.
+            # If only the last sync of the folder failed, the manifest is there, and the next
+            # published one makes it durable.
             if self._is_there(manifest):
                 self._adopt(manifest)
                 self._unsynced = True
@@ -374,7 +373,7 @@ class Store:
         unclaimed = check_schemas(
             _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state
         )
-        # A dropped state leaves the files with the next checkpoint, so that it stays dropped.
+        # The next checkpoint removes a dropped state from the files, so that it stays dropped.
         self._rebase = bool(unclaimed)
         self._range = operator.ranges[0]
         files = self._range.files
@@ -404,8 +403,8 @@ class Store:
         Parameters
         ----------
         checkpoint : bool
-            Whether to save first; without it what was not checkpointed is gone. Where saving
-            fails the store stays open.
+            Whether to make a checkpoint first; without it, changes since the last one are lost. If
+            the checkpoint fails, the store stays open.
         """
         if self._closed:
             return
@@ -458,7 +457,7 @@ def open(
     allow_pickle: bool = True,
     clock: Callable[[], int] | None = None,
 ) -> Store:
-    """Open a durable keyed store, making it where there is none.
+    """Open a durable keyed store, or make it if there is none.
 
     Parameters
     ----------
@@ -471,19 +470,19 @@ def open(
     max_parallelism : int, optional
         Number of key groups, fixed when the store is made; 128 by default.
     limit_bytes : int
-        Most memory of the table; 0: no limit of its own, but that of the process and its host (see
-        `pystate.memory.memory_use`), by default three quarters of what the machine or the container
-        has.
+        The most memory that the table may take. With 0 it has no limit of its own, but shares that
+        of the process and its host (see `pystate.memory.memory_use`), by default three quarters of
+        the memory of the machine or the container.
     retained : int
-        How many checkpoints keep their files.
+        How many of the newest checkpoints are kept.
     lock_timeout_ms : int
         How long to wait for a store that another process has open.
     allow_unclaimed_state : bool
-        Whether stored states that `states` does not name are dropped. They are gone for good with
-        the next checkpoint; without it they are an error.
+        Whether stored states that `states` does not name are dropped; the next checkpoint then
+        removes them for good. If False, such states are an error.
     allow_pickle : bool
-        Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
-        write to the folder can have any code run where such a state is read.
+        Whether states may be pickled: those of type ``object`` or of an `AggregateFunction`. Anyone
+        who can write to the folder can then run any code in the process that reads such a state.
     clock : callable, optional
         A function that returns milliseconds since 1970, by which states with a time to live expire;
         by default the system's time. It is called when the store is opened and at each checkpoint.
@@ -498,11 +497,11 @@ def open(
     ------
     DeclarationError
         A state cannot be kept, or would be pickled although that is not allowed. `NoEventTimeError`
-        where one would expire by event time, which a store does not have.
+        if a state would expire by event time, which a store does not have.
     TableBusyError
         Another process, or this one, has it open.
     SchemaError, UnclaimedStateError
-        What is stored has another key or type, or a state that is not declared.
+        The stored key or a stored state has another type, or a stored state is not declared.
     CorruptFileError, NewerFormatError, CheckpointError
         A file is damaged, lost, or of a later version; the message names it.
 

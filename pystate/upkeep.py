@@ -1,4 +1,4 @@
-"""What a task does so that tables do not outlive their use.
+"""What a task does so that tables are freed when they are no longer needed.
 
 Thread safety: functions without state of their own.
 """
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
 
 
 def engage_janitor(home: TableHome) -> None:
-    """Have the executor's tables looked after, and say that this worker's daemon works for it."""
+    """Start the executor's janitor, and register this worker's daemon with it."""
     if home.folder is None or home.identity is None:
         return
     parent = os.getppid()
@@ -70,11 +70,11 @@ def note_use(home: TableHome, job_file: str | None, term: int) -> None:
     Parameters
     ----------
     home : TableHome
-        Of the tables.
+        The folder of the tables.
     job_file : str or None
         The path of its ``job.json``, if it is in a file system.
     term : int
-        The driver's. What one with a later term has said stays.
+        The driver's term. A note by a driver of a later term is kept.
     """
     if home.folder is None or job_file is None:
         return

@@ -1,1 +1,1 @@
-"""Stateful functions: what users subclass, and what they are told while they run."""
+"""Stateful functions: the classes that users subclass, and the context that these get."""

@@ -1,7 +1,7 @@
 """Aggregate functions over a key's rows: `count`, `sum`, `min`, `max` and `mean`.
 
 They only describe what to keep; the Spark job turns each into one or two states that the core
-updates a batch at a time. Importing this module loads nothing but the error classes.
+updates a batch at a time. Importing this module loads only the error classes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def count(column: str | None = None) -> Aggregate:
 def sum(column: str) -> Aggregate:
     """Sum a column; null until the key has seen a value.
 
-    Integers give a long and raise `StateOverflowError` past its ends, as ANSI SQL does: cast the
-    column to a decimal where it may come to that. Floats give a double; decimals ten more digits.
+    The sum of integers is a long; past its range `StateOverflowError` is raised, as in ANSI SQL:
+    cast the column to a decimal if that may happen. The sum of floats is a double; that of decimals
+    has ten more digits than they have.
     """
     return Aggregate("sum", _checked("sum", column))
 

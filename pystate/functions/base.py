@@ -1,7 +1,7 @@
 """Stateful functions: the classes that users write.
 
-A class declares its states as attributes; an instance gets handles of its own when it is bound to
-a backend, and loses them when it is unbound, copied or pickled.
+A class declares its states as attributes. An instance gets its own handles when it is bound to a
+backend, and loses them when it is unbound, copied or pickled.
 
 Thread safety: an instance runs in one task, on one thread, at a time.
 """
@@ -47,11 +47,11 @@ RESERVED = frozenset(
 )
 
 
-#: The methods of a function that are called.
+#: The methods of a function that pystate calls.
 CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
-#: Methods that Spark or Flink call, and pystate does not.
+#: Methods that Spark or Flink calls, but pystate does not.
 _NEVER_CALLED = {
     "onTimer": _ON_TIMER,
     "handleExpiredTimer": _ON_TIMER,
@@ -179,17 +179,17 @@ class StatefulFunction(metaclass=_FunctionType):
     Attributes
     ----------
     namespace : type, optional
-        Of a class whose states and timers are kept by (key, namespace): the namespaces' type, as
-        DDL (``"long"``) or an Arrow type.
+        The type of the namespaces, as DDL (``"long"``) or an Arrow type, if the class keeps states
+        and timers by (key, namespace).
     """
 
     namespace: ClassVar[TypeLike | None] = None
 
     def open(self, ctx: RuntimeContext) -> None:
-        """Prepare for a task, before its first row. No key is current."""
+        """Prepare for a task, before its first row. There is no current key."""
 
     def close(self) -> None:
-        """Clean up after a task, also after one that failed. States are gone by then."""
+        """Clean up after a task, even if it failed. States are no longer available."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if _is_state(getattr(type(self), name, None)):
@@ -224,7 +224,7 @@ def _refuse_assignment(function: StatefulFunction, name: str) -> NoReturn:
 class KeyedProcessFunction(StatefulFunction):
     """A function that sees one row, or one key's rows, at a time.
 
-    Write `process`, or in its place `process_rows`, which is faster where a key has many rows.
+    Write either `process` or `process_rows`, which is faster if a key has many rows.
 
     Examples
     --------
@@ -243,34 +243,34 @@ class KeyedProcessFunction(StatefulFunction):
         Parameters
         ----------
         key : object
-            The row's key, a tuple where it has several columns.
+            The row's key; a tuple if it has several columns.
         row : Row
-            ``row["x"]`` is the column ``x``, and so is ``row.x`` where `Row` has no method of that
-            name. ``"x" in row`` and ``row.asDict()`` do what they do with Spark's `Row`.
+            ``row["x"]`` is the column ``x``, and so is ``row.x`` unless `Row` has a method of that
+            name. ``"x" in row`` and ``row.asDict()`` work as with Spark's `Row`.
         ctx : RuntimeContext
-            About the task and the row.
+            The context of the task and the row.
 
         Returns
         -------
         iterable of tuple, Row or dict, or None
             The rows that the operator emits: yield each of them, or return a list. A row with names
             (a `Row` of Spark or of pystate, a dict, a named tuple) must have exactly the names of
-            the schema; a plain tuple or list goes by position. A single tuple that is returned in
-            the place of a list of rows is refused.
+            the schema; the values of a plain tuple or list are taken by position. A single tuple
+            returned instead of a list of rows is refused.
         """
         raise DeclarationError(f"{type(self).__name__} has no process(self, key, row, ctx)")
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
-        """Handle all of a key's rows of the epoch; written in the place of `process`.
+        """Handle all rows of a key in the epoch; written instead of `process`.
 
         Parameters
         ----------
         key : object
-            The rows' key, a tuple where it has several columns.
+            The rows' key; a tuple if it has several columns.
         batch : pyarrow.RecordBatch
             The rows, with all columns of the input, in the order that `key_by` asks for.
         ctx : RuntimeContext
-            About the task; `timestamp` is None.
+            The context of the task; `timestamp` is None.
 
         Returns
         -------
@@ -280,17 +280,17 @@ class KeyedProcessFunction(StatefulFunction):
         raise DeclarationError(f"{type(self).__name__} has no process_rows(self, key, batch, ctx)")
 
     def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
-        """Handle a timer that fires, once it was registered with `ctx`.
+        """Handle a timer that was registered with `ctx`, when it fires.
 
         Parameters
         ----------
         key : object
-            The timer's key. It is current, and so is the timer's namespace.
+            The timer's key. It is the current key, and the timer's namespace is the current one.
         timestamp : int
-            What the timer was registered for, in milliseconds since 1970.
+            The time that the timer was registered for, in milliseconds since 1970.
         ctx : RuntimeContext
-            `time_domain` says which clock the timer waited for. A timer that is registered here,
-            and is due already, fires in the same epoch.
+            `time_domain` says which clock the timer waited for. If a timer registered here is
+            already due, it fires in the same epoch.
 
         Returns
         -------
@@ -302,7 +302,7 @@ class KeyedProcessFunction(StatefulFunction):
 
 
 class VectorizedFunction(StatefulFunction):
-    """A function that sees a whole batch with the keys of its rows.
+    """A function that handles a whole batch, with the keys of its rows.
 
     Examples
     --------
@@ -324,7 +324,7 @@ class VectorizedFunction(StatefulFunction):
         batch : pyarrow.RecordBatch
             The rows.
         ctx : RuntimeContext
-            About the task; `timestamp` is None.
+            The context of the task; `timestamp` is None.
 
         Returns
         -------
@@ -343,12 +343,12 @@ class VectorizedFunction(StatefulFunction):
         keys : KeyBatch
             The key of each timer; a key may repeat.
         timestamps : numpy.ndarray of int64
-            What the timers were registered for, in milliseconds since 1970; those of one key are
-            in order.
+            The times that the timers were registered for, in milliseconds since 1970; those of one
+            key are in order.
         ctx : RuntimeContext
-            `time_domain` says which clock the timers waited for. Timers that are registered here,
-            and are due already, fire in the same epoch, in a later call. The timers of this call
-            are deleted before it is made: one that is registered again fires again.
+            `time_domain` says which clock the timers waited for. If a timer registered here is
+            already due, it fires in the same epoch, in a later call. The timers of this call were
+            deleted before it: one that is registered again fires again.
 
         Returns
         -------

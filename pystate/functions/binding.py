@@ -1,4 +1,4 @@
-"""What a runtime asks of a stateful function, and how the function gets its handles.
+"""What a runtime needs of a stateful function, and how the function gets its handles.
 
 Thread safety: as `pystate.functions.base`.
 """
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class Registry(Protocol):
-    """What states are registered with: a backend."""
+    """A backend, with which states are registered."""
 
     def register(self, name: str, declaration: State[Any]) -> Any:
         """Return the state's handle."""
 
 
 def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State[Any]]:
-    """The states of a function or its class by name, those of base classes first.
+    """The states of a function or its class by name; those of base classes come first.
 
     Examples
     --------
@@ -77,12 +77,12 @@ def unbind(function: StatefulFunction) -> None:
 
 
 def copied(function: StatefulFunction) -> StatefulFunction:
-    """A copy as a task gets one.
+    """A copy of the function, for a task.
 
     Raises
     ------
     DeclarationError
-        An attribute cannot be copied; it is named.
+        An attribute cannot be copied; the message names it.
     """
     made: StatefulFunction = sent(function, copy.deepcopy)
     return made
@@ -92,7 +92,7 @@ Sent = TypeVar("Sent")
 
 
 def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
-    """What `send` makes of a function for the tasks.
+    """The function in the form that goes to the tasks, made by `send`.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
     Raises
     ------
     DeclarationError
-        It cannot; the attribute that is the reason is named.
+        The function cannot be sent; the message names the attribute that prevents it.
     """
     try:
         return send(function)
@@ -124,7 +124,7 @@ def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
 
 
 def has_timers(function: StatefulFunction) -> bool:
-    """Whether a function says what happens when a timer fires."""
+    """Whether a function handles timers."""
     base, name = (
         (VectorizedFunction, "on_timers")
         if isinstance(function, VectorizedFunction)
@@ -136,7 +136,7 @@ def has_timers(function: StatefulFunction) -> bool:
 def operator_spec(
     function: StatefulFunction, uid: str, key: KeyColumns, max_parallelism: int = 128
 ) -> OperatorSpec:
-    """Return what decides the tables of a function's operator."""
+    """Return what determines the tables of a function's operator."""
     return OperatorSpec(
         uid=uid,
         key=key,
@@ -148,7 +148,7 @@ def operator_spec(
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:
-    """Refuse a function that keeps nothing: timers are state, too.
+    """Refuse a function that keeps neither state nor timers.
 
     Parameters
     ----------
@@ -170,12 +170,12 @@ def require_state(function: StatefulFunction, owner: str) -> None:
 
 
 def namespace_type(function: StatefulFunction) -> StateType | None:
-    """The type of a function's namespaces; None where its states are kept by key alone.
+    """The type of a function's namespaces; None if its states are kept by key alone.
 
     Raises
     ------
     DeclarationError
-        It is no type, or one that cannot be part of a key.
+        The declared namespace is not a type, or one that cannot be part of a key.
     """
     declared = type(function).namespace
     if declared is None:
@@ -188,12 +188,12 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
 
 
 def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
-    """How a function wants to be called.
+    """Which of its methods a function wants to be called.
 
     Raises
     ------
     DeclarationError
-        It is no stateful function, or has none or too many of the methods.
+        The object is not a stateful function, or has none or several of the methods.
     """
     if isinstance(function, VectorizedFunction):
         own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]

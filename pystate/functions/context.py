@@ -1,4 +1,4 @@
-"""What a stateful function is told about its task, and what it asks of it.
+"""What a stateful function learns about its task and can ask it to do.
 
 Thread safety: a context belongs to its task's thread.
 """
@@ -32,14 +32,14 @@ class Timers(Protocol):
 
 
 class Task(Protocol):
-    """What else of a running task a context reaches."""
+    """What else a context uses of a running task."""
 
     def output(self, tag: str, row: Any) -> None: ...  # noqa: D102
     def set_namespace(self, value: Any) -> None: ...  # noqa: D102
 
 
 class _NoTask:
-    """Stands for both where no task runs."""
+    """Stands for both if no task runs."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -52,7 +52,7 @@ class _NoTask:
 
 @dataclass(slots=True)
 class RuntimeContext:
-    """What a function is told about the task and the row it works on.
+    """The context of the task and of the row that a function works on.
 
     Attributes
     ----------
@@ -69,20 +69,21 @@ class RuntimeContext:
     processing_time : int
         Milliseconds since 1970; the same for all rows of an epoch and for its replays.
     watermark : int or None
-        Event time in milliseconds since 1970 up to which all rows are thought to have been seen.
-        None before the first row with event time; `MAX_WATERMARK` while a drain fires timers.
+        Event time in milliseconds since 1970 up to which all rows are assumed to have arrived. None
+        before the first row with event time; `MAX_WATERMARK` while a drain fires timers.
     timestamp : int or None
         Event time in milliseconds since 1970 of the current row, or of the event-time timer that
-        fires. None where the operator has no event time, where the row's is null, and where a call
-        sees several rows.
+        fires. None if the operator has no event time, if the row's is null, or if a call handles
+        several rows.
     time_domain : {"event", "processing"} or None
-        Of the timer that fires; None while rows are handled.
+        The clock of the timer that fires; None while rows are handled.
 
     Notes
     -----
-    A timer belongs to the current key and namespace. It is one timer, and fires once, however often
-    it is registered for the same time. Timers fire at the end of an epoch: in event time once the
-    watermark has reached their timestamp, in processing time once the epoch's has.
+    A timer belongs to the current key and namespace. Registered several times for the same time, it
+    is one timer and fires once. Timers fire at the end of an epoch: event-time timers once the
+    watermark has reached their timestamp, processing-time timers once the epoch's processing time
+    has.
     """
 
     uid: str
@@ -113,8 +114,8 @@ class RuntimeContext:
         DeclarationError
             The function has no ``on_timer``.
         NoEventTimeError
-            Neither the operator nor another one of the job has event time: there is no watermark,
-            and the timer would never fire.
+            No operator of the job has event time: there is no watermark, and the timer would never
+            fire.
         """
         self._timers.register_timer("event", timestamp)
 
@@ -150,7 +151,7 @@ class RuntimeContext:
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         timestamps : array-like or int
             Milliseconds since 1970, as many as there are keys, or one for all; a null registers
             none.
@@ -162,11 +163,11 @@ class RuntimeContext:
         self._timers.register_timers(keys, "processing", timestamps)
 
     def delete_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; those that are not there are ignored."""
+        """Delete a timer per key; absent timers are ignored."""
         self._timers.delete_timers(keys, "event", timestamps)
 
     def delete_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; those that are not there are ignored."""
+        """Delete a timer per key; absent timers are ignored."""
         self._timers.delete_timers(keys, "processing", timestamps)
 
     def output(self, tag: str, row: Any) -> None:
@@ -177,16 +178,17 @@ class RuntimeContext:
         tag : str
             One of the operator's declared side outputs.
         row : tuple, Row, dict, RecordBatch or Table
-            A row, as `KeyedProcessFunction.process` yields them; or a batch, by the columns' names.
-            In a `VectorizedFunction` a dict is a batch, of an array for each column.
+            A row, as `KeyedProcessFunction.process` yields them; or a batch, whose columns are
+            matched by name. In a `VectorizedFunction` a dict is a batch, with an array for each
+            column.
 
         Raises
         ------
         InvalidArgumentError
             No such side output is declared; the message lists those that are.
         WrongTypeError
-            The row is not of the side output's schema; raised when it leaves, by the end of the
-            epoch at the latest.
+            The row does not match the side output's schema. The error may come later, when the row
+            is written, at the latest at the end of the epoch.
         """
         self._task.output(tag, row)
 
@@ -198,14 +200,14 @@ class RuntimeContext:
         Parameters
         ----------
         value : object
-            Of the type that the function's class declares: ``namespace = "long"``.
+            A value of the type that the function's class declares: ``namespace = "long"``.
 
         Raises
         ------
         DeclarationError
             The class declares no namespace.
         InvalidArgumentError
-            In a `VectorizedFunction`: there the namespaces of the `KeyBatch` count.
+            The function is a `VectorizedFunction`, which uses the namespaces of the `KeyBatch`.
         """
         self._task.set_namespace(value)
 
@@ -219,7 +221,7 @@ _LIST = (
     "the timestamps that you register into a ListState or ValueState of your own: timers are not "
     "listed"
 )
-#: What others call it, and what to write here.
+#: Names that other libraries use, and what to write here.
 _OTHERS = {
     "registerTimer": _REGISTER,
     "register_timer": _REGISTER,

@@ -1,7 +1,7 @@
-"""What the core's aggregators keep of a key's values, and how results are made of it.
+"""The accumulators that the core's aggregators keep per key, and how results are made of them.
 
-The layouts are csrc/FORMAT.md's, "Accumulators". Pure functions and immutable values, safe from any
-thread.
+csrc/FORMAT.md, "Accumulators", describes the layouts. Pure functions and immutable values, safe
+from any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "Operation",
 ]
 
-#: The core's numbers of accumulators, part of the file format; 0: an operation on a column.
+#: The core's numbers for kinds of accumulators, part of the file format; 0: a column operation.
 COLUMN, MEAN, VARIANCE, FIRST, LAST, TOP_K, DISTINCT = range(7)
 
 #: What `PST_ADD`, `PST_MIN` and `PST_MAX` do to a column.
@@ -43,7 +43,7 @@ _Words = npt.NDArray[np.uint64]
 
 
 class Aggregates(Protocol):
-    """What an aggregator says of itself."""
+    """What an aggregator tells about itself."""
 
     @property
     def kind(self) -> int:
@@ -51,7 +51,7 @@ class Aggregates(Protocol):
 
     @property
     def operation(self) -> Operation | None:
-        """What is done to a column, where that is all."""
+        """The operation on a column, if the aggregate is no more than that."""
 
     @property
     def parameter(self) -> int:
@@ -59,7 +59,7 @@ class Aggregates(Protocol):
 
     @property
     def freedom(self) -> int:
-        """What a variance's divisor is less than the number of values."""
+        """The number subtracted from the number of values to get a variance's divisor."""
 
     def column(self, type: StateType) -> StateType | None:
         """The type of the one column that is kept, for a column operation."""
@@ -96,7 +96,7 @@ class BoundAggregator:
 
     @property
     def column(self) -> StateType | None:
-        """The type of the column whose value is the result; None where there is an accumulator."""
+        """The type of the column whose value is the result; None if there is an accumulator."""
         return self.aggregator.column(self.input)
 
     @property
@@ -106,7 +106,7 @@ class BoundAggregator:
 
     @property
     def width(self) -> int | None:
-        """Bytes of an accumulator; None: it is a byte string of varying size."""
+        """Bytes of an accumulator; None for a byte string of varying size."""
         kind, value = self.aggregator.kind, 8 * self._value_words
         if kind == MEAN:
             return 16 if self.input.name in ("float", "double") else 24
@@ -139,9 +139,9 @@ class BoundAggregator:
         Raises
         ------
         CorruptFileError
-            Accumulators that the aggregator does not make.
+            The aggregator cannot have made these accumulators.
         InvalidArgumentError
-            For a column operation, whose column is the result.
+            The aggregate is a column operation: its column is the result already.
         """
         if self.aggregator.kind == COLUMN:
             raise InvalidArgumentError(f"{self.aggregator!r} keeps no accumulator")
@@ -179,7 +179,7 @@ class BoundAggregator:
         unit = 10**self.input.scale
         total, divisor = _wide(words[:, 1], words[:, 2]), count * float(unit)
         means = total / np.where(count, divisor, 1)
-        # A quotient of two doubles is rounded once, where both are exact.
+        # If both operands are exact, the quotient of two doubles is rounded only once.
         large = (np.abs(total) >= 2.0**53) | (divisor >= 2.0**53)
         for i in np.flatnonzero(large & (count > 0)).tolist():
             exact = (int(words[i, 2].view(np.int64)) << 64) + int(words[i, 1])
@@ -243,7 +243,7 @@ def _as_words(states: Any, width: int) -> _Words:
 
 
 def _wide(low: _Words, high: _Words) -> npt.NDArray[np.float64]:
-    """128-bit integers as doubles; those of 64 bits rounded once."""
+    """128-bit integers as doubles; those that fit 64 bits are rounded only once."""
     narrow, top = low.view(np.int64), high.view(np.int64)
     wide = top.astype(np.float64) * 2.0**64 + low.astype(np.float64)
     return np.where(top == narrow >> 63, narrow.astype(np.float64), wide)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["AggregatingHandle", "AggregatingState"]
 
 _BINARY, _OBJECT = StateType("binary"), StateType("object")
-#: How a checkpoint's metadata spells an accumulator, and whose it can be.
+#: How a checkpoint's metadata spells an accumulator, and the aggregators that may own it.
 _STORED = re.compile(r"#(\w+)\((?:\w+=(\w+))?\) of (.*)")
 _AGGREGATORS: dict[str, Any] = {
     name: kind
@@ -131,12 +131,12 @@ class AggregatingState(State["AggregatingHandle"]):
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """That of the results; of an `AggregateFunction` bytes, as its accumulators are pickled."""
+        """The type of the results; bytes (pickled accumulators) for an `AggregateFunction`."""
         return self._type.arrow if self._bound is None else self._bound.result_type
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return the aggregate whose accumulators were written so."""
+        """Return the aggregate whose accumulators were stored under this spelling."""
         found = _STORED.fullmatch(stored)
         if found is None:
             return None
@@ -165,7 +165,7 @@ class AggregatingHandle(Fold):
     """An aggregate per key. `AggregatingState` declares it.
 
     ``add``, ``get`` and ``clear`` work on the current key; the other methods on a `KeyBatch`.
-    Nulls are skipped in columns; adding None alone is an error.
+    Nulls in columns are skipped; adding a single None is an error.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class AggregatingHandle(Fold):
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         values : array-like or scalar
             As many as there are keys, or one for all.
         """
@@ -194,7 +194,7 @@ class AggregatingHandle(Fold):
     def results(self, keys: KeyBatch) -> Any:
         """Compute the keys' results: an Arrow array of the aggregate's result type.
 
-        Of an `AggregateFunction` a list, None where nothing was added.
+        For an `AggregateFunction` a list, with None where nothing was added.
         """
         raise NotImplementedError
 
@@ -250,7 +250,7 @@ class _ColumnAggregate(AggregatingHandle):
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Add a value to each key's aggregate."""
         self._checked(keys)
-        # Refused where it is not of the declared type, then widened to the sum's.
+        # First checked against the declared type, then widened to the sum's type.
         what = f"state {self.name!r}"
         if is_many(values):
             if self._codec is not None:
@@ -273,7 +273,7 @@ class _ColumnAggregate(AggregatingHandle):
     def _merge(self, kept: Any) -> None:
         mine = self._kept.value()
         if mine is not None and self._operation == "add":
-            # What is kept is wider than what is added.
+            # The stored type is wider than the type of the added values.
             kept = added(mine, kept)
         elif mine is not None:
             better = smaller if self._operation == "min" else larger

@@ -1,7 +1,7 @@
 """Aggregate functions for aggregating states: the core's own, and any of the user's.
 
 An `Aggregator` is a declaration: immutable, comparable and picklable. Bound to the type of the
-values it says what the core keeps (`BoundAggregator`), and turns what was kept into results, one or
+values (`BoundAggregator`), it says what the core keeps, and turns accumulators into results, one or
 a column at a time. Everything here is safe from any thread.
 """
 
@@ -82,12 +82,12 @@ R = TypeVar("R")
 
 
 class AggregateFunction(ABC, Generic[V, A, R]):
-    """An aggregate in Python, for what the core has no aggregator for.
+    """An aggregate in Python, for those that the core does not have.
 
-    The accumulator is any object that can be pickled. It may be changed in place or replaced: what
-    `add` and `merge` return is what is kept. No accumulator is shared between keys. The methods may
-    read other states of the current key. One that makes another key current, or ends the epoch, is
-    refused: `NoCurrentKeyError`, and nothing is written.
+    The accumulator is any object that can be pickled. It may be changed in place or replaced: the
+    object that `add` or `merge` returns is kept. No accumulator is shared between keys. The methods
+    may read other states of the current key. A method that makes another key current, or ends the
+    epoch, raises `NoCurrentKeyError`, and nothing is written.
 
     See Also
     --------
@@ -114,7 +114,7 @@ class AggregateFunction(ABC, Generic[V, A, R]):
 
     @abstractmethod
     def create(self) -> A:
-        """Make the accumulator of no value; a new object each time."""
+        """Make an empty accumulator; a new object each time."""
 
     @abstractmethod
     def add(self, accumulator: A, value: V) -> A:
@@ -124,7 +124,7 @@ class AggregateFunction(ABC, Generic[V, A, R]):
     def merge(self, a: A, b: A) -> A:
         """Return one accumulator for the values of `a` and then those of `b`.
 
-        Both are given away: either may be changed and returned.
+        Neither is used again: either may be changed and returned.
         """
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Aggregator(ABC):
 
     @property
     def freedom(self) -> int:
-        """What a variance's divisor is less than the number of values."""
+        """The number subtracted from the number of values to get a variance's divisor."""
         return 0
 
     def bind(self, type: TypeLike, what: str = "AggregatingState") -> BoundAggregator:
@@ -157,7 +157,7 @@ class Aggregator(ABC):
         Parameters
         ----------
         type : str, pyarrow.DataType or StateType
-            Of the values that are added.
+            The type of the added values.
         what : str
             Names the state in errors.
 
@@ -190,7 +190,7 @@ class Aggregator(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Aggregator):
-    """Counts the values that are not null, of any type; 0 without one."""
+    """Counts the values of any type that are not null; 0 if there is none."""
 
     operation: ClassVar[Operation | None] = "add"
     takes: ClassVar[_Takes] = (_is_any, "anything")
@@ -206,10 +206,11 @@ class Count(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregator):
-    """Adds the values up; null without one.
+    """Adds the values up; null if there is none.
 
-    Integers give a long and raise `StateOverflowError` past its ends; floats a double, a plain sum
-    in the order of arrival; decimals ten more digits.
+    The sum of integers is a long; past its range `StateOverflowError` is raised. The sum of floats
+    is a double, added up in the order of arrival. The sum of decimals has ten more digits than they
+    have.
     """
 
     operation: ClassVar[Operation | None] = "add"
@@ -227,7 +228,7 @@ class Sum(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class Min(Aggregator):
-    """The smallest value, in its own type; null without one."""
+    """The smallest value, in its own type; null if there is none."""
 
     operation: ClassVar[Operation | None] = "min"
     takes: ClassVar[_Takes] = (_is_ordered, "numbers, dates and timestamps")
@@ -239,7 +240,7 @@ class Min(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class Max(Aggregator):
-    """The largest value, in its own type; NaN is larger than any number. Null without one."""
+    """The largest value, in its own type; null if there is none. NaN is larger than any number."""
 
     operation: ClassVar[Operation | None] = "max"
     takes: ClassVar[_Takes] = (_is_ordered, "numbers, dates and timestamps")
@@ -251,13 +252,13 @@ class Max(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregator):
-    """The arithmetic mean as a double; null without a value.
+    """The arithmetic mean as a double; null if there is no value.
 
     Notes
     -----
-    Integers and decimals are summed exactly in 128 bits, past whose ends adding raises
-    `StateOverflowError`; only the quotient rounds. Floats are summed as doubles in the order of
-    arrival, which is where the result may differ in its last digits from another order.
+    Integers and decimals are summed exactly in 128 bits; past that range `StateOverflowError` is
+    raised. Only the quotient is rounded. Floats are summed as doubles in the order of arrival, so
+    that another order may give other last digits.
     """
 
     kind: ClassVar[int] = MEAN
@@ -274,12 +275,12 @@ class Variance(Aggregator):
     Parameters
     ----------
     sample : bool
-        Divide by ``n - 1``, which is unbiased for a sample (null below two values); False: by
-        ``n`` (null without a value).
+        True: divide by ``n - 1``, which is unbiased for a sample (null below two values). False:
+        divide by ``n`` (null without a value).
 
     Notes
     -----
-    Kept are the count, the mean and the sum of squared deviations. Values are taken as doubles.
+    The count, the mean and the sum of squared deviations are kept. Values are taken as doubles.
 
     A value is added by Welford's recurrence (Note on a method for calculating corrected sums of
     squares and products, Technometrics 4(3), 1962). Two accumulators are merged by the formula of
@@ -307,7 +308,7 @@ class Variance(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class First(Aggregator):
-    """The value that arrived first; null without one. Merging takes the target's if it has one."""
+    """The value that arrived first; null if there is none. Merging prefers the target's."""
 
     kind: ClassVar[int] = FIRST
     takes: ClassVar[_Takes] = (_is_plain, "plain values")
@@ -319,7 +320,7 @@ class First(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class Last(Aggregator):
-    """The value that arrived last; null without one. Merging takes the last source's."""
+    """The value that arrived last; null if there is none. Merging takes the last source's."""
 
     kind: ClassVar[int] = LAST
     takes: ClassVar[_Takes] = (_is_plain, "plain values")
@@ -331,12 +332,12 @@ class Last(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Aggregator):
-    """The `k` largest values, the largest first; equal ones count each. NaN is the largest.
+    """The `k` largest values, in descending order, with repetitions. NaN is the largest.
 
     Parameters
     ----------
     k : int
-        1 to 4096. Up to 256 bytes (31 longs, 15 decimals) they lie in the key's row.
+        1 to 4096. Accumulators of up to 256 bytes (31 longs, 15 decimals) lie in the key's row.
     """
 
     k: int
@@ -373,8 +374,8 @@ class ApproxDistinct(Aggregator):
 
     Notes
     -----
-    While the values are few the sketch keeps 3 bytes of each and is off by about 0.1 %. 0.0 and
-    -0.0 are one value, and so are all NaN. Strings count by their bytes.
+    While there are few values, the sketch keeps 3 bytes of each and is off by about 0.1 %. 0.0 and
+    -0.0 are one value, and all NaNs are one. Strings count by their bytes.
     """
 
     precision: int = 11

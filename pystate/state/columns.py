@@ -1,4 +1,4 @@
-"""The core's columns: what declarations become, and what files say of themselves.
+"""The core's columns: what declarations are turned into, and what files say about their content.
 
 Pure functions and immutable values, safe from any thread.
 """
@@ -29,13 +29,13 @@ __all__ = [
     "value_column",
 ]
 
-#: Kinds of columns, the core's numbers and part of the file format.
+#: The core's numbers for kinds of columns, part of the file format.
 VALUE, LIST, MAP, TIME, TIMERS = range(5)
 
 #: The column of namespaces, after the key's.
 NAMESPACE = "namespace"
 
-#: The key column by which files tell a row from its elements.
+#: The key column that distinguishes a row from its elements in files.
 ELEMENT = "#element"
 
 _TIMERS_NAME = "#timers"
@@ -50,7 +50,7 @@ class Column(NamedTuple):
     Attributes
     ----------
     name : str
-        The column's name; those that begin with or contain ``#`` are not the user's.
+        The column's name; a name with a ``#`` in it is not a user's.
     code, precision, scale : int
         The type of the value, item, or map's value.
     ddl : str
@@ -64,7 +64,7 @@ class Column(NamedTuple):
     width : int
         Bytes of an inline struct.
     codec, map_codec : Codec or None
-        What turns values, and a map's keys, into the core's; None where only files are handled.
+        They turn values, and a map's keys, into the core's; None if only files are handled.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Column(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The state that the column belongs to; a hidden one of no state belongs to itself."""
+        """The state that the column belongs to; a hidden column of no state is its own owner."""
         return self.name.partition("#")[0] or self.name
 
     @property
@@ -119,7 +119,7 @@ class Column(NamedTuple):
         return _type_of(self.map_key, self.map_precision, self.map_scale, "")
 
     def same_as(self, other: Column) -> bool:
-        """Whether both keep the same, in a file or a table."""
+        """Whether both columns keep the same, in a file or a table."""
         if self.is_accumulator or other.is_accumulator:
             return self.ddl == other.ddl
         if self.kind in (TIME, TIMERS):
@@ -138,7 +138,7 @@ def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
 
 
 def _plain(type: StateType) -> StateType:
-    # Files do not tell the two kinds of timestamps apart.
+    # Files do not distinguish the two kinds of timestamps.
     return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
@@ -157,7 +157,7 @@ def column_of(name: str, type: StateType, label: str = "", **more: Any) -> Colum
 
 
 def key_column(name: str, type: StateType) -> Column:
-    """A column of the key, or its namespace."""
+    """A column of the key, or the namespace's."""
     return column_of(name, type, f"key column {name!r}" if name != NAMESPACE else "the namespace")
 
 
@@ -188,7 +188,7 @@ def core_schema(
     namespace : StateType or None
         The type of its namespaces.
     columns : sequence of Column
-        The states'.
+        The columns of the states.
     """
     keys = [key_column(name, type_) for name, type_ in key]
     if namespace is not None:

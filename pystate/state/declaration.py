@@ -30,7 +30,7 @@ H = TypeVar("H", covariant=True)
 
 
 class State(Generic[H]):
-    """Base of the declarations: of a state whose handles are `H`.
+    """Base of the declarations; the state's handles are `H`.
 
     A kind of state is a subclass in a file of its own, beside its handle, and is named in
     `pystate.state.kinds`.
@@ -81,11 +81,11 @@ class State(Generic[H]):
         return self._type.arrow
 
     def loaded(self, name: str, stored: Any) -> Any:
-        """Return what a reader gives for a stored value of state `name`; None is an absent one."""
+        """Return what a reader gives for a stored value of state `name`, which may be None."""
         raise NotImplementedError
 
     def stored_as(self) -> str:
-        """What a checkpoint's metadata says of the state: what its files hold, and no more.
+        """The state in a checkpoint's metadata: only what determines the content of its files.
 
         See Also
         --------
@@ -95,9 +95,9 @@ class State(Generic[H]):
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a declaration of this kind whose files are what `stored_as` says.
+        """Return a declaration of this kind for which `stored_as` gives `stored`.
 
-        None if it is another kind's.
+        None if `stored` is of another kind.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class State(Generic[H]):
         return f"{builtins.type(self).__name__}({listed})"
 
     def _arguments(self) -> tuple[Any, ...]:
-        """What makes an equal declaration; its `ttl` comes after."""
+        """The arguments that make an equal declaration, without its `ttl`."""
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -128,8 +128,8 @@ class State(Generic[H]):
     def __get__(self, instance: object, owner: builtins.type[object] | None = None) -> H: ...
 
     def __get__(self, instance: object | None, owner: Any = None) -> Any:
-        # Only reached on an instance that has no handle: handles are in its __dict__, which comes
-        # before a descriptor without __set__.
+        # Only reached if the instance has no handle: handles are in its __dict__, which Python
+        # looks at before a descriptor without __set__.
         if instance is None:
             return self
         owner = builtins.type(instance)
@@ -168,7 +168,7 @@ def _declared(kind: Callable[..., State[Any]], arguments: tuple[Any, ...], ttl: 
 
 
 def written(argument: Any) -> str:
-    """An argument as a user writes it."""
+    """An argument as a user would write it."""
     if argument is object:
         return "object"
     if callable(argument) and hasattr(argument, "__name__"):
@@ -177,7 +177,7 @@ def written(argument: Any) -> str:
 
 
 def spelled(type: StateType) -> Any:
-    """A type as a user writes it."""
+    """A type as a user would write it."""
     return object if type.is_object else type.ddl
 
 

@@ -43,7 +43,7 @@ class Elements(Named, StateHandle, core.CollectionHandle):
         return self.count()
 
     def __bool__(self) -> bool:
-        """Whether there is any element, as of Python's own lists and dicts."""
+        """Whether there is any element, as with Python's lists and dicts."""
         return self.count() > 0
 
     def clear_all(self, keys: KeyBatch) -> None:
@@ -62,7 +62,7 @@ class Elements(Named, StateHandle, core.CollectionHandle):
         if type.is_object:
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
                 raise WrongTypeError(f"{what}: objects come as a sequence, got {values!r:.80}")
-            # No object is None: the core refuses a null, and names its row.
+            # None is not a valid object: the core refuses a null, and names its row.
             values = [None if value is None else pickled(self.name, value) for value in values]
             values = pa.array(values, pa.binary())
         return encoded(values, type, codec, what)

@@ -1,4 +1,4 @@
-"""What the handles of reducing and aggregating states share: a value that others go into.
+"""What the handles of reducing and aggregating states share: a value that others are folded into.
 
 Thread safety: a handle belongs to its table, and a table to one thread at a time.
 """
@@ -32,7 +32,8 @@ __all__ = [
     "without_nulls",
 ]
 
-#: More digits than two decimals of 38 can give: their sum is exact, and a column refuses it itself.
+#: More digits than a sum of two decimals of 38 digits can have: the sum is exact, and the column
+#: refuses it if it does not fit.
 _EXACT = decimal.Context(prec=100)
 
 
@@ -42,9 +43,9 @@ def value_handle(table: core.Table, column: int, name: str, type: StateType) -> 
 
 
 class Fold(NoValue, StateHandle):
-    """What reducing and aggregating handles share: a value that others go into.
+    """Base of reducing and aggregating handles: a value that others are folded into.
 
-    `_kept` is that value's own handle; None where the core keeps an accumulator.
+    `_kept` is that value's own handle; None if the core keeps an accumulator.
     """
 
     _kept: ValueHandle | None = None
@@ -54,7 +55,7 @@ class Fold(NoValue, StateHandle):
 
     @property
     def objects(self) -> Objects | None:
-        """Those of the value that is kept."""
+        """The objects of the value that is kept."""
         return None if self._kept is None else self._kept.objects
 
     @property
@@ -76,20 +77,20 @@ class Fold(NoValue, StateHandle):
         raise NotImplementedError
 
     def _merge(self, kept: Any) -> None:
-        """Merge what a namespace kept into what the current one keeps."""
+        """Merge the state of another namespace into that of the current one."""
         raise NotImplementedError
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Merge the current key's state of the source namespaces into the target's, in order.
 
-        The current namespace stays.
+        The current namespace does not change.
 
         Parameters
         ----------
         target : object
             A namespace; None for the default one.
         sources : iterable of object
-            Other namespaces, whose state vanishes.
+            Other namespaces; their state is removed.
         """
         current, turn = self.table.current_namespace(), self.table.turn
         target, sources = self.table.merged_namespaces(target, sources)
@@ -108,7 +109,7 @@ class Fold(NoValue, StateHandle):
             self.table.set_namespace(current)
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
-        """The keys' values, or their results where they have none; objects as they are pickled."""
+        """The keys' values, or their results if no values are kept; objects in pickled form."""
         assert self._kept is not None
         return self._kept._exported(keys)
 
@@ -126,7 +127,7 @@ class Fold(NoValue, StateHandle):
 def fold_in_order(
     keys: KeyBatch, values: list[Any], kept: list[Any], step: Callable[[Any, Any], Any]
 ) -> list[Any]:
-    """What each row's key holds after all rows; a repeated key sees its earlier rows."""
+    """The value of each row's key after all rows; a repeated key sees its earlier rows."""
     latest: dict[Any, Any] = {}
     names = keys._normal_keys()
     for name, old in zip(names, kept, strict=True):
@@ -137,7 +138,7 @@ def fold_in_order(
 
 
 def without_nulls(keys: KeyBatch, values: list[Any]) -> tuple[KeyBatch, list[Any]]:
-    """The rows that have a value: of the others nothing is written, and no time moves."""
+    """The rows that have a value; for the others nothing is written, and no time moves."""
     rows = [i for i, value in enumerate(values) if value is not None]
     if len(rows) == len(values):
         return keys, values

@@ -1,4 +1,4 @@
-"""What handles say to the habits of Python, Spark and Flink: the name that pystate has for it.
+"""Hints for users of Python, Spark and Flink: pystate's name for a method known by another name.
 
 Thread safety: a mixin without state.
 """
@@ -14,7 +14,7 @@ from pystate.markup import panel
 
 __all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Elsewhere", "Named", "NoValue"]
 
-#: Of each kind of handle: what others call a method, and what to write here.
+#: Per kind of handle: the name of a method elsewhere, and what to write here.
 VALUE_NAMES: Mapping[str, str] = {
     "get": "value()",
     "exists": "value() is not None",
@@ -79,9 +79,9 @@ FOLD_NAMES: Mapping[str, str] = {
 
 
 class Elsewhere:
-    """Stands for a method that others have: asking for it says what to write here.
+    """Stands for a method of other libraries; accessing it raises an error with the method to use.
 
-    A hook for all names that are missing would cost every call of a method 40 ns: CPython then
+    A ``__getattr__`` for all missing names would cost every method call 40 ns, because CPython then
     makes a bound method each time.
     """
 
@@ -105,13 +105,13 @@ def _camel(name: str) -> str:
 
 
 class Named:
-    """What handles have in common: they answer to other names, and notebooks show them."""
+    """What handles have in common: hints for other names, and a form for notebooks."""
 
     name: str
     _others: ClassVar[Mapping[str, str]] = {}
 
     def _repr_html_(self) -> str:
-        """The state, and what it holds of the current key: of a list or map how much."""
+        """The state and its value for the current key; for a list or map the number of elements."""
         kind = next(c.__name__ for c in type(self).__mro__ if not c.__name__.startswith("_"))
         types = [getattr(self, name, None) for name in ("key_type", "type")]
         of: Any = self
@@ -143,14 +143,14 @@ class Named:
 
 
 class NoValue(Named):
-    """Refuses to be taken for the value that it holds."""
+    """Raises an error if it is used as if it were the value that it holds."""
 
     #: What reads the value, and what changes it.
     _reads: ClassVar[str] = "value()"
     _changes: ClassVar[str] = "update(value)"
 
     def __bool__(self) -> bool:
-        """Refuse a condition, which would always hold."""
+        """Refuse a condition, which would always be true."""
         self._refuse("a condition")
 
     def __eq__(self, other: object) -> bool:

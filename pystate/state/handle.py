@@ -21,10 +21,10 @@ MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<mis
 
 
 class Objects(Protocol):
-    """Python objects that a handle keeps until they are pickled, at the end of an epoch at last."""
+    """Python objects that a handle keeps until they are pickled, by the end of the epoch."""
 
     domain: str
-    """The clock by which they expire, if they do."""
+    """The clock by which they expire, if they expire."""
 
     @property
     def dirty(self) -> bool:
@@ -34,14 +34,14 @@ class Objects(Protocol):
         """Pickle what was updated and write it to the core."""
 
     def forget(self, keys: KeyBatch) -> None:
-        """Drop what is kept of keys that were deleted."""
+        """Drop the objects of keys that were deleted."""
 
     def discard(self) -> None:
         """Drop everything that is kept; what was not flushed is lost."""
 
 
 class StateHandle:
-    """What a backend asks of every handle."""
+    """What a backend needs of every handle."""
 
     name: str
     table: core.Table
@@ -49,13 +49,13 @@ class StateHandle:
 
     @property
     def objects(self) -> Objects | None:
-        """The Python objects that it keeps, if it does."""
+        """The Python objects that it keeps, if any."""
         return None
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' states as a column of the declaration's `arrow_type`, without defaults.
 
-        Objects are as they are pickled.
+        Objects are in pickled form.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class StateHandle:
 
 
 def for_batches(what: str, method: str, instead: str) -> InvalidArgumentError:
-    """What to raise where a method for batches is called as if it were for the current key."""
+    """The error to raise if a method for batches is called as if it were for the current key."""
     return InvalidArgumentError(
         f"{what}: {method} is for a batch of keys; of the current key write {instead}"
     )

@@ -26,14 +26,14 @@ _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4,
 class KeyBatch(core.Batch):
     """The rows of many keys, each hashed and looked up once. ``keys()`` of a backend makes it.
 
-    It is valid until the end of the epoch, or a roll back; then every use raises
-    `StaleKeyBatchError`. The table may grow meanwhile. A key may repeat. Reading makes no row: a
-    key that is not there yields the default, and its first write makes it. The keys are copied, so
-    that the arrays they were made of may be changed.
+    It is valid until the end of the epoch, or a rollback; after that every use raises
+    `StaleKeyBatchError`. The table may grow meanwhile. A key may repeat. Reading does not create a
+    row: an absent key yields the default, and its first write creates the row. The keys are copied,
+    so that the arrays they came from may be changed.
 
-    ``select(i)`` makes key `i` current, for the methods of handles that work on one key. To go
-    through keys that are known beforehand it is several times as fast as `set_current_key`, because
-    their rows are brought into the processor's cache ahead of their turn.
+    ``select(i)`` makes key `i` current, for the methods of handles that work on one key. For a loop
+    over keys it is several times as fast as `set_current_key`, because the rows of the next keys
+    are prefetched into the processor's cache.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class KeyBatch(core.Batch):
         if arrays is None:
             super().__init__(table, None)
         else:
-            # Keys are looked at again for as long as the batch lives, and an array may be a view of
-            # a numpy array that the caller fills anew.
+            # Keys are read again during the life of the batch, and an array may be a view of a
+            # numpy array that the caller overwrites.
             self._copies = [reference(a, t) for a, t in zip(arrays, types, strict=True)]
             for copy in self._copies:
                 copy.own()
@@ -84,18 +84,18 @@ class KeyBatch(core.Batch):
         Returns
         -------
         KeyBatch
-            What is read and written with it is that of these namespaces, timers too.
+            States and timers that are used with it are those of these namespaces.
 
         Raises
         ------
         DeclarationError
             There are no namespaces.
         WrongTypeError
-            They are of another type.
+            The namespaces are of another type.
         """
         self.check()
         if not self._spaces:
-            # Says how a table gets them.
+            # The error says how a table gets namespaces.
             self.table.normal_namespace(None)
         keys, type_ = self.key_arrays(), self._types[-1]
         if is_many(namespaces):
@@ -142,7 +142,7 @@ class KeyBatch(core.Batch):
         return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
     def _normal_keys(self) -> list[Any]:
-        """The keys, with their namespaces, so that equal ones are equal and hash alike."""
+        """The keys with their namespaces, in a form where equal keys compare and hash as equal."""
         if self._normal is None:
             normal = [self.table.normal_key(key) for key in self.to_pylist()]
             if self._spaces:
@@ -178,7 +178,7 @@ def copied(
     get: Callable[[int, int], None],
     get_bytes: Callable[[int, int], core.Memory],
 ) -> pa.Array[Any]:
-    """An array of what the core copies, in its form, null where it says so."""
+    """Make an array of what the core copies, in the core's form, with its nulls."""
     valid = np.empty(rows, np.uint8)
     if not type_.is_bytes:
         values = np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)

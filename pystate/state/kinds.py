@@ -17,7 +17,8 @@ from pystate.state.value import ValueState
 
 __all__ = ["KINDS", "declared_as"]
 
-#: A new kind is named here, before `ValueState`, which takes any spelling that no other kind took.
+#: A new kind is added here, before `ValueState`, which accepts any spelling that no other kind
+#: does.
 KINDS: tuple[type[State[Any]], ...] = (
     ListState,
     MapState,
@@ -28,7 +29,7 @@ KINDS: tuple[type[State[Any]], ...] = (
 
 
 def declared_as(stored: str) -> State[Any]:
-    """A declaration whose files are what `State.stored_as` says.
+    """The declaration for which `State.stored_as` gives `stored`.
 
     Raises
     ------

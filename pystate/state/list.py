@@ -38,9 +38,9 @@ class ListState(State["ListHandle"]):
     Parameters
     ----------
     type : str, pyarrow.DataType or object
-        Of the items.
+        The type of the items.
     ttl : StateTtl, optional
-        When items expire, each for itself.
+        When items expire; each item expires on its own.
 
     See Also
     --------
@@ -48,7 +48,7 @@ class ListState(State["ListHandle"]):
 
     Notes
     -----
-    Appending costs the item, in memory and in the snapshot, however long the list is.
+    Appending costs only the new item, in memory and in the snapshot, however long the list is.
 
     Examples
     --------
@@ -76,12 +76,12 @@ class ListState(State["ListHandle"]):
         return pa.list_(self._type.arrow)
 
     def stored_as(self) -> str:
-        """What a checkpoint's metadata says of the state: the declaration itself."""
+        """The state in a checkpoint's metadata: the declaration itself."""
         return self._as_call()
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return the declaration that was written so; None if it is another kind's."""
+        """Return the declaration that was stored as this; None if it is of another kind."""
         found = arguments_of(stored, cls)
         return None if found is None else cls(*found)
 
@@ -113,7 +113,7 @@ class ListHandle(Elements, core.ListElements):
     _others = LIST_NAMES
 
     def get(self) -> list[Any]:
-        """The current key's items, in order; empty where there are none."""
+        """The current key's items, in order; empty if there are none."""
         return self._unpacked(self.items_list())
 
     def __getitem__(self, index: Any) -> Any:
@@ -123,7 +123,7 @@ class ListHandle(Elements, core.ListElements):
         return iter(self.get())
 
     def add_all(self, values: Iterable[Any], /) -> None:
-        """Append items; all or, if one of them is refused, none."""
+        """Append items; if one of them is refused, none is appended."""
         turn = self.table.turn
         items = self._items("add_all", values)
         self.table.check_turn(turn, self.name)
@@ -132,19 +132,19 @@ class ListHandle(Elements, core.ListElements):
             add(item)
 
     def _items(self, method: str, values: Iterable[Any]) -> list[Any]:
-        """Items as the core takes them, of which it will refuse none."""
+        """The items in a form that the core is sure to accept."""
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise WrongTypeError(f"state {self.name!r}: {method} takes items, got {values!r:.80}")
         items = list(values)
         for i, item in enumerate(items):
             if item is None:
                 raise WrongTypeError(f"state {self.name!r}: None is no item")
-            # In normal form: storing them then runs none of the caller's code.
+            # In normal form, so that storing them runs none of the caller's code.
             items[i] = self._packed(item) if self._pickles else self.codec.normalize(item)
         return items
 
     def update(self, values: Iterable[Any] | None, /) -> None:
-        """Put items in place of those there are; None or no items clear."""
+        """Replace the list's items; None or no items clear it."""
         turn = self.table.turn
         items = [] if values is None else self._items("update", values)
         self.table.check_turn(turn, self.name)
@@ -156,14 +156,14 @@ class ListHandle(Elements, core.ListElements):
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Append the current key's items of the source namespaces to the target's, in order.
 
-        The current namespace stays. Items keep the times at which they were added.
+        The current namespace does not change. Items keep the times at which they were added.
 
         Parameters
         ----------
         target : object
             A namespace; None for the default one.
         sources : iterable of object
-            Other namespaces, whose items vanish.
+            Other namespaces; their items are removed.
         """
         table, current, turn = self.table, self.table.current_namespace(), self.table.turn
         target, sources = table.merged_namespaces(target, sources)
@@ -183,7 +183,7 @@ class ListHandle(Elements, core.ListElements):
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         items : array-like
             As many as there are keys.
 
@@ -204,7 +204,7 @@ class ListHandle(Elements, core.ListElements):
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         lists : pyarrow.ListArray, or sequence of sequences
             As many as there are keys; a null appends nothing.
         """
@@ -224,14 +224,14 @@ class ListHandle(Elements, core.ListElements):
         Parameters
         ----------
         keys : KeyBatch
-            Whose lists.
+            The keys to read.
         raw : bool
-            Objects in their pickled form.
+            Return objects in pickled form.
 
         Returns
         -------
         pyarrow.ListArray
-            In the keys' order, empty for a key without items. Of objects a list of lists.
+            In the keys' order; empty for a key without items. For objects a list of lists.
         """
         self._checked(keys)
         if self.type.is_bytes or self.type.name == "boolean":

@@ -39,11 +39,11 @@ class MapState(State["MapHandle"]):
     Parameters
     ----------
     key : str or pyarrow.DataType
-        Of the map's keys: anything that a key column may be.
+        The type of the map's keys, which may be that of any key column.
     type : str, pyarrow.DataType or object
-        Of its values.
+        The type of the map's values.
     ttl : StateTtl, optional
-        When entries expire, each for itself.
+        When entries expire; each entry expires on its own.
 
     See Also
     --------
@@ -51,8 +51,8 @@ class MapState(State["MapHandle"]):
 
     Notes
     -----
-    A put costs the entry, in memory and in the snapshot, however large the map is. Entries with
-    string keys come in the order of the keys' bytes. Of other keys the order is not promised.
+    A put costs only the entry, in memory and in the snapshot, however large the map is. Entries
+    with string keys come in the order of the keys' bytes. The order of other keys is not specified.
 
     Examples
     --------
@@ -99,12 +99,12 @@ class MapState(State["MapHandle"]):
         return pa.map_(self._key.arrow, self._type.arrow)
 
     def stored_as(self) -> str:
-        """What a checkpoint's metadata says of the state: the declaration itself."""
+        """The state in a checkpoint's metadata: the declaration itself."""
         return self._as_call()
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return the declaration that was written so; None if it is another kind's."""
+        """Return the declaration that was stored as this; None if it is of another kind."""
         found = arguments_of(stored, cls)
         return None if found is None else cls(*found)
 
@@ -115,9 +115,9 @@ class MapState(State["MapHandle"]):
 class MapHandle(Elements, core.MapElements):
     """A map per key. `MapState` declares it, a backend's `register` or a store gives it.
 
-    ``get``, ``put``, ``remove``, ``contains`` and the other methods that a map has work on the
-    current key's and raise `NoCurrentKeyError` without one; ``len(handle)`` counts its entries.
-    Those that take a `KeyBatch` work on many.
+    ``get``, ``put``, ``remove``, ``contains`` and the other methods of a map work on the current
+    key's map and raise `NoCurrentKeyError` without a current key; ``len(handle)`` counts its
+    entries. The methods that take a `KeyBatch` work on many maps.
 
     Attributes
     ----------
@@ -130,9 +130,9 @@ class MapHandle(Elements, core.MapElements):
 
     Notes
     -----
-    `keys`, `values` and `items` give copies: the map may be changed while one goes through them.
-    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration
-    do what they do with a dict.
+    `keys`, `values` and `items` give copies, so that the map may be changed while they are
+    iterated. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
+    iteration do what they do with a dict.
     """
 
     map_codec: core.Codec
@@ -211,12 +211,12 @@ class MapHandle(Elements, core.MapElements):
     # -- many keys
 
     def put_entries(self, keys: KeyBatch, map_keys: Any, values: Any) -> None:
-        """Put an entry into the map of each key; of a repeated one the last wins.
+        """Put an entry into the map of each key; for a repeated key and map key the last wins.
 
         Parameters
         ----------
         keys : KeyBatch
-            Whose maps.
+            The keys of the maps.
         map_keys, values : array-like
             As many as there are keys; `values` may be one value for all.
 
@@ -234,19 +234,19 @@ class MapHandle(Elements, core.MapElements):
         self.put_all_entries(keys, at, array)
 
     def get_entries(self, keys: KeyBatch, map_keys: Any) -> Any:
-        """Copy an entry of the map of each key.
+        """Copy one entry of each key's map.
 
         Parameters
         ----------
         keys : KeyBatch
-            Whose maps.
+            The keys of the maps.
         map_keys : array-like
-            Which entry of each, as many as there are keys.
+            The map key of the entry for each key, as many as there are keys.
 
         Returns
         -------
         pyarrow.Array
-            In the keys' order, null where there is no such entry. Of objects a list.
+            In the keys' order; null where there is no such entry. For objects a list.
         """
         at = self._map_keys(keys, map_keys)
         array = copied(
@@ -261,14 +261,14 @@ class MapHandle(Elements, core.MapElements):
         return decoded(array, self.type, self.codec)
 
     def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
-        """Remove an entry of the map of each key; those that are not there are ignored.
+        """Remove one entry of each key's map; absent entries are ignored.
 
         Parameters
         ----------
         keys : KeyBatch
-            Whose maps.
+            The keys of the maps.
         map_keys : array-like
-            Which entry of each, as many as there are keys.
+            The map key of the entry for each key, as many as there are keys.
         """
         self.remove_all(keys, self._map_keys(keys, map_keys))
 
@@ -278,14 +278,14 @@ class MapHandle(Elements, core.MapElements):
         Parameters
         ----------
         keys : KeyBatch
-            Whose maps.
+            The keys of the maps.
         raw : bool
-            Objects in their pickled form.
+            Return objects in pickled form.
 
         Returns
         -------
         pyarrow.MapArray
-            In the keys' order, empty for a key without entries. Of objects a list of dicts.
+            In the keys' order; empty for a key without entries. For objects a list of dicts.
         """
         self._checked(keys)
         offsets = np.empty(len(keys) + 1, np.int64)

@@ -27,7 +27,7 @@ def pickled(name: str, value: Any, key: str = "") -> bytes:
 
 
 def unpickled(name: str, data: bytes) -> Any:
-    """The object whose bytes these are."""
+    """The object that was pickled into these bytes."""
     try:
         return pickle.loads(data)
     except Exception as error:

@@ -20,7 +20,7 @@ __all__ = ["OperatorSpec"]
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """What decides the tables of an operator; pickled to the workers.
+    """What determines the tables of an operator; it is pickled and sent to the workers.
 
     Attributes
     ----------
@@ -60,7 +60,8 @@ class OperatorSpec:
         Parameters
         ----------
         since : tuple of (str, int)
-            As of `RangeState`: a table that held a dropped state is none for a new one of its name.
+            As in `RangeState`: a table that held a dropped state is not used for a new state of the
+            same name.
         """
         columns = [[name, type_.ddl] for name, type_ in self.key]
         states = [[name, repr(d)] for name, d in self.states.items()]

@@ -50,18 +50,18 @@ class ReducingState(State["ReducingHandle"]):
     Parameters
     ----------
     type : str, pyarrow.DataType or object
-        Of the values and the result.
+        The type of the values and of the result.
     function : callable
-        ``function(a, b)`` makes one value of two; it must be associative. Of numbers the builtins
-        ``max``, ``min`` and ``sum`` and ``operator.add`` run in the core, of dates and timestamps
-        ``max`` and ``min``.
+        ``function(a, b)`` makes one value of two; it must be associative. The builtins ``max``,
+        ``min`` and ``sum`` and ``operator.add`` run in the core for numbers, ``max`` and ``min``
+        also for dates and timestamps.
     ttl : StateTtl, optional
         When the value expires.
 
     Notes
     -----
-    The function may read other states of the current key. Where it makes another key current, or
-    ends the epoch, `NoCurrentKeyError` is raised and nothing is written.
+    The function may read other states of the current key. If it makes another key current, or ends
+    the epoch, `NoCurrentKeyError` is raised and nothing is written.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class ReducingHandle(Fold):
         if self._operation == "add" or declaration.function is builtins.sum:
             self._step = added
         if self._operation in ("min", "max"):
-            # As the core does, in which NaN is larger than any number.
+            # Like the core, where NaN is larger than any number.
             self._step = smaller if self._operation == "min" else larger
         self._codec = None if self.type.is_object else codec_of(self.type, name)
         self._normalize = None if self._codec is None else self._codec.normalize
@@ -170,7 +170,7 @@ class ReducingHandle(Fold):
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         values : array-like or scalar
             As many as there are keys, or one for all; nulls are skipped.
         """
@@ -202,7 +202,7 @@ class ReducingHandle(Fold):
         )
 
     def _given(self, values: Any, rows: int) -> list[Any]:
-        """The values as the scalar form has them: of the declared type, one for each row."""
+        """The values as Python objects of the declared type, one for each row."""
         if not (isinstance(values, dict) if self.type.is_nested else not is_many(values)):
             if self._codec is None:
                 return listed(values)

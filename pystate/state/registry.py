@@ -25,9 +25,9 @@ class StateRegistry:
     Parameters
     ----------
     table : Table
-        Unopened; its handles are made before it is.
+        Not open yet; its handles must be made before it is opened.
     reserved : mapping of str to str
-        Names that no state may have, and whose they are.
+        Names that no state may have, and what has them.
     timers : bool
         Whether keys have timers.
     """
@@ -39,7 +39,7 @@ class StateRegistry:
         self._columns: list[Column] = []
         self._handles: dict[str, StateHandle] = {}
         self._declarations: dict[str, State[Any]] = {}
-        #: Those of `objects` whose values expire.
+        #: The members of `objects` whose values expire.
         self.timed_objects: list[Objects] = []
 
     @property
@@ -65,7 +65,7 @@ class StateRegistry:
                 yield handle.objects
 
     def register(self, name: str, declaration: State[Any]) -> Any:
-        """Declare a state and get its handle; the same declaration again gives the same handle."""
+        """Declare a state and get its handle; declaring it again returns the same handle."""
         if not isinstance(name, str):
             raise DeclarationError(f"a state's name is a string, not {shown(name)}")
         if name in self._handles:
@@ -130,26 +130,26 @@ class StateRegistry:
 
 
 def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
-    """What to raise where a state is asked for that was not declared."""
+    """The error to raise for a state that was not declared."""
     names = list(known)
     listed = ", ".join(map(repr, names)) or "none"
     return UnknownStateError(f"no state {name!r:.80}; declared: {listed}{nearest(name, names)}")
 
 
 def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
-    """Refuse states whose values would be unpickled where they are read.
+    """Refuse states whose values would be unpickled when they are read.
 
     Parameters
     ----------
     states : mapping from name to State
-        All that is kept.
+        All declared states.
     owner : str
-        Whose they are, as errors name it.
+        The owner of the states, as errors name it.
 
     Raises
     ------
     DeclarationError
-        Some are pickled; they are named.
+        Some states are pickled; the message names them.
     """
     found = [name for name, state in states.items() if state.type.is_object]
     if found:

@@ -1,4 +1,4 @@
-"""How many distinct values a HyperLogLog sketch stands for.
+"""Estimates the number of distinct values in a HyperLogLog sketch.
 
 The core makes and merges sketches (csrc/aggregate/sketch.c); this module estimates. Pure functions,
 safe from any thread.
@@ -29,7 +29,7 @@ def estimate(sketches: Sequence[bytes | None], precision: int) -> npt.NDArray[np
     Parameters
     ----------
     sketches : sequence of bytes or None
-        As the core keeps them; no bytes, or None, stand for no value.
+        As the core keeps them; empty bytes or None stand for no value.
     precision : int
         The sketches' precision, 4 to 14.
 
@@ -42,7 +42,7 @@ def estimate(sketches: Sequence[bytes | None], precision: int) -> npt.NDArray[np
     Raises
     ------
     CorruptFileError
-        Bytes that are no sketch of that precision.
+        Some bytes are not a sketch of that precision.
 
     Notes
     -----

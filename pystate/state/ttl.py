@@ -31,12 +31,13 @@ _UNITS_US = {
     "seconds": 1_000_000,
     "milliseconds": 1_000,
 }
-#: A time moves only by this part of the duration while the value stays the same.
+#: While a value stays the same, its time is updated only once it moved by this part of the
+#: duration.
 _GRANULARITY = 64
 
 
 class StateTtl:
-    """How long a value is kept after its last use; in lists and maps each element for itself.
+    """How long a value is kept after its last use; elements of lists and maps expire one by one.
 
     Parameters
     ----------
@@ -45,34 +46,35 @@ class StateTtl:
     days, hours, minutes, seconds, milliseconds : float
         In place of `duration`, added up.
     update : {"create_and_write", "read_and_write"}
-        What counts as use: writing, or reading as well. Reading a value, an aggregate or a map's
-        entry by its key counts for that one; going through a list or map counts for all elements.
+        What counts as use: writing, or reading as well. Reading a value, an aggregate or one entry
+        of a map counts as use of just that; iterating over a list or map counts as use of all its
+        elements.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
-        Whether what has expired may be seen until it is cleaned up.
+        Whether expired values may be returned until they are cleaned up.
     time : {"processing", "event"}
-        Which clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
-        written at the event time of its row, and expires by the watermark; it is refused where no
+        The clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
+        written at the event time of its row, and expires by the watermark. It is refused if no
         operator of the job has event time.
 
     Raises
     ------
     DeclarationError
-        No duration, two of them, or one that is not positive, not finite or longer than 2**62 - 1
-        milliseconds; an unknown choice.
+        There is no duration, or more than one, or it is not positive, not finite or longer than
+        2**62 - 1 milliseconds; or a choice is unknown.
 
     Notes
     -----
-    Expired values also leave memory and snapshots without being touched. At the end of each epoch
-    a part of the state is looked through: 4096 keys and entries, or a 64th of the keys if that is
-    more, and four for each key that the epoch made. A large map is looked through in pieces.
+    Expired values are also removed from memory and snapshots if nobody reads them. At the end of
+    each epoch a part of the state is scanned: 4096 keys and entries, or a 64th of the keys if that
+    is more, and four for each key that the epoch made. A large map is scanned in pieces.
 
-    Reads, and writes of a value that is there already, would fill the snapshots with new times. A
-    time is therefore noted only once it has moved by a 64th of the duration, and such a value may
-    expire that much too early. Where reading counts as use, a list is written anew when the time of
-    one of its items has moved that far.
+    If each read, and each write of the same value, stored a new time, snapshots would be full of
+    them. A time is therefore updated only once it has moved by a 64th of the duration, so that a
+    value may expire too early by that much. If reading counts as use, a list is rewritten when the
+    time of one of its items has moved that far.
 
     A value that was written before its clock was known (in event time, without a watermark or a
-    timestamp) counts as written when it is first looked through after that.
+    timestamp) counts as written when a scan first finds it after that.
 
     Examples
     --------
@@ -126,7 +128,7 @@ class StateTtl:
 
     @property
     def granularity_ms(self) -> int:
-        """How far a time moves before it is noted again."""
+        """How far a time must move before it is stored again."""
         return self.duration_ms // _GRANULARITY
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -162,7 +164,7 @@ def _restored(duration: int, update: _Update, visibility: _Visibility, time: _Ti
 
 
 def _sum(parts: Mapping[str, Any]) -> int:
-    """Milliseconds, rounded to microseconds first as a timedelta is, which ends much earlier."""
+    """Milliseconds, rounded to microseconds as in a timedelta, whose range is much smaller."""
     total = Fraction(0)
     for name, number in parts.items():
         if number - number != 0:

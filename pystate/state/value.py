@@ -35,7 +35,7 @@ __all__ = ["NestedHandle", "ObjectHandle", "ValueHandle", "ValueState"]
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _ADD, _MIN, _MAX = 1, 2, 3
-#: Objects are written to the core in pieces of so many rows and bytes.
+#: Objects are written to the core in pieces of at most this many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
 
 _ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
@@ -50,8 +50,8 @@ class ValueState(State["ValueHandle"]):
         A Spark DDL string (``"long"``), an Arrow type, or ``object`` for any object that can be
         pickled.
     default : optional
-        What `value()` returns where nothing is stored, and what `add` starts from. Each key gets
-        its own copy of a mutable default.
+        What `value()` returns if nothing is stored, and what `add` starts from. Each key gets its
+        own copy of a mutable default.
     ttl : StateTtl, optional
         When values expire; never by default.
 
@@ -67,12 +67,12 @@ class ValueState(State["ValueHandle"]):
     Notes
     -----
     ``timestamp`` holds instants: it takes datetimes with a time zone and gives them back in UTC. A
-    datetime without one is refused, because its meaning would depend on the host; use
-    ``timestamp_ntz`` for wall-clock times. Integers are checked for their range, a bool is not
-    taken for an integer, and an int is taken for a float or double where it fits without loss.
+    datetime without a time zone is refused, because its meaning would depend on the host; use
+    ``timestamp_ntz`` for wall-clock times. The range of integers is checked, a bool is not accepted
+    as an integer, and an int is accepted as a float or double if nothing is lost.
 
-    An object is unpickled once per epoch, and pickled once if it was updated. A change in place
-    needs an `update` after it; without one it is lost at the end of the epoch.
+    An object is unpickled once per epoch, and pickled once if it was updated. After a change in
+    place, call `update`; otherwise the change is lost at the end of the epoch.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class ValueState(State["ValueHandle"]):
 
     @property
     def default(self) -> Any:
-        """The default; a fresh copy where it could be changed."""
+        """The default; a fresh copy if it is mutable."""
         return self._default if self._shared else copy.deepcopy(self._default)
 
     @property
@@ -126,14 +126,14 @@ class ValueState(State["ValueHandle"]):
         return kind(table, column, name, self)
 
     def loaded(self, name: str, stored: Any) -> Any:
-        """Return what a reader gives for a stored value, the default for an absent one."""
+        """Return what a reader gives for a stored value; the default for an absent one."""
         if stored is None:
             return self.default
         return unpickled(name, stored) if self._type.is_object else stored
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a value of that type: what no other kind takes is one."""
+        """Return a value state of that type: any spelling that no other kind accepts is one."""
         return cls(object if stored == "object" else stored)
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -185,13 +185,13 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         Parameters
         ----------
         keys : KeyBatch
-            Whose values.
+            The keys to read.
 
         Returns
         -------
         pyarrow.Array or list
-            A value per key, in the keys' order; where a key has none the default, or null without
-            a default. A list for a state of type ``object``.
+            A value per key, in the keys' order; for a key without a value the default, or null if
+            there is no default. A list for a state of type ``object``.
         """
         array = decoded(self._stored(keys), self.type, self.codec)
         if self.default is None or not array.null_count:
@@ -202,14 +202,14 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         return pc.call_function("coalesce", [array, pa.scalar(self.default, self.type.arrow)])
 
     def update_all(self, keys: KeyBatch, values: Any) -> None:
-        """Store a value per key; of a repeated key the last one wins, a null clears.
+        """Store a value per key; for a repeated key the last one wins; a null clears.
 
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         values : array-like or scalar
-            As many as there are keys, or one value for all. Of an ``object`` state always a
+            As many as there are keys, or one value for all. For an ``object`` state always a
             sequence.
 
         Raises
@@ -221,12 +221,12 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         keys.put(self.column, array)
 
     def add(self, keys: KeyBatch, values: Any = MISSING) -> None:
-        """Add to each key's value; an absent one counts as the default, without one as zero.
+        """Add to each key's value; an absent value counts as the default, or else as zero.
 
         Parameters
         ----------
         keys : KeyBatch
-            Where to. They are taken in order, also where a key repeats.
+            The keys to add to, in order, also where a key repeats.
         values : array-like or scalar
             As many as there are keys, or one value for all; nulls are skipped.
 
@@ -235,7 +235,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         StateOverflowError
             An integer or decimal left its type's range. The epoch can then only be rolled back.
         WrongTypeError
-            The state is no number, or the values have another type.
+            The state is not a number, or the values have another type.
         """
         if values is MISSING:
             now = "update(value() + number)"
@@ -243,12 +243,12 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         self._apply(keys, _ADD, "add", values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:
-        """Keep the smaller of each key's value and the given one; an absent one is replaced.
+        """Keep the smaller of each key's value and the given one; an absent value is replaced.
 
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         values : array-like or scalar
             As many as there are keys, or one value for all; nulls are skipped.
         """
@@ -260,7 +260,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         Parameters
         ----------
         keys : KeyBatch
-            Where to.
+            The keys to write to.
         values : array-like or scalar
             As many as there are keys, or one value for all; nulls are skipped.
         """
@@ -277,14 +277,14 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         keys.apply(self.column, op, array)
 
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
-        """The keys' values as they are stored, null where there are none."""
+        """The keys' values as they are stored; null for a key without a value."""
         get, get_bytes = self._checked(keys).get, keys.get_bytes
         return copied(
             self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
         )
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
-        """The keys' values without defaults; objects as they are pickled."""
+        """The keys' values without defaults; objects in pickled form."""
         return decoded(self._stored(keys), self.type, self.codec)
 
     def _as_values(self, keys: KeyBatch, values: Any) -> core.ArrayRef:
@@ -304,7 +304,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
 
 
 class NestedHandle(ValueHandle):
-    """A struct, array or map per key. Each key has a copy of its own of the default."""
+    """A struct, array or map per key. Each key has its own copy of the default."""
 
     def value(self) -> Any:
         """The current key's value, or a copy of the default."""
@@ -315,20 +315,20 @@ class NestedHandle(ValueHandle):
 class ObjectHandle(ValueHandle):
     """A value of any class that can be pickled.
 
-    A value is unpickled at its first use in an epoch, and pickled by its end if it was updated. A
-    change in place needs an `update` after it: without one it is gone with the epoch, or earlier.
-    The batch methods take and return lists. What an object's class does while it is pickled
-    (``__reduce__``, ``__getstate__``) must not update the state, nor end the epoch: `InUseError`.
+    A value is unpickled at its first use in an epoch, and pickled by its end if it was updated.
+    After a change in place, call `update`; otherwise the change is lost with the epoch, or earlier.
+    The batch methods take and return lists. An object's pickling methods (``__reduce__``,
+    ``__getstate__``) must not update the state or end the epoch: that raises `InUseError`.
     """
 
-    #: The clock by which its values expire, if they do.
+    #: The clock that expires its values, if they expire.
     domain = "processing"
 
     def __init__(self, table: core.Table, column: int, name: str, declaration: ValueState) -> None:
         super().__init__(table, column, name, declaration)
         self._cache: dict[Any, Any] = {}
         self._dirty: dict[Any, None] = {}
-        self._drops = 0  # how often what was kept was dropped
+        self._drops = 0  # how often the kept objects were dropped
         self._flushing = False
 
     @property
@@ -366,7 +366,7 @@ class ObjectHandle(ValueHandle):
         self._set(self.table.current_name(), None)
 
     def values(self, keys: KeyBatch) -> list[Any]:
-        """The keys' values, the default for an absent one."""
+        """The keys' values; the default for an absent one."""
         names = self._checked(keys)._normal_keys()
         keys.check()
         cache, drops = self._cache, self._drops
@@ -383,7 +383,7 @@ class ObjectHandle(ValueHandle):
         return [self._declaration.default if v is _ABSENT else v for v in found]
 
     def update_all(self, keys: KeyBatch, values: Any) -> None:
-        """Store an object per key; of a repeated key the last one wins, None clears."""
+        """Store an object per key; for a repeated key the last one wins; None clears."""
         names = self._checked(keys)._normal_keys()
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise WrongTypeError(
@@ -401,7 +401,7 @@ class ObjectHandle(ValueHandle):
         self.forget(keys)
 
     def forget(self, keys: KeyBatch) -> None:
-        """Drop what is kept of keys that were deleted."""
+        """Drop the objects of keys that were deleted."""
         for name in keys._normal_keys():
             self._cache.pop(name, None)
             self._dirty.pop(name, None)
@@ -409,7 +409,7 @@ class ObjectHandle(ValueHandle):
     def discard(self) -> None:
         """Drop everything that is kept; what was not flushed is lost."""
         self._drops += 1
-        # What goes may run anyone's finalizers: not before it is out of here.
+        # Dropped objects may run any finalizer, so they are removed from here first.
         gone = self._cache, self._dirty
         self._cache, self._dirty = {}, {}
         del gone

@@ -1,4 +1,4 @@
-"""The times of a harness, which carry over from epoch to epoch.
+"""The clocks of a harness, which carry over from epoch to epoch.
 
 Thread safety: a `Clock` belongs to one thread.
 """
@@ -17,7 +17,7 @@ __all__ = ["Clock"]
 
 @dataclass
 class Clock:
-    """What carries over from epoch to epoch beside the states."""
+    """The times that carry over from epoch to epoch."""
 
     processing_time: int
     epoch: int = 0
@@ -26,13 +26,13 @@ class Clock:
     late_rows: int = 0
 
     def with_watermark(self, to: int | datetime) -> Clock:
-        """The same with another watermark, which is not before this one's."""
+        """A copy with another watermark, which is not before this one's."""
         wanted = milliseconds(to, "the watermark")
         _not_backwards("watermark", self.watermark, wanted)
         return replace(self, watermark=wanted)
 
     def with_processing_time(self, to: int | datetime | timedelta) -> Clock:
-        """The same with another processing time, which is not before this one's."""
+        """A copy with another processing time, which is not before this one's."""
         before = self.processing_time
         if isinstance(to, timedelta):
             wanted = before + length_ms(to, "the processing time's step")
@@ -42,12 +42,12 @@ class Clock:
         return replace(self, processing_time=wanted)
 
     def see(self, event_time: int | None, late_rows: int) -> None:
-        """Take what a task has seen: its largest event time, and how many rows were late."""
+        """Record what a task has seen: its largest event time, and how many rows were late."""
         self.max_event_time = _larger(self.max_event_time, event_time)
         self.late_rows += late_rows
 
     def end_epoch(self, allowed_delay_ms: int | None) -> None:
-        """Let the watermark follow the event times that were seen, as a job does."""
+        """Advance the watermark by the event times that were seen, as a job does."""
         if allowed_delay_ms is not None and self.max_event_time is not None:
             self.watermark = _larger(self.watermark, self.max_event_time - allowed_delay_ms)
 

@@ -1,4 +1,4 @@
-"""Injected failures: an epoch that fails half way, and the proof that its replay stands alone.
+"""Injected failures: an epoch fails half way, and its replay is checked to yield the same.
 
 Thread safety: all objects belong to one harness.
 """
@@ -21,18 +21,18 @@ __all__ = ["Fault", "InjectedFailureError", "Observer", "check_replay", "rows_of
 
 
 class InjectedFailureError(Exception):
-    """The failure that a harness was asked for. It never leaves the harness."""
+    """The failure that a test requested. It never leaves the harness."""
 
 
 class Fault:
-    """Where an epoch is to fail. Rows and timers are counted over epochs until it does.
+    """Where an epoch is to fail. Rows and timers are counted across epochs until then.
 
     Parameters
     ----------
     rows, timers : int, optional
-        How many are handled first.
+        How many are handled before the failure.
     at : {"seal", "publish"}, optional
-        Before the tables are sealed, or when they are and the epoch is not published yet.
+        Before the tables are sealed, or after that and before the epoch is published.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Fault:
         self.happened = False
 
     def count(self, what: str, number: int) -> None:
-        """Pass rows or timers that are about to be handled."""
+        """Count rows or timers that are about to be handled; raise if the failure is due."""
         left = self.left[what]
         if left is not None:
             if left <= 0:
@@ -54,7 +54,7 @@ class Fault:
             self.left[what] = left - number
 
     def reach(self, point: Literal["seal", "publish"]) -> None:
-        """Pass a point of the epoch."""
+        """Reach a point of the epoch; raise if the failure is due there."""
         used_up = any(left is not None and left <= 0 for left in self.left.values())
         if self.at == point or (point == "seal" and used_up):
             self._happen()
@@ -83,7 +83,7 @@ class Observer:
         self.seen: list[Any] = []
         self._fault = fault
         kind = shape(function)
-        # What another shape yields is a row, be it a dict.
+        # A function of another shape yields rows, which may be dicts.
         self._in_batches = vectorized = kind == "vectorized"
         name = "process" if vectorized else kind
         self._watch(function, name, "rows", (lambda _: 1) if kind == "process" else _rows)
@@ -101,7 +101,7 @@ class Observer:
                 self._fault.count(what, size(second))
             result = original(first, second, context)
             if result is None or not returned(result):
-                # The second is refused by who called.
+                # The caller refuses the second.
                 return result
             if is_batch(result):
                 self.seen += rows_of(result)
@@ -122,7 +122,7 @@ def _rows(batch: pa.RecordBatch) -> int:
 
 
 def rows_of(piece: Any) -> list[Any]:
-    """The rows of a piece of output, as tuples with names where it has them."""
+    """The rows of a piece of output, as tuples; named tuples if it has names."""
     if isinstance(piece, dict):
         piece = pa.table(piece)
     if isinstance(piece, pa.Table):
@@ -133,7 +133,7 @@ def rows_of(piece: Any) -> list[Any]:
 
 
 def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> None:
-    """Compare what a failed attempt yielded with the beginning of what its replay did.
+    """Compare what a failed attempt yielded with the beginning of its replay's output.
 
     Raises
     ------

@@ -47,36 +47,36 @@ class Harness:
     function : KeyedProcessFunction or VectorizedFunction
         An instance. As on Spark, every epoch works on a copy of it.
     key : str, list of str, or mapping of str to type
-        The key columns. A mapping says their types; otherwise they are those of the first rows. A
-        struct counts by its fields, which `state` takes as a tuple.
+        The key columns. A mapping gives their types; otherwise the first rows determine them. A
+        struct stands for its fields, which `state` takes as a tuple.
     schema : str, mapping or pyarrow.Schema, optional
-        The columns that the function yields (``"user string, clicks long"``); what it yields is
-        then checked as on Spark. Otherwise rows are taken as they are.
+        The columns that the function yields (``"user string, clicks long"``); the output is then
+        checked as on Spark. Otherwise rows are not checked.
     columns : str, mapping or pyarrow.Schema, optional
-        The input's columns; by default those of the first rows.
+        The input's columns; by default the first rows determine them.
     event_time : str, optional
-        The column that says when a row happened. Without one event-time timers are refused, unless
-        `advance_watermark` has set a watermark, as another operator of a job would.
+        The column with the time at which a row happened. Without it event-time timers are refused,
+        unless `advance_watermark` has set a watermark, as another operator of a job would.
     allowed_delay : str, timedelta or int in milliseconds, optional
         Move the watermark after each epoch to the largest event time seen minus this, as a job
         does. Otherwise only `advance_watermark` moves it.
     side_outputs : sequence of str, or mapping of str to schema
         The tags that the function may give to ``ctx.output``.
     late : {"process", "drop"} or str
-        What becomes of rows below the watermark, as in `KeyedFrame.process`: the function sees
+        What happens to rows below the watermark, as in `KeyedFrame.process`: the function sees
         them, they are dropped, or they go to the side output of this tag.
     processing_time : int or datetime
-        The first epoch's; it stands still until `advance_processing_time`.
+        The first epoch's processing time; only `advance_processing_time` changes it.
     parallelism : int
-        Number of key-group ranges, each with a table and a copy of the function of its own.
+        Number of key-group ranges; each has its own table and its own copy of the function.
     max_parallelism : int
         Number of key groups.
     batch_rows : int
-        Most rows that a `VectorizedFunction` sees at once.
+        The most rows that a `VectorizedFunction` gets in one call.
     uid : str
         The operator's name in errors and in `ctx`.
     allow_pickle : bool
-        Whether states may be pickled, as of `Job`; a harness that is restored keeps to it.
+        Whether states may be pickled, as in `Job`; a restored harness keeps this option.
 
     Attributes
     ----------
@@ -178,18 +178,18 @@ class Harness:
         Parameters
         ----------
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
-            In the order in which the function is to see them. None at all is an epoch, too.
+            In the order in which the function is to see them. Without rows it is an epoch, too.
 
         Returns
         -------
         list
-            What the function has yielded, timers included: rows of the schema, which are tuples
-            with names, or without one whatever it yielded.
+            What the function has yielded, for timers too: named tuples of the schema, or without a
+            schema whatever it yielded.
 
         Raises
         ------
         WrongTypeError, InvalidArgumentError
-            The rows, or those that the function yields, are not of the declared columns.
+            The rows, or those that the function yields, do not match the declared columns.
         ReplayError
             An injected failure made the epoch run twice, with different results.
         """
@@ -203,7 +203,7 @@ class Harness:
                 self._make_ranges(key_of(batch.schema, self._options.key))
             return self._epoch(batch, self._clock, drain=drain)
         except BaseException:
-            # An epoch that failed has said nothing about columns and the key either.
+            # An epoch that failed must not determine the columns or the key either.
             self._rows.columns = known
             if operator is None:
                 self.close()
@@ -211,10 +211,10 @@ class Harness:
             raise
 
     def drain(self, rows: Any = ()) -> list[Any]:
-        """Run an epoch after whose rows event time ends, as a job's does with ``drain=True``.
+        """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
 
-        All event-time timers fire, with `ctx.watermark` at ``ps.MAX_WATERMARK``. The watermark that
-        the epoch leaves behind is the one of its rows, so that the next epoch goes on from there.
+        All event-time timers fire, with `ctx.watermark` at ``ps.MAX_WATERMARK``. After the epoch
+        the watermark is again the one that its rows give, and the next epoch continues from there.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class Harness:
         Parameters
         ----------
         to : int, datetime or timedelta
-            As for `advance_watermark`; a timedelta counts from where the processing time stands.
+            As for `advance_watermark`; a timedelta is added to the current processing time.
 
         Returns
         -------
@@ -291,19 +291,19 @@ class Harness:
     # -- failures
 
     def fail_after(self, rows: int | None = None, *, timers: int | None = None) -> None:
-        """Have an epoch fail after a number of rows or timers, and be computed again.
+        """Make an epoch fail after a number of rows or timers; it is then computed again.
 
-        The failed attempt leaves neither state nor output. What it had yielded by then is compared
-        with what its replay yields: where they differ the function keeps something outside of its
-        states, and a `ReplayError` says so.
+        The failed attempt leaves neither state nor output. What it had yielded is compared with
+        what the replay yields. If they differ, the function keeps something outside of its states,
+        and `ReplayError` is raised.
 
         Parameters
         ----------
         rows : int, optional
-            Rows that the function handles first. The failure comes before the next one, or at the
-            epoch's end. A function that sees several rows in a call fails between two calls.
+            Rows that the function handles before the failure, which comes before the next row or at
+            the epoch's end. A function that handles several rows in a call fails between two calls.
         timers : int, optional
-            Timers that fire first.
+            Timers that fire before the failure.
         """
         if (rows is None) == (timers is None):
             raise InvalidArgumentError("fail_after takes a number of rows or of timers")
@@ -311,13 +311,13 @@ class Harness:
         self._fault = Fault(rows=rows, timers=timers)
 
     def fail_at(self, point: Literal["seal", "publish"]) -> None:
-        """Have the next epoch fail at a point of its commit, and be computed again.
+        """Make the next epoch fail at a point of its commit; it is then computed again.
 
         Parameters
         ----------
         point : {"seal", "publish"}
-            When everything was handled and no table is sealed yet; or when all tables are sealed
-            and the epoch is not published, so that sealed tables are rolled back.
+            ``"seal"``: everything is handled and no table is sealed yet. ``"publish"``: all tables
+            are sealed and the epoch is not published, so that sealed tables are rolled back.
         """
         choice(point, "fail_at: point", ("seal", "publish"))
         self._fault = Fault(at=point)
@@ -376,14 +376,14 @@ class Harness:
         name : str
             The state.
         key : object
-            The key, a tuple where it has several columns.
+            The key; a tuple if it has several columns.
         namespace : object, optional
             The namespace; by default the default one.
 
         Returns
         -------
         object
-            What the handle returns: a value, a list, an aggregate's result; of a map a dict.
+            What the handle returns: a value, a list, an aggregate's result; for a map a dict.
         """
         if name not in declarations(self._function):
             raise unknown_state(name, declarations(self._function))
@@ -399,7 +399,7 @@ class Harness:
         return {n: self.state(n, key, namespace) for n in declarations(self._function)}
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """When the earliest timer is due, in milliseconds since 1970; None where there is none."""
+        """When the earliest timer is due, in milliseconds since 1970; None if there is none."""
         choice(domain, "next_timer: domain", ("event", "processing"))
         return None if self._ranges is None else self._ranges.next_timer(domain)
 
@@ -426,16 +426,16 @@ class Harness:
         parallelism: int = 1,
         allow_unclaimed_state: bool = False,
     ) -> Self:
-        """Make a harness that goes on from a snapshot, with its times and options.
+        """Make a harness that continues from a snapshot, with its times and options.
 
         Parameters
         ----------
         snapshot : HarnessSnapshot
-            From any harness.
+            A snapshot of any harness.
         function : KeyedProcessFunction or VectorizedFunction
-            May be another one than before, as after a change of the code.
+            It may be another function than before, as after a change of the code.
         parallelism : int
-            Number of key-group ranges, whatever it was before.
+            Number of key-group ranges; it may differ from before.
         allow_unclaimed_state : bool
             Drop states that `function` does not declare.
 

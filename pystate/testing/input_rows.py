@@ -29,7 +29,7 @@ class InputRows:
     Parameters
     ----------
     key : sequence of str
-        The key columns, which no row leaves out.
+        The key columns, which every row must have.
     columns : str, mapping or pyarrow.Schema, optional
         The columns; see `parse_columns`. By default those of the first rows. A column that held
         only nulls so far gets its type later.
@@ -37,7 +37,8 @@ class InputRows:
     Attributes
     ----------
     columns : OutputColumns or None
-        What is known of the columns; put back, what was learned since is forgotten.
+        The columns as far as they are known; assigning an earlier value undoes what was learned
+        since.
     """
 
     def __init__(self, key: Sequence[str], columns: SchemaLike | None = None) -> None:
@@ -51,13 +52,13 @@ class InputRows:
         return None if self.columns is None else self.columns.schema
 
     def batch(self, rows: Any) -> pa.RecordBatch | None:
-        """One batch of all rows; None where there are none.
+        """One batch of all rows; None if there are none.
 
         Parameters
         ----------
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
-            Tuples have names of their own (named tuples), or are by position where the columns are
-            known. What a mapping leaves out is null, but for the key, which it names.
+            Tuples are named tuples, or are taken by position if the columns are known. A column
+            that a mapping leaves out is null, except for key columns, which it must have.
 
         Raises
         ------
@@ -159,7 +160,7 @@ def _inferred(values: Sequence[Any]) -> pa.DataType:
         raise InvalidArgumentError(
             f"{_OWNER}: no one type for {list(values)!r:.80}: {error}; give the harness columns="
         ) from error
-    # An instant's time zone is only how it was written.
+    # An instant's time zone is only a way to write it.
     if at.is_timestamp(found) and found.tz is not None:
         return pa.timestamp("us", "UTC")
     return found
@@ -171,7 +172,7 @@ def key_of(schema: pa.Schema, names: Iterable[str]) -> KeyColumns:
     Raises
     ------
     InvalidArgumentError
-        A column is not there, or its type is not known yet.
+        A column is missing, or its type is not known yet.
     DeclarationError
         Its type cannot be a key's.
     """

@@ -5,7 +5,7 @@ Thread safety: all objects belong to one thread.
 Invariants
 ----------
 1. An attempt that fails leaves the tables as they were before it.
-2. Each task of each attempt works on a copy of the function of its own.
+2. Each task of each attempt works on its own copy of the function.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Attempt", "LocalOperator", "OperatorOptions"]
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """How the operator is put together; a restored harness takes them over."""
+    """The operator's options; a restored harness keeps them."""
 
     key: Any
     output: Output
@@ -59,7 +59,7 @@ class OperatorOptions:
 
     @property
     def names_only(self) -> bool:
-        """Whether the key's types are those of the first rows."""
+        """Whether the first rows determine the key's types."""
         names = self.key if isinstance(self.key, (list, tuple)) else ()
         return bool(names) and all(isinstance(name, str) for name in names)
 
@@ -72,14 +72,14 @@ class OperatorOptions:
 
     @property
     def tags(self) -> list[str]:
-        """All side outputs that there may be rows of."""
+        """The tags of all side outputs that may get rows."""
         late = late_tag(self.late)
         return list(dict.fromkeys([*self.sides, *([] if late is None else [late])]))
 
     def check(
         self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
     ) -> None:
-        """Refuse what makes no sense together, as far as the input's columns are known.
+        """Refuse options that contradict each other, as far as the input's columns are known.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class OperatorOptions:
     def spec(
         self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
     ) -> FunctionSpec:
-        """What a task is given; without columns there are no rows."""
+        """The spec that a task gets; without columns there are no rows."""
         known = columns is not None
         return FunctionSpec(
             function,
@@ -137,7 +137,7 @@ class OperatorOptions:
         )
 
     def _key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
-        """Of the key's columns, where one is a struct."""
+        """The types of the key's columns, if one of them is a struct."""
         if columns is None or not self.names_only:
             return ()
         types = [columns.field(name).type for name in self.key_names if name in columns.names]
@@ -159,14 +159,14 @@ class Attempt:
 
 
 class LocalOperator:
-    """An operator whose tables are there.
+    """An operator and its tables.
 
     Parameters
     ----------
     function : StatefulFunction
         Copied for each task.
     options : OperatorOptions
-        How the operator is put together.
+        The operator's options.
     ranges : RangeTables
         Its tables.
     """
@@ -187,7 +187,7 @@ class LocalOperator:
         *,
         drain: bool,
     ) -> Attempt:
-        """Compute an epoch and seal it, again where it fails as it was asked to.
+        """Compute an epoch and seal it; after an injected failure compute it again.
 
         Parameters
         ----------
@@ -196,21 +196,21 @@ class LocalOperator:
         columns : pyarrow.Schema, optional
             The input's columns, as far as they are known.
         clock : Clock
-            The epoch's times, which stay as they are.
+            The epoch's times, which are not changed.
         fault : Fault, optional
-            Where it is to fail.
+            Where the epoch is to fail.
         drain : bool
             Whether event time ends after the rows.
 
         Returns
         -------
         Attempt
-            The one that counts.
+            The attempt that counts.
 
         Raises
         ------
         ReplayError
-            The fault has happened, and what was yielded before it does not come again.
+            The fault has happened, and the replay yields something else.
         """
         attempt = Attempt(replace(clock), drain=drain)
         try:
@@ -229,7 +229,7 @@ class LocalOperator:
         fault: Fault | None,
         failed: Attempt | None = None,
     ) -> None:
-        """Compute an epoch once: into `attempt`, and compared with an earlier one that failed."""
+        """Compute an epoch once, into `attempt`; compare it with an earlier attempt that failed."""
 
         def reach(point: Literal["seal", "publish"]) -> None:
             if fault is not None:

@@ -27,7 +27,7 @@ __all__ = ["RangeTable", "RangeTables"]
 
 @dataclass
 class RangeTable:
-    """One task's share of the key groups: its table, and the files that its epochs wrote."""
+    """One task's range of key groups: its table, and the files that its epochs wrote."""
 
     first: int
     last: int
@@ -77,7 +77,7 @@ class RangeTables:
     def shares(
         self, rows: pa.RecordBatch | None
     ) -> Iterator[tuple[RangeTable, pa.RecordBatch | None]]:
-        """Every range with its part of some rows."""
+        """Every range with its part of the rows."""
         if rows is None or len(self._ranges) == 1:
             for share in self._ranges:
                 yield share, rows
@@ -88,7 +88,7 @@ class RangeTables:
             yield share, rows.take(pa.array(own, pa.int64())) if len(own) else None
 
     def find(self, key: Any) -> RangeTable:
-        """The range of one key, a tuple where it has several columns."""
+        """The range of one key, which is a tuple if it has several columns."""
         values = (key,) if len(self.key) == 1 else key
         if not isinstance(values, tuple) or len(values) != len(self.key):
             names = ", ".join(name for name, _ in self.key)
@@ -96,7 +96,7 @@ class RangeTables:
         return self._ranges[int(self._owners([[value] for value in values])[0])]
 
     def look(self, name: str, key: Any, namespace: Any) -> Any:
-        """One state of one key, as a Python value; nothing is changed by it."""
+        """One state of one key, as a Python value; nothing is changed."""
         backend: Any = self.find(key).backend
         backend.set_current_key(key)
         try:
@@ -128,7 +128,7 @@ class RangeTables:
 
     @contextmanager
     def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
-        """Seal all tables when the block ends, or roll all of them back where anything fails.
+        """Seal all tables when the block ends, or roll all of them back if anything fails.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class RangeTables:
             share.files.append(data)
 
     def files(self) -> tuple[bytes, ...]:
-        """The state as of the last epoch: one file of each range that has any."""
+        """The state as of the last epoch: one file for each range that has state."""
         for share in self._ranges:
             if len(share.files) > 1:
                 out = io.BytesIO()
@@ -167,7 +167,7 @@ class RangeTables:
         return tuple(data for share in self._ranges for data in share.files)
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
-        """Fill the tables, which are empty, from files of any other ranges."""
+        """Fill the tables, which must be empty, from files of any ranges."""
         files = list(files)
         for share in self._ranges:
             share.backend.restore(

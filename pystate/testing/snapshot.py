@@ -20,7 +20,7 @@ __all__ = ["HarnessSnapshot"]
 class HarnessSnapshot:
     """All state of a harness after an epoch, as files in memory; `Harness.restore` takes it.
 
-    It can be pickled, and read by later versions as checkpoints can.
+    It can be pickled. Later versions can read it, as they can read checkpoints.
 
     Attributes
     ----------

@@ -47,12 +47,12 @@ def is_column(value: object) -> bool:
 
 
 def is_many(value: object) -> bool:
-    """Whether a value stands for one per row: a column, or a sequence that is no value itself."""
+    """Whether a value holds one value per row: a column, or a sequence that is not itself one."""
     return is_column(value) or isinstance(value, (list, tuple, range))
 
 
 def check_rows(values: Any, rows: int, what: str) -> None:
-    """Refuse values of which there is not one per row.
+    """Refuse values unless there is one per row.
 
     Raises
     ------
@@ -140,12 +140,12 @@ def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
 
 
 def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
-    """The floats made of doubles, where none of these is beyond a float's range.
+    """Return the floats, which were cast from the doubles, if no double is beyond a float's range.
 
     Raises
     ------
     OverflowError
-        One is; the message has it.
+        A double is; the message names it.
     """
     lost = pc.and_(pc.is_inf(floats), pc.invert(pc.is_inf(doubles)))
     if pc.any(lost).as_py():
@@ -155,12 +155,12 @@ def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
-    """The array, if its buffers are as large as it says; in `full`, if all its values lie in them.
+    """Return the array if its buffers are large enough; `full` also checks every offset and index.
 
     Raises
     ------
     InvalidArgumentError
-        They are not.
+        The check failed.
     """
     try:
         array.validate(full=full)
@@ -174,7 +174,7 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
     if array.type.equals(wanted):
         return sound(array, what)
     source = array.type
-    # Arrow's casts believe every offset and index.
+    # Arrow's casts trust every offset and index.
     sound(array, what, full=True)
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
@@ -197,7 +197,7 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
         ) from error
 
 
-#: What Arrow takes for a value of these types where the other values are of them.
+#: Per type, what else Arrow accepts as a value among values of that type.
 _MERGED: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
 
 _Test = Callable[[pa.DataType], bool]
@@ -238,7 +238,7 @@ def _hint(source: pa.DataType, type: StateType) -> str:
 
 
 def array_of(ref: core.ArrayRef, type: StateType) -> pa.Array[Any]:
-    """The array of the copy that a reference refers to."""
+    """The array that a reference points to."""
     if not len(ref):
         return pa.array([], type.arrow)
     parts: Any = ref.parts()
@@ -288,11 +288,11 @@ def datetimes(array: pa.Array[Any]) -> list[Any]:
     Raises
     ------
     OverflowError
-        One is outside the years 1 to 9999; it is the error's argument.
+        A datetime is outside the years 1 to 9999; it is the error's argument.
 
     Notes
     -----
-    Arrow's own conversion takes 3 µs a value, as long as a whole row may take.
+    Arrow's own conversion takes 3 µs a value, which is the budget of a whole row.
     """
     validity, times = (0 if buffer is None else buffer.address for buffer in array.buffers())
     return core.instants(times, validity, array.offset, len(array), array.type.tz is None)
@@ -304,7 +304,7 @@ def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any
     Raises
     ------
     WrongTypeError
-        As `as_array`, and what the codec of a nested type refuses.
+        As for `as_array`; also if the codec of a nested type refuses a value.
     """
     if type.is_nested:
         array: pa.Array[Any] = codec.encode_array(values)
@@ -354,7 +354,7 @@ def from_parts(
 
 
 def bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
-    """A bitmap as Arrow has it, of a byte each."""
+    """Pack flags of a byte each into an Arrow bitmap."""
     return pa.py_buffer(np.packbits(flags, bitorder="little").data)
 
 

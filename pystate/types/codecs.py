@@ -1,4 +1,4 @@
-"""What turns the Python values of a type into the core's and back.
+"""Codecs, which turn the Python values of a type into the core's and back.
 
 Pure functions, safe from any thread.
 """
@@ -18,11 +18,11 @@ def codec_of(type: StateType, name: str, label: str = "") -> core.Codec:
     Parameters
     ----------
     type : StateType
-        The values'.
+        The type of the values.
     name : str
-        The state's, or the column's.
+        The name of the state or the column.
     label : str
-        What errors begin with, where it is not the state.
+        What error messages begin with, if not with the state's name.
     """
     if type.is_nested:
         return NestedCodec(type, name)

@@ -1,6 +1,6 @@
 """The grammar of nested types in Spark's DDL: text -> a tree of words.
 
-What the words mean is `pystate.types.state_type`' matter. Pure functions, safe from any thread.
+`pystate.types.state_type` gives the words their meaning. Pure functions, safe from any thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def quoted(name: str) -> str:
 
 
 def path_parts(name: str) -> list[str]:
-    """The parts of a path as SQL reads it; the name itself where it is no path.
+    """The parts of a path as SQL reads it; only the name itself if it is not a path.
 
     Examples
     --------
@@ -83,12 +83,13 @@ def read_nested(text: str, what: str) -> Word:
     Raises
     ------
     DeclarationError
-        It is not well formed; the message has the place.
+        It is not well formed; the message names the position.
 
     Notes
     -----
-    Keywords in any case, spaces anywhere between words, names in backticks, the colon behind a
-    name optional as in Spark; ``NOT NULL`` and ``COMMENT '...'`` behind a field have no effect.
+    As in Spark, keywords may have any case, spaces may stand between any words, names may be in
+    backticks, and the colon after a name is optional. ``NOT NULL`` and ``COMMENT '...'`` after a
+    field have no effect.
 
     Examples
     --------
@@ -159,7 +160,7 @@ class _Reader:
             self.at += 1
 
     def peek(self) -> str:
-        """The next character that is no space, "" at the end."""
+        """The next character that is not a space; "" at the end."""
         space = _SPACE.match(self.text, self.at)
         self.at = space.end() if space else self.at
         return self.text[self.at : self.at + 1]

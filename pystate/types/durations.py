@@ -34,7 +34,7 @@ _UNITS = {
     "week": 604_800_000,
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
-#: Sums with any time of 64 bits are checked where they are formed; this alone must not overflow.
+#: A sum with a time is checked where it is computed; only the duration itself must not overflow.
 _MOST = (1 << 62) - 1
 
 
@@ -45,7 +45,7 @@ def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
     ----------
     value : str, timedelta or int
         ``"10 minutes"``, ``"1 hour 30 min"``, ``"250 ms"``; a timedelta; or milliseconds. Months
-        and years, which have no one length, are not known.
+        and years are refused, since they have no fixed length.
     what : str
         Names the argument in errors.
     least : int
@@ -54,7 +54,7 @@ def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
     Raises
     ------
     InvalidArgumentError
-        It is no length of time, no whole number of milliseconds, or too short or long.
+        The value is not a length of time, not a whole number of milliseconds, or out of bounds.
 
     Examples
     --------

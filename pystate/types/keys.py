@@ -31,7 +31,7 @@ __all__ = [
 KeyLike: TypeAlias = "TypeLike | Mapping[str, TypeLike] | Sequence[tuple[str, TypeLike]]"
 KeyColumns: TypeAlias = tuple[tuple[str, StateType], ...]
 
-#: Key groups of an operator at most, as in Flink and in the core.
+#: The most key groups that an operator may have, as in Flink and in the core.
 MAX_PARALLELISM = 32768
 
 
@@ -93,7 +93,7 @@ def _below(path: str, name: str, type: StateType) -> list[tuple[str, StateType]]
 
 
 def leaf(rows: pa.RecordBatch | pa.Table, name: str) -> Any:
-    """The column of a key, which may lie in a struct: a field of a null is null."""
+    """A key's column, which may be a field of a struct; a field of a null struct is null."""
     if name in rows.schema.names:
         return rows.column(name)
     first, *path = path_parts(name)
@@ -105,7 +105,7 @@ def leaf(rows: pa.RecordBatch | pa.Table, name: str) -> Any:
 
 
 def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
-    """One column-like per key column, of whatever `KeyedStateBackend.keys` was given."""
+    """Return one column-like per key column from what `KeyedStateBackend.keys` was given."""
     if isinstance(columns, (pa.RecordBatch, pa.Table)):
         return [leaf(columns, name) for name, _ in key]
     several = isinstance(columns, (list, tuple)) and len(columns) == len(key)

@@ -1,8 +1,8 @@
 """Nested values: structs, arrays and maps as bytes, one by one and as columns.
 
-The core keeps a nested value as bytes: a struct of fixed-width fields in a form of constant width
-that lies in the row itself, any other in a form of variable width. ``csrc/FORMAT.md`` describes
-both byte by byte. Nothing is pickled, and bytes are checked before they are believed.
+The core keeps a nested value as bytes. A struct of fixed-width fields has a constant width and is
+stored in the row itself; any other value has a variable width. ``csrc/FORMAT.md`` describes both
+byte by byte. Nothing is pickled, and bytes are checked before they are used.
 
 Thread safety: a codec is immutable and safe from any thread.
 """
@@ -51,10 +51,11 @@ class NestedCodec(core.NestedCodec):
     positive one, and -0.0 as a map's key is 0.0. Elsewhere -0.0 keeps its sign, as it does in a
     ``double`` state.
 
-    A struct is taken as a mapping, a named tuple or a Spark ``Row``, by the names of its fields, or
-    as a plain tuple of all its fields; a field that is missing is null, an unknown one is refused.
-    An array is taken as a list, tuple, another sequence, a numpy or Arrow array; a map as a mapping
-    or a list of (key, value). What comes back is a dict, a list, and a dict in the keys' order.
+    A struct may be given as a mapping, a named tuple or a Spark ``Row``, by the names of its
+    fields, or as a plain tuple of all its fields; a missing field is null, an unknown one is
+    refused. An array may be given as a list, a tuple, another sequence, a numpy or Arrow array; a
+    map as a mapping or a list of (key, value). Decoding returns a dict for a struct, a list for an
+    array, and a dict in the keys' order for a map.
 
     Examples
     --------
@@ -69,7 +70,7 @@ class NestedCodec(core.NestedCodec):
     type: StateType
 
     def __new__(cls, type: TypeLike, name: str = "value") -> NestedCodec:
-        """Read the type, and lay it out."""
+        """Read the type, and compute its layout."""
         parsed = parse_type(type, f"state {name!r}")
         if not parsed.is_nested:
             raise DeclarationError(f"state {name!r}: {parsed.ddl} is no struct, array or map")
@@ -92,9 +93,9 @@ class NestedCodec(core.NestedCodec):
             The value, or something inside it, has another type. The message names the state, the
             path, and both types.
         StateOverflowError
-            A number inside it is out of its type's range.
+            A number inside the value is out of its type's range.
         InvalidArgumentError
-            It takes more than 256 MiB.
+            The encoded value takes more than 256 MiB.
         """
         return self.pack(value)
 
@@ -128,7 +129,7 @@ class NestedCodec(core.NestedCodec):
         Raises
         ------
         WrongTypeError
-            The column has another type, or a row holds what `encode` refuses.
+            The column has another type, or a row holds a value that `encode` refuses.
         """
         what = f"state {self.name!r}"
         if isinstance(values, pa.ChunkedArray):
@@ -216,7 +217,7 @@ def _node(type: StateType) -> core.NestedNode:
 
 
 def _bind(columns: core.NestedColumns, i: int, array: Any, type: StateType, what: str) -> int:
-    """Tell where type `i` of the preorder and all below it lie; returns the next one's number."""
+    """Bind the arrays of type `i` in preorder and its children; return the next type's number."""
     if not type.is_nested:
         array = as_array(array, type, what)
         buffers = array.buffers()
@@ -293,14 +294,14 @@ def _is_other_list(source: pa.DataType) -> bool:
 
 
 def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
-    """The struct's fields in the declared order, their row 0 being the array's."""
+    """The struct's fields in the declared order, sliced as the array is."""
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
     known = dict(type.children)
     for name in names:
         if name not in known or names.count(name) > 1:
             why = "has no such field" if name not in known else "has it once"
             raise WrongTypeError(f"{what} is {type.ddl}: a column's field {name!r}: it {why}")
-    # What lies under a null is not cast: it may be anything.
+    # Values under a null struct are not cast: they may be anything.
     hide = array.null_count and not array.type.equals(type.arrow)
     fields = array.flatten() if hide else [array.field(i) for i in range(len(names))]
     found = dict(zip(names, fields, strict=True))

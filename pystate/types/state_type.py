@@ -102,7 +102,7 @@ class StateType:
     name : str
         Without parameters: ``"long"``, ``"decimal"``.
     precision, scale : int
-        Of a decimal, else 0.
+        Those of a decimal; else 0.
     children : tuple of (str, StateType)
         The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
 
@@ -143,7 +143,7 @@ class StateType:
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type that columns of it have."""
+        """The Arrow type of its columns."""
         if self.name == "decimal":
             return pa.decimal128(self.precision, self.scale)
         children = [child.arrow for _, child in self.children]
@@ -175,7 +175,7 @@ class StateType:
 
     @property
     def is_time(self) -> bool:
-        """Whether values are days or times, which have an order and no sum."""
+        """Whether values are dates or times, which can be compared but not added."""
         return self.name in ("date", "timestamp", "timestamp_ntz")
 
     @property
@@ -215,9 +215,9 @@ def inline_layout(type: StateType) -> tuple[int, tuple[tuple[int, int], ...]] | 
     Returns
     -------
     (int, tuple of (int, int)) or None
-        The width in bytes; and of each field, an inner struct before its own fields, the bit that
-        says that it is not null, and the offset of its value (of an inner struct -1). None if
-        the type is not an inline struct.
+        The width in bytes; and for each field the bit that says that it is not null, and the offset
+        of its value (-1 for an inner struct, which comes before its own fields). None if the type
+        is not an inline struct.
     """
     if type.name != "struct":
         return None
@@ -240,21 +240,21 @@ def parse_type(type: TypeLike, what: str = "type") -> StateType:
     Parameters
     ----------
     type : str, pyarrow.DataType, pyspark DataType or object
-        A Spark DDL string, in any case; an Arrow type; one of Spark's; or the class ``object``.
+        A Spark DDL string, in any case; an Arrow type; a PySpark type; or the class ``object``.
     what : str
-        What the type is of, for errors: ``"state 'legs'"``.
+        What the type belongs to, for errors: ``"state 'legs'"``.
 
     Raises
     ------
     DeclarationError
-        Unknown, or not supported yet. The message names the type and those that are supported.
+        The type is unknown or not supported. The message names it and lists the supported types.
 
     Notes
     -----
-    Any field of a struct, any element and any map value may be null: ``NOT NULL`` and ``COMMENT``
-    in DDL, and ``nullable=False`` of an Arrow field, are read and have no effect. A map's key is
-    never null, and is a scalar. Names of fields keep their case; a name that is no identifier
-    stands in backticks.
+    Any field of a struct, any element and any map value may be null. ``NOT NULL`` and ``COMMENT``
+    in DDL and ``nullable=False`` of an Arrow field are accepted, but have no effect. A map's key is
+    never null, and is a scalar. Names of fields keep their case; a name that is not an identifier
+    is written in backticks.
 
     Examples
     --------
@@ -418,7 +418,7 @@ def refuse_nested_key(type: StateType, what: str) -> StateType:
     Raises
     ------
     DeclarationError
-        The type is nested: keys are hashed as Spark SQL hashes scalars.
+        The type is nested; keys are hashed as Spark SQL hashes scalars.
     """
     if type.is_nested:
         instead = (
@@ -431,11 +431,11 @@ def refuse_nested_key(type: StateType, what: str) -> StateType:
 
 
 def from_code(code: int, precision: int, scale: int) -> StateType:
-    """The type that a file's column has.
+    """The type of a column in a file.
 
     Notes
     -----
-    Files do not tell ``timestamp`` and ``timestamp_ntz`` apart: both are 64 bits of microseconds.
+    Files do not distinguish ``timestamp`` and ``timestamp_ntz``: both are 64 bits of microseconds.
     """
     for name, number in core.TYPE_CODES.items():
         if number == code:
