@@ -1,1 +1,1 @@
-"""Live state: a table, its clock and timers, sealing it and restoring it."""
+"""Live state: a table with its clock and timers, and how it is sealed and restored."""

@@ -1,10 +1,10 @@
 """The keyed state backend: registers states, sets keys, seals, restores.
 
-Its parts are in the modules ``backend_table`` (states, and the table's life), ``backend_time``
-(clock and timers), ``backend_files`` (load and restore) and ``backend_rows`` (rows out).
+Its parts are in the modules beside this one: ``table`` (states, and the table's life), ``time``
+(clock and timers), ``restore`` (load and restore) and ``scan`` (rows out).
 
-Thread safety: a backend belongs to one thread at a time; its snapshots and readers do not belong
-to it and may be used beside it.
+Thread safety: a backend belongs to one thread at a time; other threads may use its snapshots and
+readers meanwhile.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     key : type, or mapping or list of (name, type)
         The key's type, or its columns.
     states : mapping of str to declaration, optional
-        Registered at once.
+        States to register at once.
     max_parallelism : int
-        Number of key groups, 1 to 32768; stands in every file.
+        Number of key groups, 1 to 32768; it is stored in every file.
     key_group_range : tuple of int, optional
         First and last key group, both inclusive; all by default.
     home : {"heap", "shared"}
-        Memory of this process, or a file at `path` that processes of the host use in turn.
+        Memory of this process, or a file at `path` that the host's processes use in turn.
     path : path, optional
-        Of a shared table, best under ``/dev/shm``.
+        The file of a shared table, best under ``/dev/shm``.
     identity : Identity, optional
-        Of a shared table; by default it belongs to this process.
+        The owner of a shared table; this process by default.
     limit_bytes : int
-        Most memory of the table; 0: no limit of its own, but that of the process and its host (see
-        `pystate.memory.memory_use`), by default three quarters of what the machine or the container
-        has.
+        The most memory that the table may take. With 0 it has no limit of its own, but shares that
+        of the process and its host (see `pystate.memory.memory_use`), by default three quarters of
+        the memory of the machine or the container.
     lock_timeout_ms : int
         How long to wait for a shared table that another process holds.
     uid : str
         The operator's name, for errors.
     create : bool
-        Whether to make a shared table that is not there.
+        Whether to make a shared table that does not exist.
     namespace : str or pyarrow.DataType, optional
         The type of namespaces, if states are kept by (key, namespace).
     timers : bool
@@ -90,14 +90,14 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     Attributes
     ----------
     set_current_key : callable
-        ``set_current_key(key)`` makes a key current: a value, or a tuple where the key has several
-        columns. None is an ordinary key. It stays current until the next seal or roll back.
+        ``set_current_key(key)`` makes a key current: a value, or a tuple if the key has several
+        columns. None is an ordinary key. The key stays current until the next seal or rollback.
     created : bool
         Whether `open` found no table and made an empty one.
 
     Notes
     -----
-    States can be registered until the table is opened, which the first use does.
+    States can be registered until the table is opened; its first use opens it.
 
     Examples
     --------
@@ -121,16 +121,16 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         Parameters
         ----------
         columns : array-like, list of array-like, RecordBatch or Table
-            The key column, or a column for each of several; of a record batch or table the columns
-            that have the key's names. Arrow arrays, numpy arrays, pandas series and sequences of
-            Python values are columns.
+            The key column, or a list of columns for a key of several. From a record batch or a
+            table, the columns that have the key's names are taken. A column is an Arrow array, a
+            numpy array, a pandas series or a sequence of Python values.
         namespaces : array-like, optional
-            A namespace per key, null for the default one; by default all have that.
+            A namespace per key, null for the default one; by default all keys have the default one.
 
         Raises
         ------
         WrongTypeError
-            A column cannot be cast to the key's type without loss; both types are named.
+            A column cannot be cast to the key's type without loss; the message names both types.
         WrongKeyGroupError
             A key belongs to another range.
         """
@@ -149,7 +149,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     def delete(self, keys: Any) -> None:
         """Delete keys with all their states; absent ones are ignored.
 
-        Of keys with namespaces those of the batch alone. Timers stay.
+        With namespaces, only the states in the batch's namespaces are deleted. Timers are kept.
 
         Parameters
         ----------
@@ -163,25 +163,25 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
             handle.forget(batch)
 
     def clear_current_key(self) -> None:
-        """Leave no key current, so that access to a state is an error."""
+        """Make no key current, so that access to a state is an error."""
         self._table.clear_current_key()
 
     @property
     def current_key(self) -> Any:
-        """The current key; `NoCurrentKeyError` without one."""
+        """The current key; without one `NoCurrentKeyError` is raised."""
         return self._table.current_key()
 
     def set_current_namespace(self, value: Any) -> None:
-        """Make a namespace current, None the default one; the current key stays.
+        """Make a namespace current (None: the default one) and keep the current key.
 
-        It stays until the next call, also where another key is made current.
+        It stays current until the next call, even if another key is made current.
         """
         self.open()
         self._table.set_namespace(value)
 
     @property
     def current_namespace(self) -> Any:
-        """The current namespace, None for the default one."""
+        """The current namespace; None for the default one."""
         return self._table.current_namespace()
 
     # -- epochs
@@ -200,19 +200,19 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         Parameters
         ----------
         lineage : Lineage, optional
-            The epoch's name; by default a fresh one built on the last.
+            The epoch's name; by default a new one whose parent is the last.
         snapshot : bool
-            Whether what changed is wanted.
+            Whether to return the epoch's changes.
 
         Returns
         -------
         Snapshot or None
-            The epoch's delta, in memory of its own.
+            The epoch's delta, in its own memory.
 
         Raises
         ------
         PoisonedError
-            A write of the epoch failed half way: roll back.
+            A write of the epoch failed half way: call `rollback`.
         MemoryLimitError
             There is no memory for the delta; nothing was sealed.
         WrongTypeError
@@ -220,14 +220,14 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
 
         Notes
         -----
-        O(rows changed), without the GIL. Where states have a time to live, some keys are looked
-        through for what has expired before. Key batches become stale and no key stays current.
+        O(rows changed), without the GIL. If states have a time to live, some keys are first scanned
+        for expired values. Key batches become stale, and no key stays current.
         """
         if lineage is not None and not isinstance(lineage, Lineage):
             raise InvalidArgumentError(f"seal: lineage is a Lineage, not {shown(lineage)}")
         self.open()
         if snapshot:
-            # Never while files are applied: what went then would be in no delta.
+            # Never while files are applied: the removals would not be in any delta.
             self.expire()
         name = self._last_lineage().next() if lineage is None else lineage
         sealed = self._seal(name, snapshot)
@@ -238,7 +238,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         return self.seal()
 
     def rollback(self, back: int = 0) -> None:
-        """Undo the open epoch, and then `back` sealed ones (at most 2).
+        """Undo the open epoch, and then `back` sealed epochs (at most 2).
 
         Raises
         ------
@@ -253,7 +253,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         self._discard()
 
     def lineage(self, back: int = 0) -> Lineage | None:
-        """The name of the sealed epoch `back` before the last; None outside the undo window."""
+        """The name of the epoch sealed `back` before the last; None outside the undo window."""
         self.open()
         if not 0 <= integer(back, "lineage: back") <= UNDO_EPOCHS:
             return None

@@ -1,4 +1,4 @@
-"""What a table is made with, and what it tells about itself.
+"""The options of a table, and its statistics.
 
 Values and functions, safe from any thread.
 """
@@ -21,13 +21,13 @@ __all__ = [
     "checked_range",
 ]
 
-#: Sealed epochs that can be undone.
+#: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How an operator's tables are held; pickled to the workers.
+    """How workers keep an operator's tables; it is pickled and sent to them.
 
     Attributes
     ----------
@@ -35,11 +35,12 @@ class TableOptions:
         Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
         process has its own.
     limit_bytes : int
-        What one table may take; 0: they share what the process may take.
+        The most memory of one table; with 0 all tables share the limit of the process.
     lock_timeout_ms : int
         How long to wait for a shared table that another process has.
     allow_unclaimed_state : bool
-        Whether stored states that the operator does not declare are left out, or refused.
+        Whether stored states that the operator does not declare are dropped; if not, they are
+        refused.
     allow_pickle : bool
         Whether states may be pickled.
     """
@@ -52,7 +53,7 @@ class TableOptions:
 
 
 class Identity(Protocol):
-    """Who may use a shared table; others find a `TableMismatchError`."""
+    """Who may use a shared table; others get a `TableMismatchError`."""
 
     @property
     def boot_id(self) -> bytes: ...  # noqa: D102
@@ -72,7 +73,7 @@ class TableStats(NamedTuple):
     keys: int
     """Live keys."""
     slots: int
-    """Rows that were ever taken, whether they are live, dead or reusable."""
+    """Rows that were ever allocated, whether they are live, dead or reusable."""
     row_bytes: int
     """Memory that is committed for rows."""
     index_bytes: int
@@ -98,12 +99,12 @@ class TableStats(NamedTuple):
 
 
 def checked_parallelism(max_parallelism: int) -> int:
-    """The number of key groups, if it is one."""
+    """Return a valid number of key groups; refuse any other."""
     return integer(max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM)
 
 
 def checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple[int, int]:
-    """The first and last key group; all where none are given."""
+    """The first and last key group; all if none are given."""
     if bounds is None:
         return 0, max_parallelism - 1
     given: Any = bounds

@@ -1,4 +1,4 @@
-"""Files into a backend: a range of one, or a base and the deltas after it.
+"""Reads files into a backend: a range of one file, or a base and the deltas after it.
 
 Thread safety: as the backend.
 """
@@ -29,7 +29,7 @@ class BackendFiles(BackendTable):
         allow_unclaimed_state: bool = False,
         since: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Apply a range of one file to the open epoch.
+        """Apply a key-group range of one file to the open epoch.
 
         Parameters
         ----------
@@ -38,12 +38,12 @@ class BackendFiles(BackendTable):
         first_key_group, last_key_group : int, optional
             Inclusive; by default the backend's range. Other blocks are not read.
         expected : FileInfo, optional
-            What the file must be.
+            The expected content of the file.
         allow_unclaimed_state : bool
             Whether states that nobody declares are dropped.
         since : mapping of str to int, optional
-            States that count only in files of this epoch and later ones: an older state of the
-            name was dropped.
+            For some states the epoch from which on files count: an older state of that name was
+            dropped.
 
         Returns
         -------
@@ -53,7 +53,7 @@ class BackendFiles(BackendTable):
         Raises
         ------
         CorruptFileError, NewerFormatError, CheckpointError
-            The file cannot be read. The open epoch is then to be rolled back.
+            The file cannot be read. The open epoch must then be rolled back.
         SchemaError, UnclaimedStateError
             The file's key or states are not the backend's; nothing was applied.
         """
@@ -73,7 +73,7 @@ class BackendFiles(BackendTable):
                 since,
             )
             info = FileInfo(*reader.info())
-            # Of a part only its own blocks are read, each with a checksum of its own.
+            # For a part of a file only its blocks are read, each of which has its own checksum.
             if expected and first <= info.first_key_group and info.last_key_group <= last:
                 opened.check(expected)
             return self._table.load(reader, first, last, columns)
@@ -91,11 +91,11 @@ class BackendFiles(BackendTable):
         Parameters
         ----------
         files : iterable of path or binary file object
-            A base and the deltas after it, oldest first; of each the backend's range is read.
+            A base and the deltas after it, oldest first; only the backend's range of each is read.
         lineage : Lineage, optional
-            What the table then stands at; by default the last file's.
+            The lineage that the table gets; by default the last file's.
         expected : iterable of FileInfo, optional
-            What the files must be, one for each.
+            The expected content of each file.
         allow_unclaimed_state : bool
             Whether states that nobody declares are dropped.
 
@@ -109,7 +109,7 @@ class BackendFiles(BackendTable):
         InvalidArgumentError
             The table is not empty.
         CorruptFileError, NewerFormatError, CheckpointError, SchemaError, UnclaimedStateError
-            As `load`; the table is empty again.
+            As for `load`; the table is empty again.
         """
         self.open()
         if self.dirty or len(self):

@@ -1,4 +1,4 @@
-"""Rows out of a backend: what the open epoch touched, all of them as Arrow, or a sealed epoch's.
+"""Reads rows of a backend: those that the open epoch touched, all as Arrow, or a sealed epoch's.
 
 Thread safety: as the backend.
 """
@@ -21,15 +21,15 @@ _SCAN_ROWS = 1 << 16
 
 
 class BackendRows(BackendTable):
-    """The part of `KeyedStateBackend` that gives its rows."""
+    """The part of `KeyedStateBackend` that returns its rows."""
 
     def changed(self, max_rows: int = 65536) -> Iterator[KeyBatch]:
-        """The keys touched in the open epoch that exist, without looking them up again.
+        """The existing keys that the open epoch has touched, without another lookup.
 
         Parameters
         ----------
         max_rows : int
-            Most keys in one batch.
+            The most keys in one batch.
 
         Yields
         ------
@@ -45,17 +45,18 @@ class BackendRows(BackendTable):
         return self._rows(max_rows, changed=True)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows as of now: key columns, the namespace if there are any, then the states.
+        """All current rows: key columns, the namespace if there are namespaces, then the states.
 
-        A value is null where it is absent, a list or map empty; of aggregates the result; objects
-        are in their pickled form. Defaults are not filled in. Epochs may be sealed while the
-        batches are consumed: a row that is there all the time is seen once, one that comes or goes
-        may or may not be. Until the iterator ends or is dropped, the table gets no shorter.
+        An absent value is null, an absent list or map is empty; an aggregate is given as its
+        result, an object in pickled form. Defaults are not filled in. Epochs may be sealed while
+        the batches are consumed: a row that exists all the time is returned once; a row that is
+        added or removed meanwhile may be returned or not. Until the iterator ends or is dropped,
+        the table does not shrink.
 
         Raises
         ------
         StaleKeyBatchError
-            The table was detached meanwhile, or taken back to a sealed epoch.
+            The table was detached meanwhile, or rolled back to a sealed epoch.
         """
         for keys in self._rows(_SCAN_ROWS, changed=False):
             arrays = keys.key_arrays()
@@ -86,12 +87,12 @@ class BackendRows(BackendTable):
             yield batch
 
     def __iter__(self) -> Iterator[Any]:
-        """All keys, in no particular order; over seals as `to_batches`."""
+        """All keys, in no particular order; epochs may be sealed meanwhile, as for `to_batches`."""
         for keys in self._rows(_SCAN_ROWS, changed=False):
             yield from keys.to_pylist()
 
     def reader(self) -> SealedReader:
-        """Read the last sealed epoch, beside the writer, from this or another thread."""
+        """Return a reader of the last sealed epoch, for this thread or another one."""
         self.open()
         return SealedReader(
             self._table,

@@ -1,6 +1,6 @@
-"""Sealed epochs: as a delta to be written, and as something to read beside the writer.
+"""Sealed epochs: the delta to write to a file, and a reader to use beside the writer.
 
-Thread safety: each object may be used by one thread at a time, any thread, beside the table's own.
+Thread safety: each object may be used by any one thread at a time, beside the table's own.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SCAN_ROWS = 1 << 16
 
 
 class Snapshot:
-    """What one epoch changed, after-images and deletions, in memory of its own.
+    """The changes of one epoch, as after-images and deletions, in their own memory.
 
-    `KeyedStateBackend.seal` makes it. It stays valid while the backend goes on, rolls back or is
-    closed, until `close`.
+    `KeyedStateBackend.seal` makes it. It stays valid until `close`, even if the backend seals,
+    rolls back or is closed.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Snapshot:
         Parameters
         ----------
         out : binary file object
-            Takes the bytes. Syncing and naming it is the caller's task.
+            Where the bytes are written. The caller must sync and name the file.
 
         Returns
         -------
@@ -68,7 +68,7 @@ class Snapshot:
         NoSpaceError
             The file system is full.
         ClosedError
-            After `close`, or in a forked child.
+            The snapshot was closed, or this is a forked child.
 
         Notes
         -----
@@ -103,11 +103,11 @@ def python_keys(batch: pa.RecordBatch, columns: int) -> Iterator[Any]:
 
 
 class SealedReader:
-    """The last sealed epoch, read while the writer goes on.
+    """Reads the last sealed epoch while the writer continues.
 
-    Made by `KeyedStateBackend.reader`. What it sees never changes; once a third further epoch was
-    sealed, or a sealed one undone, reading raises `SnapshotTooOldError`. It never makes the writer
-    wait. It sees value states; those of other kinds are left out.
+    Made by `KeyedStateBackend.reader`. Its content never changes; once three more epochs are
+    sealed, or a sealed one is undone, reading raises `SnapshotTooOldError`. It never blocks the
+    writer. It returns only value states; other kinds are left out.
     """
 
     def __init__(
@@ -137,26 +137,26 @@ class SealedReader:
 
     @property
     def lineage(self) -> Lineage:
-        """The epoch that is read."""
+        """The lineage of the epoch that is read."""
         return Lineage(*self._reader.lineage())
 
     def get(self, key: Any, namespace: Any = None) -> dict[str, Any] | None:
-        """One key's states by name, with defaults; None where there is no such key.
+        """One key's states by name, with defaults; None if there is no such key.
 
         Parameters
         ----------
         key : object
-            A tuple where it has several columns.
+            The key; a tuple if it has several columns.
         namespace : optional
-            Of the states; the default one without.
+            The namespace of the states; the default one if omitted.
 
         Raises
         ------
         SnapshotTooOldError
             The epoch has left the undo window.
         TableBusyError
-            A roll back of the table does not end: its writer was killed in it, or is at it for
-            seconds. Works again once somebody has opened the table to write.
+            A rollback of the table does not end: its writer was killed during it, or has been at it
+            for seconds. Reading works again once a process has opened the table for writing.
         """
         if self._namespace is not None:
             key = (*(key if len(self._keys) > 1 else (key,)), namespace)
@@ -171,7 +171,7 @@ class SealedReader:
         }
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows: key columns, then value states, null where absent; objects are pickled."""
+        """All rows: key columns, then value states; null if absent; objects in pickled form."""
         cursor: int | None = 0
         schema, n_keys = self._arrow_schema(), self._reader.key_columns
         key_types = [type_ for _, type_ in self._key_columns()]

@@ -1,4 +1,4 @@
-"""The table under a backend: what it is made of, how it is opened and left, and its keys' columns.
+"""The table of a backend: its options, how it is opened and released, and its key columns.
 
 Thread safety: as the backend.
 """
@@ -47,7 +47,7 @@ _DEFAULTS = TableOptions()
 
 
 class BackendTable:
-    """The part of `KeyedStateBackend` that its other parts stand on.
+    """The part of `KeyedStateBackend` that its other parts build on.
 
     Attributes
     ----------
@@ -128,13 +128,13 @@ class BackendTable:
         Parameters
         ----------
         operator : OperatorSpec
-            Decides what the table holds.
+            Determines what the table holds.
         key_group_range : tuple of int, optional
             First and last key group, both inclusive; all by default.
         options : TableOptions
-            How it is held.
+            How the table is kept.
         path : str, optional
-            Of a shared table; without one it is this process's own.
+            The file of a shared table; without a path the table is private to this process.
         identity : Identity, optional
             Who may use a shared table.
         """
@@ -174,12 +174,12 @@ class BackendTable:
     # -- states
 
     def register(self, name: str, declaration: State[H]) -> H:
-        """Declare a state and get its handle; the same declaration again gives the same handle.
+        """Declare a state and get its handle; declaring it again returns the same handle.
 
         Raises
         ------
         DeclarationError
-            The name is taken by another declaration or a key column, or the table is open already.
+            Another declaration or a key column has the name, or the table is open already.
         """
         handle: H = self._states.register(name, declaration)
         return handle
@@ -208,14 +208,14 @@ class BackendTable:
     # -- life
 
     def open(self) -> None:
-        """Create the table, or attach a shared one; any other use does it too.
+        """Create the table, or attach a shared one; any other use of the backend does that, too.
 
         Raises
         ------
         TableBusyError
-            Another process held the lock for longer than `lock_timeout_ms`.
+            Another process held the lock for more than `lock_timeout_ms`.
         TableMismatchError
-            The file belongs to another schema, boot or application; it is left as it is.
+            The file belongs to another schema, boot or application; it is not changed.
         FileNotFoundError
             There is no file, and `create` is False.
         MemoryLimitError, AddressSpaceError, NoSpaceError, SystemCallError
@@ -248,14 +248,14 @@ class BackendTable:
         self._states.set_ttl()
 
     def close(self) -> None:
-        """Free the table, and with it batches and readers; an open epoch is lost.
+        """Free the table with its batches and readers; an open epoch is lost.
 
-        Snapshots live on. Does nothing the second time.
+        Snapshots stay valid. Does nothing the second time.
 
         Raises
         ------
         InUseError
-            Another thread is at work in the table.
+            Another thread is using the table.
         """
         self._table.close()
         self._discard()
@@ -271,7 +271,7 @@ class BackendTable:
         self._discard()
 
     def attach(self, lock_timeout_ms: int | None = None) -> None:
-        """Take the lock of a detached table again.
+        """Acquire the lock of a detached table again.
 
         Raises
         ------
@@ -308,19 +308,19 @@ class BackendTable:
     def end_idle_epoch(self) -> None:
         """End an open epoch in which nothing was touched, without a seal.
 
-        Key batches stay valid. Objects that were read are dropped, as a seal does.
+        Key batches stay valid. Objects that were read are dropped, as in a seal.
         """
         self._discard()
 
     def __len__(self) -> int:
-        """Number of keys, counted once for each namespace."""
+        """Number of keys; a key counts once for each of its namespaces."""
         return self.stats().keys
 
     def __bool__(self) -> bool:
         return True
 
     def stats(self) -> TableStats:
-        """The table's size; objects that wait to be pickled are written first."""
+        """The table's size; pending objects are pickled and written first."""
         self.open()
         self._flush()
         return TableStats(*self._table.stats())
@@ -337,7 +337,7 @@ class BackendTable:
         return [type_ for _, type_ in self._key_columns()]
 
     def _seal(self, name: Lineage, wanted: bool) -> core.Sealed | None:
-        """End the open epoch under that name; what changed, if it is wanted."""
+        """End the open epoch under that name; return its changes if they are wanted."""
         self._flush()
         sealed = self._table.seal(*name, wanted)
         self._discard()

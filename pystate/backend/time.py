@@ -1,4 +1,4 @@
-"""Time in a backend: its clock, what expires by it, and the timers of its keys.
+"""Time in a backend: its clock, expiry, and the timers of its keys.
 
 Thread safety: as the backend.
 """
@@ -14,12 +14,12 @@ from pystate.state.key_batch import KeyBatch
 
 __all__ = ["BackendTime"]
 
-#: Keys looked through for what has expired at each seal: so many at least, and this part of them.
+#: Each seal scans this part of the keys for expired values, but at least this many keys.
 _LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
 
 class BackendTime(BackendTable):
-    """The part of `KeyedStateBackend` that knows what time it is."""
+    """The part of `KeyedStateBackend` for clock and timers."""
 
     def set_clock(
         self,
@@ -28,14 +28,14 @@ class BackendTime(BackendTable):
         watermark: int | None = None,
         event_time: int | None = None,
     ) -> None:
-        """Tell what time it is: the only source of it for times to live.
+        """Set the time, the only clock of times to live.
 
         Parameters
         ----------
         processing_time, watermark : int, optional
-            The epoch's, in milliseconds since 1970; None: not known.
+            The epoch's times, in milliseconds since 1970; None if not known.
         event_time : int, optional
-            Of the row at hand, at which event-time states count as written.
+            The event time of the current row, at which event-time states count as written.
         """
         for name, time in (
             ("processing_time", processing_time),
@@ -52,24 +52,24 @@ class BackendTime(BackendTable):
         if clock != self._clock:
             for handle in self._states.timed_objects:
                 if clock[handle.domain] != self._clock.get(handle.domain):
-                    # What waits was written, and what is kept was looked at, at the old time.
+                    # Pending objects were written, and kept ones were read, at the old time.
                     handle.flush(self._batch_of)
                     handle.discard()
             self._clock = clock
         self._table.set_clock(processing_time, watermark, event_time)
 
     def expire(self) -> int:
-        """Remove what has expired from some of the keys, once an epoch; `seal` does it too.
+        """Remove expired values of some keys, once per epoch; `seal` does it, too.
 
         Returns
         -------
         int
-            How many values and elements went.
+            Number of removed values and elements.
 
         Notes
         -----
-        Looks at 4096 keys and map entries, or at a 64th of the keys if that is more, and at four
-        for each that was made since the last time, in turn with later epochs.
+        Scans 4096 keys and map entries, or a 64th of the keys if that is more, and four for each
+        key made since the last scan; later epochs scan the next ones.
         """
         if self._swept or not self._states.expires:
             return 0
@@ -78,7 +78,7 @@ class BackendTime(BackendTable):
         for handle in self._states.timed_objects:
             handle.discard()
         gone = self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
-        # What is not dirty is not sealed: the next epoch of an idle table looks further.
+        # A table that is not dirty is not sealed: the next epoch of an idle table scans on.
         self._swept = self.dirty
         return gone
 
@@ -95,31 +95,31 @@ class BackendTime(BackendTable):
         self._timers.register_all(keys, domain, timestamps)
 
     def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
-        """Delete a timer per key; those that are not there are ignored."""
+        """Delete a timer per key; absent timers are ignored."""
         self._timers.delete_all(keys, domain, timestamps)
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """The time of the earliest timer, None without any."""
+        """The time of the earliest timer; None if there is none."""
         self.open()
         return self._timers.next(domain) if self._states.has_timers else None
 
     def due_timers(self, domain: TimeDomain, until: int, most: int = 4096) -> DueTimers | None:
-        """Look for timers that are due.
+        """Find timers that are due.
 
         Parameters
         ----------
         domain : {"event", "processing"}
-            Which clock.
+            The clock.
         until : int
-            Its time, in milliseconds since 1970.
+            The clock's time, in milliseconds since 1970.
         most : int
-            How many at once.
+            The most timers to return.
 
         Returns
         -------
         DueTimers or None
             ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
-            of a key come in order. None where none is due.
+            of one key are in order. None if no timer is due.
         """
         self.open()
         return self._timers.due(domain, until, most, self._key_types())

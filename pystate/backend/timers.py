@@ -22,7 +22,7 @@ _LONG = StateType("long")
 
 
 class DueTimers(core.DueTimers):
-    """Timers that are due, of each key in order; they stay registered until they are fired.
+    """Timers that are due, in order for each key; they stay registered until they are fired.
 
     Attributes
     ----------
@@ -31,23 +31,23 @@ class DueTimers(core.DueTimers):
     timestamps : numpy.ndarray of int64
         Their times, in milliseconds since 1970.
     stale : bool
-        Whether one that is due too was registered since, so that the order no longer holds: stop,
-        and ask again.
+        Whether another due timer was registered meanwhile, so that the order no longer holds: stop,
+        and call `due_timers` again.
     """
 
     keys: KeyBatch
 
 
 class Timers:
-    """Registers, deletes and hands out the timers of a table's keys.
+    """Registers, deletes and returns the timers of a table's keys.
 
-    A timer is a key, a namespace, a domain and a time; registered twice it is one.
+    A timer is a key, a namespace, a domain and a time; registering it twice makes one timer.
     """
 
     def __init__(self, table: core.Table) -> None:
         self._table = table
         self._core = core.TimerService(table)
-        #: Of the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
+        #: For the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
         self.register = self._core.register
         self.delete = self._core.delete
 
@@ -56,7 +56,7 @@ class Timers:
         self._core.register_all(*self._batch(keys, domain, timestamps))
 
     def delete_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
-        """Delete a timer per key; those that are not there are ignored."""
+        """Delete a timer per key; absent timers are ignored."""
         self._core.delete_all(*self._batch(keys, domain, timestamps))
 
     def _batch(
@@ -71,7 +71,7 @@ class Timers:
         return keys, domain, reference(array, _LONG)
 
     def next(self, domain: TimeDomain) -> int | None:
-        """The time of the earliest timer, None where there is none."""
+        """The time of the earliest timer; None if there is none."""
         return self._core.next(domain)
 
     def due(

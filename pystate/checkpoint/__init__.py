@@ -1,1 +1,1 @@
-"""Checkpoints at rest: files of state, manifests that name them, and where they lie."""
+"""Stored checkpoints: state files, the manifests that name them, and the storage."""

@@ -1,25 +1,26 @@
-"""Begin marks: which task of an evaluation works on a range.
+"""Begin marks: which task of an evaluation computes a range.
 
-A report says what was read to its end. It says nothing of a task that a reader left early (a
-limit, `isEmpty`), whose rows may be published all the same, and whose state is thrown away. So a
-task says that it begins, too: before it touches the range's table, and so before it hands out a
-row, it creates a small file in the evaluation's folder, which of several tasks exactly one can.
-Another task of the same partition and stage, with another attempt number, is a retry or a
-speculative copy: Spark uses the output of one of them. Any other one means that the range is
-evaluated a second time. It is refused at once, before it waits for a lock that the first one may
-hold, and the evaluation does not count.
+A report comes only from a task that was read to its end. There is none of a task that a reader left
+early (a limit, `isEmpty`), whose rows may still be published, while its state is discarded. So a
+task also marks its beginning: before it touches the range's table, and so before it emits a row, it
+creates a small file in the evaluation's folder, which exactly one of several tasks can do. Another
+task of the same partition and stage, with another attempt number, is a retry or a speculative copy:
+Spark uses the output of one of them. Any other task means that the range is evaluated a second
+time. It is refused at once, before it waits for a lock that the first task may hold, and the
+evaluation does not count.
 
-Why a file, and not a message to the driver: the file is there before the row leaves, whatever
-becomes of the task; accumulators tell only of tasks that ended well. It is not synced, since a
-mark means nothing after a crash.
+Why a file, and not a message to the driver: the file exists before a row leaves, whatever happens
+to the task; accumulators only report tasks that succeeded. The file is not synced, since a mark
+means nothing after a crash.
 
 Thread safety: any number of tasks of any process may begin at once.
 
 Invariants
 ----------
 1. Of the tasks that begin a range in one evaluation, only attempts of one partition of one stage
-   go on, each with another attempt number; every other one is refused before it hands out a row.
-2. Once a task was refused its range stays refused: later attempts are, too, and the driver knows.
+   continue, each with another attempt number; every other task is refused before it emits a row.
+2. Once a task was refused, its range stays refused: later attempts are refused, too, and the driver
+   knows.
 3. Nothing begins in an evaluation that has ended.
 """
 
@@ -40,7 +41,7 @@ EVALUATIONS = "evaluations"
 _DRIVER = "driver"
 _BEGUN = ".begun"
 _REFUSED = ".refused"
-#: Between two signs of life of a task.
+#: The time between two signs of life of a task.
 _TOUCH_EVERY_S = 1.0
 
 
@@ -53,9 +54,9 @@ class Mark:
     stage: int
     partition: int
     attempt: int
-    """Of the partition, counted anew when a stage runs again."""
+    """The attempt number of the partition; it starts again when a stage runs again."""
     task: int
-    """Spark's number of the attempt, which it gives once."""
+    """Spark's id of the attempt, which is unique."""
     host: str
     process_id: int
 
@@ -86,7 +87,7 @@ class RefusedError(EvaluationError):
 
 
 class Begun(NamedTuple):
-    """A mark as the driver finds it."""
+    """A mark as the driver reads it."""
 
     mark: Mark
     seen_ms: int
@@ -94,7 +95,7 @@ class Begun(NamedTuple):
 
 
 class BeginMarks:
-    """The marks of one evaluation; pickled to its tasks.
+    """The marks of one evaluation; they are pickled and sent to its tasks.
 
     Parameters
     ----------
@@ -114,13 +115,13 @@ class BeginMarks:
     # ---- on the driver -------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Let tasks begin."""
+        """Allow tasks to begin."""
         self._storage.make_folder(self._folder)
         # The folder is never empty, so that orphan collection finds it after a crash.
         self._storage.mark(f"{self._folder}/{_DRIVER}", b"")
 
     def close(self) -> None:
-        """End the evaluation: tasks that still run give up at their next sign of life."""
+        """End the evaluation: running tasks stop at their next sign of life."""
         self._storage.remove_folder(self._folder)
 
     def refused(self) -> list[Mark]:
@@ -151,7 +152,7 @@ class BeginMarks:
         Raises
         ------
         RefusedError
-            The range was begun by another task than a former attempt of this one.
+            The range was begun by another task that is not an earlier attempt of this one.
         EvaluationError
             The evaluation has ended.
         """
@@ -192,12 +193,12 @@ class Beginning:
         self._touched_s = time.monotonic()
 
     def go_on(self) -> None:
-        """Give a sign of life, from time to time.
+        """Give a sign of life; call it from time to time.
 
         Raises
         ------
         EvaluationError
-            The evaluation has ended: nobody reads what the task does.
+            The evaluation has ended: the task's output is not needed.
         """
         now_s = time.monotonic()
         if now_s - self._touched_s < _TOUCH_EVERY_S:

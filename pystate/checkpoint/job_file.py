@@ -1,4 +1,4 @@
-"""``job.json``: what a checkpoint is, before and beside all its epochs.
+"""``job.json``: the identity of a checkpoint, which does not depend on its epochs.
 
 Thread safety: `JobFile` is immutable; only the owner of a checkpoint replaces the file.
 """
@@ -61,7 +61,7 @@ class JobFile:
 
     @property
     def application(self) -> bytes:
-        """32 bytes that tell this checkpoint's shared tables from another's."""
+        """32 bytes that distinguish this checkpoint's shared tables from those of others."""
         return hashlib.sha256(self.checkpoint_id.encode()).digest()
 
     def operator(self, uid: str) -> OperatorEntry | None:
@@ -75,7 +75,7 @@ class JobFile:
         return self if operators == self.operators else replace(self, operators=operators)
 
     def save(self, storage: CheckpointStorage) -> None:
-        """Replace the file in one step."""
+        """Replace the file atomically."""
         storage.replace(JOB_FILE, self._encode())
 
     def _encode(self) -> bytes:
@@ -112,7 +112,7 @@ class JobFile:
 
 
 def read_job(storage: CheckpointStorage) -> JobFile | None:
-    """Read a checkpoint's identity, or None where there is no checkpoint."""
+    """Read a checkpoint's identity; None if there is no checkpoint."""
     try:
         data = storage.read_bytes(JOB_FILE)
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def read_job(storage: CheckpointStorage) -> JobFile | None:
 def open_job(
     storage: CheckpointStorage, name: str, parallelism: int, max_parallelism: int | None
 ) -> JobFile:
-    """Read a checkpoint's identity, making it where there is none.
+    """Read a checkpoint's identity, or make it if there is none.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def open_job(
     CorruptFileError, NewerFormatError
         The file cannot be understood.
     CheckpointError
-        The file is lost: the checkpoint has epochs, and nothing says whose they are.
+        The file is lost: the checkpoint has epochs, but their job is not known.
     """
     if not name:
         raise InvalidArgumentError("a job needs a name")
@@ -157,7 +157,7 @@ def open_job(
         )
     job = read_job(storage)
     if job is None and storage.list(MANIFESTS):
-        # Not lost if another driver was faster, and has made the file and an epoch since.
+        # It is not lost if another driver has made the file and an epoch meanwhile.
         job = read_job(storage)
         if job is None:
             raise CheckpointError(
@@ -197,7 +197,7 @@ def library() -> str:
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Return Flink's default: the next power of two of 1.5 times `parallelism`, 128 to 32768."""
+    """Return Flink's default: 1.5 times `parallelism` as a power of two, within 128 to 32768."""
     wanted = parallelism + parallelism // 2
     return min(max(1 << (wanted - 1).bit_length(), 128), MAX_PARALLELISM)
 
@@ -214,12 +214,12 @@ def check_schemas(
     Returns
     -------
     tuple of str
-        Names of states that are stored but not declared; only where `allow_unclaimed_state`.
+        Names of states that are stored but not declared; empty unless `allow_unclaimed_state`.
 
     Raises
     ------
     SchemaError
-        The key or a state has another type. `UnclaimedStateError` for states that nobody claims.
+        The key or a state has another type. `UnclaimedStateError` for states that are not declared.
     """
     if stored[0] != declared[0]:
         raise SchemaError(

@@ -1,13 +1,13 @@
-"""The manifest: one epoch's consistent cut, and the only thing that makes files exist.
+"""The manifest: one epoch's consistent cut. Only files that a manifest names count.
 
 Thread safety: all types are immutable.
 
 Invariants
 ----------
 1. ``manifests/<epoch>.manifest`` is published once and never changed.
-2. A manifest with its part, a file of its own that several may share, is complete: for every
-   operator and range they name all files that the state consists of, oldest first, and where every
-   streaming query stands. No other manifest is needed to read it.
+2. A manifest is complete together with its part, a separate file that several manifests may share.
+   They name, for every operator and range, all files of the state, oldest first, and the position
+   of every streaming query. No other manifest is needed to read it.
 3. Decoding is strict: a byte that differs from what was written is a `CorruptFileError`.
 """
 
@@ -63,9 +63,9 @@ __all__ = [
     "uid_folder",
 ]
 
-#: Version 2 knows event time and timers; a file of version 1 is read as one without. Version 3
-#: knows whether an operator has timers, and since when states count. Version 4 knows what the clock
-#: said, and names files in a part that manifests share.
+#: Version 2 has event time and timers; a file of version 1 is read as one without. Version 3 has
+#: whether an operator has timers, and from which epoch on states count. Version 4 has the clock's
+#: reading, and names files in a part that manifests share.
 FORMAT_VERSION = 4
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
 
@@ -95,7 +95,7 @@ class QueryProgress:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What the driver's clock said for an epoch; the next epoch's processing time follows from it.
+    """The driver's clock reading for an epoch; the next epoch's processing time depends on it.
 
     See `pystate.coordinator.clock`.
     """
@@ -103,27 +103,27 @@ class ClockReading:
     read_ms: int
     """The clock's time for the epoch's position; processing time may be before or after it."""
     pause_ms: int = 0
-    """The longest pause between epochs lately."""
+    """The longest recent pause between epochs."""
     doubted_since_ms: int | None = None
     """The first reading that was too far ahead, while the clock is doubted."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """An epoch that is complete.
+    """A complete epoch.
 
-    `predecessor` is the epoch that this one was built on, 0 for none; but for an explicit restore
-    of an older epoch it is always ``epoch - 1``.
+    `predecessor` is the epoch that this one was built on, 0 for none. Except after an explicit
+    restore of an older epoch it is always ``epoch - 1``.
     """
 
     epoch: int
     predecessor: int
     evaluation_id: str
-    """Of the one evaluation whose reports made this epoch."""
+    """The id of the evaluation whose reports made this epoch."""
     run_id: str
-    """Of the driver (coordinator) that published it."""
+    """The id of the driver (coordinator) that published it."""
     term: int
-    """The driver's place in the succession of owners; 0 where there are no owners."""
+    """The driver's place in the succession of owners; 0 if there are no owners."""
     host: str
     max_parallelism: int
     processing_time_ms: int
@@ -137,20 +137,20 @@ class Manifest:
     offsets_hash: str | None = None
     run_key: str | None = None
     watermark_ms: int | None = None
-    """The watermark of the epoch after this one; never less than what this one had itself."""
+    """The watermark of the next epoch; never less than this epoch's own."""
     queries: tuple[QueryProgress, ...] = ()
     """Every streaming query that the state contains, with its last batch."""
     sinks: tuple[Any, ...] = ()
     """Transactions to commit once this manifest exists; any JSON."""
     read_clock: ClockReading | None = None
-    """What the clock said; None where that is not known."""
+    """The clock's reading; None if it is not known."""
     part: PartUse | None = field(default=None, compare=False)
-    """Where most of the files are named, if not here."""
+    """The part that names most of the files, if they are not named here."""
     format_version: int = FORMAT_VERSION
 
     @property
     def clock(self) -> ClockReading:
-        """What the clock said, or is taken to have said."""
+        """The clock's reading, or a substitute if the manifest has none."""
         return self.read_clock or ClockReading(self.processing_time_ms)
 
     @property
@@ -160,7 +160,7 @@ class Manifest:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """The paths of all files that this epoch consists of: state files, and its part."""
+        """The paths of all files of this epoch: state files, and its part."""
         part = () if self.part is None else (self.part.part.path,)
         return frozenset(
             (*part, *(ref.path for operator in self.operators for ref in operator.files))
@@ -171,7 +171,7 @@ class Manifest:
         return next((found for found in self.operators if found.uid == uid), None)
 
     def progress(self, query_id: str) -> QueryProgress | None:
-        """Tell where a streaming query stands."""
+        """Return the position of a streaming query."""
         return next((found for found in self.queries if found.query_id == query_id), None)
 
     def encode(self) -> bytes:
@@ -231,11 +231,11 @@ class Manifest:
         Raises
         ------
         CorruptFileError
-            Any byte is wrong or missing, of the manifest or of its part.
+            A byte of the manifest or of its part is wrong or missing.
         NewerFormatError
             A later pystate wrote it.
         FileNotFoundError
-            Its part is not there.
+            Its part does not exist.
         """
         fields = decode_document("manifest", FORMAT_VERSION, data, path)
         max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
@@ -295,15 +295,16 @@ def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = N
     Raises
     ------
     CorruptFileError, NewerFormatError
-        It cannot be understood, or its part is lost.
+        The manifest cannot be understood, or its part is lost.
     FileNotFoundError
-        There is no such manifest, any more.
+        The manifest does not exist, or no longer.
     """
     data = storage.read_bytes(path)
     try:
         return Manifest.decode(data, path, parts or Parts(storage))
     except FileNotFoundError as error:
-        # Parts go after the manifests that name them: one that is still there has lost its own.
+        # Parts are removed after the manifests that name them, so the part of an existing manifest
+        # is lost.
         if not storage.exists(path):
             raise
         raise CorruptFileError(

@@ -4,15 +4,15 @@ Thread safety: a `History` has one user at a time (its coordinator's lock).
 
 Invariants
 ----------
-1. Retained epochs are consecutive: retention removes the oldest first. A hole is a lost manifest
-   and never skipped over.
-2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the
-   manifest and not synced, so that it can only lag behind, and tells that the newest is lost.
-3. A manifest with a run key is not removed before `RunKeys` has the key. One that is damaged may
-   have had any: it is retired like others, and ``runs/unknown`` names its epoch.
-4. Before a manifest is removed ``manifests/<epoch>.retired`` exists: a driver that was held up
-   between its last check and its publish finds the name free again, and must find out that the
-   epoch is over. Manifests at or below the newest mark do not count.
+1. Retained epochs are consecutive: retention removes the oldest first. A gap is a lost manifest and
+   is never skipped.
+2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the manifest
+   and not synced, so that it can only lag behind. It shows if the newest manifest is lost.
+3. A manifest with a run key is not removed before `RunKeys` has the key. A damaged manifest may
+   have had any key: it is retired like others, and ``runs/unknown`` names its epoch.
+4. Before a manifest is removed, ``manifests/<epoch>.retired`` is written. A driver that was delayed
+   between its last check and its publish finds the manifest's name free again, and must see that
+   the epoch is over. Manifests at or below the newest mark do not count.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _COMMITTED = f"{MANIFESTS}/committed"
 _UNKNOWN_RUNS = f"{RUNS}/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
-# So many marks are kept, although only the newest counts: a listing beside a driver that makes a
-# new one and removes an old one must not miss both.
+# Number of marks to keep, although only the newest counts: a listing that runs while a driver makes
+# a new mark and removes an old one must not miss both.
 _MARKS = 16
 
 
@@ -76,7 +76,7 @@ class History:
         return self._cache[self._epochs[-1]] if self._epochs else None
 
     def refresh(self) -> None:
-        """Look at the storage again.
+        """Read the storage again.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class History:
         CorruptFileError, NewerFormatError
             The newest manifest cannot be read.
         FencedError
-            Another driver publishes faster than this one can read.
+            Another driver keeps publishing faster than this one can read.
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
@@ -94,7 +94,7 @@ class History:
                 if epochs:
                     self.manifest(epochs[-1])
             except FencedError:
-                continue  # retired since: whoever owns the checkpoint is that much further
+                continue  # retired meanwhile: the owner of the checkpoint is ahead of this driver
             self._epochs = epochs
             for epoch in self._cache.keys() - set(epochs):
                 del self._cache[epoch]
@@ -120,7 +120,7 @@ class History:
         return self._cache[epoch]
 
     def find_published(self, epoch: int) -> Manifest | None:
-        """Read an epoch's manifest, whoever published it; None where there is none.
+        """Read an epoch's manifest, whichever driver published it; None if there is none.
 
         Raises
         ------
@@ -141,13 +141,13 @@ class History:
             return None
 
     def add(self, manifest: Manifest) -> None:
-        """Note a manifest that was just published."""
+        """Add a manifest that was just published."""
         self._cache[manifest.epoch] = manifest
         if manifest.part is not None:
             self._parts.keep(manifest.part.part)
         self._epochs = (*self._epochs, manifest.epoch)
         content = encode_document("latest", 1, {"epoch": manifest.epoch})
-        # Without it only the detection of a lost manifest is weaker.
+        # Without it, only the detection of a lost manifest is weaker.
         with suppress(CheckpointError, OSError):
             self._storage.replace(_LATEST, content, durable=False)
 
@@ -157,9 +157,9 @@ class History:
         Parameters
         ----------
         durable : bool
-            Fail rather than lose the note, since nobody can commit them once more.
+            Fail rather than lose the note, since the transactions cannot be committed again.
         """
-        # A driver that was held up here may come back when its successors are further.
+        # A driver that was delayed here may resume when its successors are ahead of it.
         if self._committed()[0] > manifest.epoch:
             return
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
@@ -167,7 +167,7 @@ class History:
         if durable:
             self._storage.replace(_COMMITTED, data)
             return
-        # Not synced: where a power failure takes it back they are only committed once more.
+        # Not synced: if a power failure loses it, they are only committed once more.
         with suppress(CheckpointError, OSError):
             self._storage.replace(_COMMITTED, data, durable=False)
 
@@ -192,12 +192,12 @@ class History:
         return None
 
     def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
-        """Find the epoch that holds a run's result, and its manifest if that is retained.
+        """Find the epoch of a run's result, and its manifest if it is retained.
 
         Raises
         ------
         CheckpointError
-            No epoch that can be read is it, but there are others.
+            No readable epoch is that run's, but some epochs cannot be read.
         """
         damaged = _unknown_runs(self._storage)
         for epoch in reversed(self._epochs):
@@ -214,7 +214,7 @@ class History:
         return retired, None
 
     def _check_other(self, epoch: int, run_key: str) -> None:
-        """Refuse a run that may have been applied, unless somebody has said that it was not."""
+        """Refuse a run that may have been applied, unless a user has declared that it was not."""
         mark = f"{RUNS}/{epoch:08d}.other"
         if not self._storage.exists(mark):
             raise CheckpointError(
@@ -225,20 +225,20 @@ class History:
             )
 
     def _intact(self, epoch: int) -> Manifest | None:
-        """Read a retained epoch's manifest, None where it is damaged."""
+        """Read a retained epoch's manifest; None if it is damaged."""
         try:
             return self.manifest(epoch)
         except CorruptFileError:
             return None
 
     def check_published(self, manifest: Manifest) -> None:
-        """Make sure that a manifest just published is a new one and not one that was retired.
+        """Make sure that a manifest just published is a new one and not a retired one.
 
         Raises
         ------
         FencedError
-            Other drivers published and retired this epoch while this one was held up: its name had
-            become free. The manifest does not count, and is removed.
+            Other drivers published and retired this epoch while this one was delayed, which freed
+            its name. The manifest does not count, and is removed.
         """
         if manifest.epoch > _scan(self._storage).floor:
             return
@@ -254,8 +254,9 @@ class History:
         Returns
         -------
         frozenset of str
-            State files and parts that only removed manifests named. None while one that stays is
-            damaged, nor those of a damaged one that goes: they are left to orphan collection.
+            State files and parts that only removed manifests named. It is empty if a retained
+            manifest is damaged, and lacks the files of a removed damaged one: orphan collection
+            finds those.
         """
         removed: set[str] = set()
         while len(self._epochs) > keep:
@@ -287,7 +288,7 @@ class History:
 
 class _Listing(NamedTuple):
     epochs: tuple[int, ...]
-    """Above the floor, ascending."""
+    """The epochs above the floor, ascending."""
     floor: int
     """The newest epoch that was retired."""
     leftovers: tuple[str, ...]
@@ -311,8 +312,8 @@ def _scan(storage: CheckpointStorage) -> _Listing:
 
 def _retained(storage: CheckpointStorage, at_least: int) -> _Listing:
     lost = 0
-    # A listing is not atomic: beside a driver that retires manifests it can show a hole that is
-    # none, which the next listing does not.
+    # A listing is not atomic: while a driver retires manifests it can show a false gap, which the
+    # next listing does not show.
     for _ in range(_LISTINGS):
         listing = _scan(storage)
         lost = _first_hole(listing, max(at_least, _latest(storage)))
@@ -330,18 +331,18 @@ def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
     Raises
     ------
     CheckpointError
-        There is a hole, or the newest is missing.
+        There is a gap, or the newest manifest is missing.
     """
     return _retained(storage, 0).epochs
 
 
 def read_head(storage: CheckpointStorage) -> Manifest | None:
-    """Read the newest manifest of a checkpoint, or None where there is none.
+    """Read the newest manifest of a checkpoint; None if there is none.
 
     Raises
     ------
     CheckpointError
-        It is lost or cannot be understood.
+        The manifest is lost or cannot be understood.
     """
     history = History(storage)
     history.refresh()

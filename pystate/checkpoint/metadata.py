@@ -1,12 +1,12 @@
-"""Small JSON files that know when they are damaged.
+"""Small JSON files with a checksum.
 
 A document is one line of JSON and one line with the SHA-256 of everything before it::
 
     {"format_version":1,"kind":"manifest",...}
     sha256:3f5a...
 
-The checksum line's form is the same for every format version, so that damage is told apart from
-a later version. Thread safety: functions without state.
+The form of the checksum line is the same in every format version, so that damage can be
+distinguished from a later version. Thread safety: functions without state.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def decode_document(kind: str, format_version: int, data: bytes, path: str) -> F
     Parameters
     ----------
     kind : str
-        What the document must say it is.
+        The kind that the document must have.
     format_version : int
         The newest version that the caller understands.
     data : bytes
         The whole file.
     path : str
-        Named in errors.
+        The file's name for errors.
 
     Raises
     ------
     CorruptFileError
         The bytes contradict the checksum, or are not a document of this kind.
     NewerFormatError
-        An intact document of a later version.
+        The document is intact, but of a later version.
     """
     body, tail = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:]
     digest = hashlib.sha256(body).hexdigest().encode("ascii")
@@ -85,9 +85,9 @@ def decode_document(kind: str, format_version: int, data: bytes, path: str) -> F
 
 
 class Fields:
-    """Typed access to a JSON object; every surprise is a `CorruptFileError` that names the file.
+    """Typed access to a JSON object; unexpected content raises a `CorruptFileError`.
 
-    Call `finish` when all fields have been taken: one that was not is a surprise, too.
+    Call `finish` when all fields have been taken: a remaining field is unexpected, too.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class Fields:
         return self._take(name)
 
     def finish(self) -> None:
-        """Refuse fields that nobody asked for."""
+        """Refuse fields that were not taken."""
         if self._content:
             names = ", ".join(sorted(self._content))
             raise CorruptFileError(f"{self._path}: unknown fields: {names}")

@@ -1,20 +1,22 @@
-"""How a manifest names the files of its operators, most of them in a part that manifests share.
+"""How manifests name the files of operators: most of them in a part that manifests share.
 
-A chain of deltas grows by one file an epoch, in every range that changes. A manifest that named all
-of them in full would be as long as all chains together, in every epoch. It names a part instead,
+A chain of deltas grows by one file per epoch, in every range that changes. A manifest that named
+all files in full would be as long as all chains together, in every epoch. Instead it names a part,
 ``manifests/<epoch>-<evaluation>.part``, which an earlier epoch wrote, and says how each range
-differs: not at all, by files that were added at its end, or by some that a base has replaced.
+differs from it: not at all, by files added at its end, or by files that a base has replaced.
 
 Thread safety: all types are immutable, but for `Parts`, which has one user at a time.
 
 Invariants
 ----------
-1. A manifest names one part at most, and a part names none: two files are read, whatever came
-   before. A part is durable before the first manifest that names it, and stays while one does.
-2. A part is written when manifests have named, beside the last one, more files than it holds: what
-   is written for an epoch is on average twice the root of what its chains hold times what it adds.
-3. A part belongs to the manifest of its own epoch first, as a delta does: one that none of the
-   retained manifests names, of an epoch up to the newest, never will be.
+1. A manifest names at most one part, and a part names none: at most two files are read, however
+   many epochs there were. A part is durable before the first manifest that names it, and is kept
+   while a manifest names it.
+2. A new part is written when manifests have named more files beside the last part than it holds. An
+   epoch then writes, on average, twice the square root of (files in its chains times files that it
+   adds).
+3. Like a delta, a part is first named by the manifest of its own epoch. So a part of an epoch up to
+   the newest that no retained manifest names will never be named.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ __all__ = [
 MANIFESTS = "manifests"
 _FORMAT_VERSION = 1
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
-#: So many files a manifest names in full: a second file would cost more.
+#: Up to this many files are named in the manifest itself: a second file would cost more.
 _LEAST_FILES = 128
 _KEPT = 4
 _HEX = frozenset("0123456789abcdef")
@@ -72,7 +74,7 @@ def part_epoch(path: str) -> int | None:
 
 @dataclass(frozen=True)
 class Part:
-    """Ranges as an epoch left them, in a file of their own."""
+    """The ranges after an epoch, in a file of their own."""
 
     path: str
     digest: str
@@ -110,15 +112,15 @@ class PartUse:
 
     part: Part
     spent: int = 0
-    """Number of files that this manifest and those before it named beside the part."""
+    """Number of files that this manifest and earlier ones named beside the part."""
 
     def encode(self) -> dict[str, Any]:
-        """Return what the manifest says of it."""
+        """Return the manifest's entry for the part."""
         return {"path": self.part.path, "digest": self.part.digest, "spent": self.spent}
 
 
 class Parts:
-    """Reads parts, and keeps those read last.
+    """Reads parts, and caches those read last.
 
     Parameters
     ----------
@@ -131,14 +133,14 @@ class Parts:
         self._kept: OrderedDict[str, Part] = OrderedDict()
 
     def use(self, content: Any, path: str, groups: int) -> PartUse | None:
-        """Read what a manifest says of its part, and the part.
+        """Read a manifest's entry for its part, and the part.
 
         Raises
         ------
         CorruptFileError
-            It is not the one that the manifest names.
+            The file is not the part that the manifest names.
         FileNotFoundError
-            It is not there.
+            The part does not exist.
         """
         if content is None:
             return None
@@ -157,7 +159,7 @@ class Parts:
         return PartUse(part, spent)
 
     def keep(self, part: Part) -> None:
-        """Remember a part, so that what is read after it shares its objects."""
+        """Cache a part, so that manifests read later share its objects."""
         self._kept[part.digest] = part
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -171,19 +173,19 @@ def share(
     Parameters
     ----------
     operators : sequence of OperatorState
-        Of the manifest.
+        The operators of the manifest.
     epoch : int
-        Its number.
+        The manifest's epoch.
     unique : str
         Hexadecimal digits that no other part of this epoch has.
     use : PartUse or None
-        The part of the manifest before.
+        The part of the previous manifest.
 
     Returns
     -------
     tuple of (PartUse or None, bytes or None)
-        The part, None where the manifest names everything itself; and the bytes of a new one, which
-        must be published first.
+        The part, or None if the manifest names everything itself; and the bytes of a new part,
+        which must be published first.
     """
     if sum(len(state.files) for op in operators for state in op.ranges) <= _LEAST_FILES:
         return None, None
@@ -223,7 +225,7 @@ def _files_beside(operators: Sequence[OperatorState], part: Part) -> int:
 
 
 def _first_kept(state: RangeState, known: RangeState) -> int:
-    """How many of the known deltas are gone; the others are the first of the state's."""
+    """How many of the known deltas were removed; the others are the first deltas of `state`."""
     if state.deltas:
         path = state.deltas[0].path
         for position, ref in enumerate(known.deltas):
@@ -237,7 +239,7 @@ def _first_kept(state: RangeState, known: RangeState) -> int:
 
 
 def encode_operators(operators: Sequence[OperatorState], part: Part | None) -> list[dict[str, Any]]:
-    """Return operators as manifests of format 4 have them."""
+    """Return operators in the form of manifests of format 4."""
     return [
         {
             "uid": op.uid,
@@ -285,7 +287,7 @@ def _decode_operator(content: Any, path: str, groups: int, part: Part | None) ->
 
 
 def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict[str, Any] | None:
-    """Say how a range differs from the known one; None for not at all."""
+    """Encode how a range differs from the known one; None if it does not."""
     if known == state:
         return None
     entry: dict[str, Any] = {}
@@ -351,7 +353,7 @@ def _decode_range(
 
 
 def _encode_delta(uid: str, state: RangeState, ref: FileRef, parent: str) -> Any:
-    """A delta in a row of numbers, where the rest follows from its place."""
+    """A delta as a row of numbers; the rest follows from its position."""
     row = [
         ref.epoch,
         ref.id,

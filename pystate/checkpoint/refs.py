@@ -1,4 +1,4 @@
-"""What the state of an epoch consists of: files, the ranges they make up, and operators.
+"""The state of an epoch: its files, the ranges that they make up, and the operators.
 
 Thread safety: all types are immutable.
 """
@@ -43,7 +43,7 @@ Schema = tuple[tuple[str, str], ...]
 
 
 def uid_folder(uid: str) -> str:
-    """Turn an operator's uid into the name of a folder, by percent-encoding it."""
+    """Return the name of an operator's folder: its uid, percent-encoded."""
     name = quote(uid, safe="")
     if not name or name.strip(".") == "" or len(name) > 200:
         raise InvalidArgumentError(
@@ -70,7 +70,7 @@ class FileRef:
     """A state file as a manifest names it."""
 
     path: str
-    """Relative to the checkpoint's root."""
+    """The file's path, relative to the checkpoint's root."""
     kind: str
     """``"delta"`` or ``"base"``."""
     id: str
@@ -140,7 +140,7 @@ class FileRef:
 class RangeState:
     """The state of one key-group range: a base, then deltas, oldest first.
 
-    After a change of parallelism the deltas begin with the files of the old ranges, each narrowed
+    After a change of parallelism the deltas begin with the files of the old ranges, each restricted
     to the key groups for which it counts.
     """
 
@@ -148,16 +148,17 @@ class RangeState:
     first_key_group: int
     last_key_group: int
     id: str
-    """The lineage id of the whole: what a table must stand at to be this state."""
+    """The lineage id of the whole range, which a table with this state must have."""
     base: FileRef | None = None
     deltas: tuple[FileRef, ...] = ()
     next_event_timer_ms: int | None = None
     """The earliest event-time timer that the range holds, or an earlier time; None for none."""
     next_processing_timer_ms: int | None = None
-    """The same of its processing-time timers."""
+    """The same for processing-time timers."""
     since: tuple[tuple[str, int], ...] = ()
-    """States that count only in files of this epoch and later ones, by name: in older files it is
-    another state's, which was dropped. A state that the operator does not have counts in none."""
+    """From which epoch on files count, for some states by name: older files have another state of that
+    name, which was dropped. A state that the operator does not have counts in no file.
+    """
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -165,18 +166,18 @@ class RangeState:
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
-        """Find the deltas that bring a table standing at `table_id` to this state.
+        """Find the deltas that bring a table at `table_id` to this state.
 
         Returns
         -------
         tuple of FileRef or None
-            Oldest first, empty where the table is already there; None where the table's id is not
+            Oldest first; empty if the table is at this state already; None if the table's id is not
             in the chain, so that only a restore helps.
 
         Notes
         -----
-        Walks the parents back from `id`, so that files inherited from other ranges, which end the
-        walk, are never applied to a table.
+        It follows the parents back from `id`. Files of other ranges end the walk, so that they are
+        never applied to a table.
         """
         wanted = self.id
         for position in range(len(self.deltas), -1, -1):
@@ -223,19 +224,19 @@ class RangeState:
 
 
 def has_timers(ranges: tuple[RangeState, ...]) -> bool:
-    """Whether any timer waits in these ranges."""
+    """Whether these ranges have any timer."""
     times = ((s.next_event_timer_ms, s.next_processing_timer_ms) for s in ranges)
     return any(pair != (None, None) for pair in times)
 
 
 def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeState:
-    """Return a range that holds nothing yet."""
+    """Return a range without state."""
     first, last = range_bounds(index, max_parallelism, parallelism)
     return RangeState(index, first, last, EMPTY_ID)
 
 
 def check_count(path: str, uid: str, count: int, parallelism: int, groups: int) -> None:
-    """Raise `CorruptFileError` unless an operator has its number of ranges, none of them empty."""
+    """Raise `CorruptFileError` unless an operator has all its ranges, none of them empty."""
     if not count == parallelism <= groups:
         raise _wrong_ranges(path, uid, parallelism, groups)
 
@@ -262,7 +263,7 @@ class OperatorState:
 
     @property
     def states(self) -> frozenset[str]:
-        """The names under which state files keep what the operator has."""
+        """The names of the operator's states and timers in state files."""
         names = frozenset(name for name, _ in self.state_schema)
         return names | {TIMERS} if self.timers else names
 
@@ -302,7 +303,7 @@ class OperatorState:
         return operator
 
     def check_ranges(self, path: str, groups: int) -> None:
-        """Raise `CorruptFileError` unless the ranges are those of all key groups."""
+        """Raise `CorruptFileError` unless the ranges cover all key groups."""
         check_count(path, self.uid, len(self.ranges), self.parallelism, groups)
         bounds = [(i, *range_bounds(i, groups, self.parallelism)) for i in range(self.parallelism)]
         found = [(r.index, r.first_key_group, r.last_key_group) for r in self.ranges]
@@ -315,7 +316,7 @@ def _since_2(fields: Fields, name: str, version: int) -> int | None:
 
 
 def decode_since(content: Any, path: str) -> tuple[tuple[str, int], ...]:
-    """Parse since when states count."""
+    """Parse from which epoch on states count."""
     fields = Fields(content, path)
     return tuple((name, fields.integer(name, least=1)) for name in sorted(content))
 

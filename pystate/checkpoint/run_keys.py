@@ -1,19 +1,19 @@
-"""The run keys of epochs that are retired, for ever and in few files.
+"""The run keys of retired epochs, kept for ever and in few files.
 
-``runs/<first>-<last>.keys`` holds the keys of all runs among the epochs from one to another. Each
-retired run adds a file for the epochs since the last one; eight files of about one size become one,
-so that their number grows with the logarithm of the number of keys.
+``runs/<first>-<last>.keys`` holds the keys of all runs from the first to the last epoch. Each
+retired run adds a file for the epochs since the previous file; eight files of about one size are
+merged, so that their number grows with the logarithm of the number of keys.
 
-Thread safety: a `RunKeys` has one user at a time; those of other drivers may be at work beside it.
+Thread safety: a `RunKeys` has one user at a time; other drivers may use their own meanwhile.
 
 Invariants
 ----------
-1. What a file says of its epochs is complete and never changes, whoever writes it: keys are added
-   in the order of epochs, and before their manifests go. A file whose epochs and keys another one
-   has as well is therefore not needed, and anybody may remove it.
-2. The files cover the epochs from the first on without a hole; a hole is a lost file.
-3. A merged file is durable before those that it was made of go. A listing beside that may miss
-   both, but not twice in the same way: only two equal listings in turn are believed.
+1. The keys of a file's epochs are complete and never change, whichever driver writes them: keys are
+   added in the order of epochs, and before their manifests are removed. So a file whose epochs and
+   keys another file also has is not needed, and any driver may remove it.
+2. The files cover the epochs from the first on without a gap; a gap is a lost file.
+3. A merged file is durable before its sources are removed. A listing made meanwhile may miss both,
+   but not twice in the same way: only two equal successive listings are trusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["RUNS", "RunKeys"]
 RUNS = "runs"
 _FORMAT_VERSION = 1
 _NAME = re.compile(RUNS + r"/(\d{8,})-(\d{8,})\.keys")
-#: What earlier versions wrote: a file per key.
+#: The files of earlier versions: one per key.
 _SINGLE = re.compile(RUNS + r"/([0-9a-f]{64})\.run")
 _DIGITS = 32
 _MERGED = 8
@@ -41,7 +41,7 @@ _LISTINGS = 10
 
 
 class _File(NamedTuple):
-    """Some epochs' keys."""
+    """The keys of some epochs."""
 
     first: int
     last: int
@@ -57,7 +57,7 @@ class _File(NamedTuple):
 
 class _Listing(NamedTuple):
     files: tuple[_File, ...]
-    """Ascending; some may be within others."""
+    """The files, ascending; some may be covered by others."""
     singles: tuple[str, ...]
 
     @property
@@ -67,7 +67,7 @@ class _Listing(NamedTuple):
 
     @property
     def covering(self) -> list[_File]:
-        """Those that are not within others, ascending."""
+        """The files that are not covered by others, ascending."""
         return [f for f in self.files if not any(f.within(other) for other in self.files)]
 
     def plus(self, file: _File) -> _Listing:
@@ -102,7 +102,7 @@ class RunKeys:
         for _ in range(_LISTINGS):
             listing = self._list()
             with suppress(FileNotFoundError):
-                # Newest first: the keys that are asked for again are mostly those.
+                # Newest first, since mostly those keys are looked up again.
                 for file in reversed(listing.files):
                     epoch = self._keys(file).get(digest[:_DIGITS])
                     if epoch is not None:
@@ -112,7 +112,7 @@ class RunKeys:
         raise self._unsteady()
 
     def add(self, run_key: str, epoch: int) -> None:
-        """Keep a run's key; durable when it returns. Adding it again changes nothing.
+        """Add a run's key durably. Adding it again changes nothing.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class RunKeys:
             self._known[file] = dict(keys)
 
     def _merge(self, listing: _Listing) -> None:
-        """Merge the newest files where enough are of one size, and remove what is not needed."""
+        """Merge the newest files if enough are of one size; remove superfluous ones."""
         covering = listing.covering
         start = self._first_to_merge(covering)
         if start < len(covering) - 1:
@@ -222,7 +222,7 @@ class RunKeys:
             found, least = start, least * _MERGED
 
     def _take_over_singles(self, listing: _Listing) -> None:
-        """Put the keys of an earlier version's files into one, and remove those."""
+        """Merge the files of an earlier version into one, and remove them."""
         keys = dict(self._single(path) for path in listing.singles)
         known = {key for file in listing.files for key in self._keys(file)}
         new = {digest: epoch for digest, epoch in keys.items() if digest not in known}

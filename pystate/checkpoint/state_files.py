@@ -1,7 +1,7 @@
-"""State files: what a snapshot writes and a restore reads.
+"""State files, which a snapshot writes and a restore reads.
 
-A file is named by a path, or is an open binary file object. Thread safety: one file object, one
-thread at a time; the functions keep nothing.
+A file is named by a path, or is an open binary file object. Thread safety: one thread at a time per
+file object; the functions have no state.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 
 
 class Lineage(NamedTuple):
-    """The name of a sealed epoch, not only its number.
+    """The name of a sealed epoch, which is more than its number.
 
     Attributes
     ----------
     id : bytes
-        16 bytes, unique to the attempt that sealed it; its delta file carries the same.
+        16 bytes, unique to the attempt that sealed it; its delta file has the same id.
     parent : bytes
         The id of the epoch that it was built on; zeros for none.
     epoch : int
@@ -66,7 +66,7 @@ class Lineage(NamedTuple):
     query: int = 0
 
     def next(self) -> Lineage:
-        """A fresh lineage of the following epoch, built on this one."""
+        """A new lineage for the next epoch, whose parent is this one."""
         return Lineage(os.urandom(16), self.id, self.epoch + 1, self.query)
 
 
@@ -77,7 +77,7 @@ EMPTY_LINEAGE = Lineage(bytes(16), bytes(16), 0, 0)
 
 
 class FileInfo(NamedTuple):
-    """What a state file says about itself; the fields are the file format's."""
+    """A state file's description of itself; the fields are those of the file format."""
 
     kind: str
     """``"delta"`` or ``"base"``."""
@@ -102,11 +102,11 @@ class FileInfo(NamedTuple):
     file_bytes: int
     """Size of the file."""
     checksum: int
-    """XXH64 of the whole file; 0 where it was only opened."""
+    """XXH64 of the whole file; 0 if the file was only opened."""
 
 
 class FileIdentity(Protocol):
-    """What a manifest expects of a file: a `FileInfo`, or a manifest's entry."""
+    """The expected properties of a file: a `FileInfo`, or a manifest's entry."""
 
     @property
     def kind(self) -> str: ...  # noqa: D102
@@ -121,7 +121,7 @@ class FileIdentity(Protocol):
 
 
 class FileSchema(NamedTuple):
-    """A file's columns: the key's with its namespace's, and the states', hidden ones too."""
+    """A file's columns: those of the key and namespace, and of the states, with hidden ones."""
 
     keys: tuple[Column, ...]
     states: tuple[Column, ...]
@@ -140,14 +140,14 @@ class FileSchema(NamedTuple):
 
 
 class OpenFile:
-    """An open state file: its `reader`, and what is needed to read it as a whole."""
+    """An open state file: its `reader`, and the means to read it as a whole."""
 
     def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
         self._place = (name, size_bytes, descriptor, file)
         self.reader = core.FileReader(name, size_bytes, descriptor, file, process_budget())
 
     def checksum(self) -> int:
-        """XXH64 of the whole file, read for it from end to end."""
+        """The XXH64 of the whole file, which is read from end to end."""
         return core.file_checksum(*self._place)
 
     def check(self, expected: FileIdentity) -> None:
@@ -169,7 +169,7 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
     source : path or binary file object
         A file object is read by ``seek`` and ``readinto``.
     expected : FileInfo, optional
-        What the file must be.
+        The expected properties of the file.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
     source : path or binary file object
         The file.
     expected : FileInfo, optional
-        What it must be.
+        The expected properties of the file.
 
     Returns
     -------
@@ -242,7 +242,7 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
     Raises
     ------
     CorruptFileError, NewerFormatError, CheckpointError
-        As `open_file`; the message names the file and, where it is known, the byte.
+        As for `open_file`; the message names the file and, if it is known, the byte.
     """
     with open_file(source, expected) as opened:
         if expected is not None:
@@ -277,19 +277,19 @@ def merge_files(
     sources : sequence of path or binary file object
         Oldest first.
     out : binary file object
-        Takes the new file; made durable by the caller.
+        The new file is written to it; the caller makes it durable.
     lineage : Lineage, optional
-        Of the new file; by default that of the newest source, so that a table restored from it
-        stands at the same lineage as one restored from the sources.
+        Lineage of the new file; by default that of the newest source, so that a table restored from
+        it has the same lineage as one restored from the sources.
     first_key_group, last_key_group : int, optional
         The inclusive range to keep; by default the newest source's.
     kind : {"base", "delta"}
-        In a base, tombstones and cleared values are gone.
+        A base has no tombstones and no cleared values.
     states : collection of str, optional
-        Names of the states to keep, from whichever source has them; by default the newest source's.
+        Names of the states to keep, from any source that has them; by default the newest source's.
     since : mapping of str to int, optional
-        States that count only in sources of this epoch and later ones: an older state of the name
-        was dropped.
+        For some states the epoch from which on sources count: an older state of that name was
+        dropped.
 
     Returns
     -------
@@ -356,19 +356,19 @@ def _merged_schema(
     since: Mapping[str, int],
 ) -> FileSchema:
     newest = schemas[-1]
-    # Without the column of elements there is no way to read a source that has it.
+    # Without the column of elements a source that has it cannot be read.
     keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
     if states is None:
         return FileSchema(keys, newest.states, newest.hashed)
     found: dict[str, tuple[Column, ...]] = {}
-    # The files of former ranges follow each other, and only within one do epochs ascend.
+    # The files of former ranges follow each other; epochs ascend only within one range.
     order = sorted(range(len(schemas)), key=lambda i: (infos[i].epoch, i), reverse=True)
     for i in order:
         for owner, columns in groupby(schemas[i].states, key=lambda column: column.owner):
             if owner in states and infos[i].epoch >= since.get(owner, 0):
                 found.setdefault(owner, tuple(columns))
     kept = tuple(column for columns in found.values() for column in columns)
-    # Without any column a row would be kept for its key's sake: these take nothing.
+    # Rows without any column would still be kept for their keys, so they are dropped.
     return FileSchema(keys, kept or schemas[order[0]].states, newest.hashed)
 
 
@@ -439,16 +439,16 @@ def claim(
     columns : sequence of Column
         The table's columns.
     max_parallelism : int
-        The table's.
+        The table's number of key groups.
     allow_unclaimed_state : bool
         Whether states that the table does not have are dropped.
     since : mapping of str to int, optional
-        As of `merge_files`: states that are dropped from a file of an older epoch.
+        As for `merge_files`: states that are dropped from a file of an older epoch.
 
     Returns
     -------
     list of int
-        The table's column of each of the file's, -1 for those to drop.
+        For each column of the file the table's column; -1 for columns to drop.
 
     Raises
     ------
@@ -485,5 +485,5 @@ def claim(
 
 
 def _stored(type_: StateType) -> StateType:
-    # Files do not tell the two kinds of timestamps apart.
+    # Files do not distinguish the two kinds of timestamps.
     return StateType("timestamp") if type_.name == "timestamp_ntz" else type_

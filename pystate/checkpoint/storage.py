@@ -1,4 +1,4 @@
-"""Where checkpoint files live, and how a file comes into being.
+"""Storage of checkpoint files, and how files are created.
 
 Thread safety: a storage may be used by any number of threads and processes at once.
 
@@ -7,8 +7,8 @@ Invariants
 1. A file appears under its final name complete and durable, or not at all.
 2. `publish` and `create` never replace: of two writers of one name exactly one succeeds, the other
    gets `AlreadyPublishedError`.
-3. A write that fails leaves nothing behind; a write that is killed leaves only a temporary name,
-   which no reader ever sees and orphan collection removes.
+3. A failed write leaves nothing behind. A killed write leaves only a temporary file, which no
+   reader sees and orphan collection removes.
 4. Names are relative POSIX paths inside the root; nothing outside it can be named.
 """
 
@@ -66,14 +66,14 @@ class CheckpointStorage(Protocol):
         Raises
         ------
         AlreadyPublishedError
-            The name is taken; what it holds is unchanged.
+            The name is taken; the existing file is unchanged.
         NoSpaceError, CheckpointError
-            Nothing was created, or (only where the last sync of the folder failed) the file is
+            Nothing was created; or, only if the last sync of the folder failed, the file is
             complete but may not survive a power failure.
         """
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        """Create `path` or replace what it holds in one step; the only call that replaces."""
+        """Create `path` or replace it atomically; no other call replaces a file."""
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Open a new file for writing; it appears as `path` when the block ends without error.
@@ -83,30 +83,30 @@ class CheckpointStorage(Protocol):
         AlreadyPublishedError
             The name is taken (found out at the end of the block).
         NoSpaceError, CheckpointError
-            As `publish`. An exception from inside the block passes through; a plain ``OSError``
-            for a full file system becomes `NoSpaceError`.
+            As for `publish`. An exception from inside the block is passed on; an ``OSError`` for a
+            full file system becomes `NoSpaceError`.
         """
 
     def read_bytes(self, path: str) -> bytes:
-        """Read the whole file. `FileNotFoundError` where there is none."""
+        """Read the whole file; `FileNotFoundError` if there is none."""
 
     def open_read(self, path: str) -> BinaryIO:
-        """Open the file, seekable, for reading. `FileNotFoundError` where there is none."""
+        """Open the file for reading; it is seekable. `FileNotFoundError` if there is none."""
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """List all files below the folder `prefix`, sorted by path.
 
-        With `temporary`, only the leftovers of unfinished writes, which are otherwise left out.
+        With `temporary`, list only the leftovers of unfinished writes; otherwise leave them out.
         """
 
     def delete(self, path: str) -> bool:
-        """Remove a file; False where there was none."""
+        """Remove a file; return False if there was none."""
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
 
     def size_bytes(self, path: str) -> int | None:
-        """Return the file's size, or None where there is no file."""
+        """Return the file's size; None if there is no file."""
 
     def local_path(self, path: str) -> str | None:
         """Return an absolute path that this host can open or map, or None."""
@@ -115,17 +115,17 @@ class CheckpointStorage(Protocol):
         """Make a folder for marks."""
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that it holds; nothing where there is none."""
+        """Remove a folder with its content; do nothing if there is none."""
 
     def mark(self, path: str, data: bytes) -> bytes | None:
-        """Create a small file unless there is one, and return what that one holds.
+        """Create a small file; if it exists already, return its content instead.
 
-        Complete at once for everybody, but not durable. `FileNotFoundError` where `make_folder`
-        has not made the folder, or it is gone.
+        Others see the file complete or not at all, but it is not durable. `FileNotFoundError` if
+        `make_folder` has not made the folder, or it was removed.
         """
 
     def touch(self, path: str) -> bool:
-        """Bring a file's time of modification up to now; False where there is none."""
+        """Set a file's modification time to now; return False if there is no file."""
 
 
 class LocalStorage:
@@ -165,7 +165,7 @@ class LocalStorage:
         return LocalStorage, (self._root,)
 
     def local_path(self, path: str) -> str:
-        """Return the absolute path of a name; nothing is touched."""
+        """Return the absolute path of a name, without accessing it."""
         return os.path.join(self._root, _checked(path))
 
     def publish(self, path: str, data: bytes) -> None:
@@ -305,7 +305,7 @@ class LocalStorage:
 
     def remove_folder(self, path: str) -> None:
         """See `CheckpointStorage.remove_folder`."""
-        # A late task may create a file meanwhile: then the folder stays, for orphan collection.
+        # If a late task creates a file meanwhile, the folder is left for orphan collection.
         shutil.rmtree(self.local_path(path), ignore_errors=True)
 
     def mark(self, path: str, data: bytes) -> bytes | None:
@@ -341,13 +341,13 @@ class LocalStorage:
         return True
 
     def _temporary(self, final: str) -> str:
-        """Return a fresh temporary name for `final`, whose folder is made durable on first use."""
+        """Return a new temporary name for `final`; its folder is made durable on first use."""
         folder, name = os.path.split(final)
         if folder not in self._synced:
             try:
                 os.makedirs(folder, exist_ok=True)
-                # Another process may have made these folders and died before syncing them, so
-                # that every one up to the root's parent is synced, whoever made it.
+                # Another process may have made these folders and died before it synced them, so
+                # every one up to the root's parent is synced.
                 above = folder
                 while len(above) >= len(self._root):
                     above = os.path.dirname(above)
@@ -371,7 +371,7 @@ def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
     Raises
     ------
     InvalidArgumentError
-        Another scheme, or a ``file:`` URI that names another host.
+        The URI has another scheme, or is a ``file:`` URI with another host.
 
     Examples
     --------
@@ -405,7 +405,7 @@ def _checked(path: str) -> str:
 
 
 def final_name(path: str) -> str:
-    """Return the name that an unfinished write was meant for; other names are returned as is."""
+    """Return the final name of an unfinished write; other names are returned as they are."""
     folder, slash, name = path.rpartition("/")
     if not _is_temporary(name):
         return path
@@ -423,7 +423,7 @@ def _write_all(out: io.FileIO, data: bytes) -> None:
 
 
 def _abandon(out: BinaryIO) -> None:
-    # Closing flushes what is buffered, which may fail again for the reason that brought us here.
+    # Closing flushes the buffer, which may fail again for the same reason.
     with suppress(OSError, ValueError):
         out.close()
 
@@ -433,7 +433,7 @@ def _sync_folder(folder: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems cannot sync a folder; their links are as durable as they get.
+        # Some file systems cannot sync a folder; nothing more can be done for their links.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

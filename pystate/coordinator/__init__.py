@@ -1,1 +1,1 @@
-"""The driver's half of the checkpoint protocol. Never touches live state."""
+"""The driver's half of the checkpoint protocol, which never touches live state."""

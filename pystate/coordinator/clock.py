@@ -1,20 +1,20 @@
-"""From what a driver's clock says to an epoch's processing time.
+"""Derives an epoch's processing time from the driver's clock.
 
-A clock may be wrong for a while: a machine whose battery is empty, a virtual one that was resumed.
-Processing time that followed it would fire every timer and end every time to live, and would then
-stand still until the true time gets there, since it does not go back.
+A clock may be wrong for a while: a machine has an empty battery, a virtual machine was resumed. If
+processing time followed such a clock, every timer would fire and every time to live would end.
+Processing time would then stand still until the true time has caught up, since it does not go back.
 
 Thread safety: functions without state.
 
 Invariants
 ----------
-1. The processing time follows from the base and from what the clock said for the epoch's position,
+1. The processing time depends only on the base and on the clock reading for the epoch's position,
    so that an epoch that is computed again has the same one.
-2. It goes back only where the job asks for it, and then only a clock that is far behind.
-3. One reading moves it ahead by one step at most: by the job's bound, or twice the longest pause
-   between epochs that the job has had lately. A reading beyond that is doubted.
-4. While the clock is doubted processing time goes on at its pace. A clock that falls back behind
-   the reading was wrong; one that has gone on for as long as the bound is believed.
+2. It goes back only if the job allows it, and then only to a clock that is far behind.
+3. One reading moves it ahead by at most one step: the job's bound, or twice the longest recent
+   pause between epochs. A reading beyond that is doubted.
+4. While the clock is doubted, processing time advances at its pace. If the clock falls back behind
+   the doubted reading, it was wrong; once it has run for as long as the bound, it is trusted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["MAX_STEP_MS", "advance", "warn"]
 
 _LOG = logging.getLogger("pystate.coordinator.clock")
 MAX_STEP_MS = 3_600_000
-#: What drivers' clocks may differ by without a word.
+#: The difference of drivers' clocks up to which there is no warning.
 _TOLERANCE_MS = 60_000
-#: How fast a long pause is forgotten: by this part of the time that passes without one.
+#: How fast a long pause is forgotten: it shrinks by this part of the time that passes without one.
 _FORGOTTEN_PART = 8
 _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -38,16 +38,16 @@ _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def advance(
     base: Manifest | None, read_ms: int, max_step_ms: int, *, allow_back: bool
 ) -> tuple[int, ClockReading]:
-    """Decide an epoch's processing time.
+    """Compute an epoch's processing time.
 
     Parameters
     ----------
     base : Manifest or None
-        What the epoch is built on.
+        The manifest that the epoch is built on.
     read_ms : int
-        What the clock said for the epoch's position.
+        The clock's reading for the epoch's position.
     max_step_ms : int
-        The bound of a step, and how long a doubted clock must go on to be believed.
+        The bound of a step, and how long a doubted clock must run until it is trusted.
     allow_back : bool
         Whether processing time goes back to a clock that is behind it by more than the bound.
 
@@ -67,8 +67,8 @@ def advance(
     most_ms = max(max_step_ms, 2 * last.pause_ms)
     since_ms = last.doubted_since_ms
     if since_ms is not None and read_ms - since_ms >= max_step_ms:
-        # Believed, and so is the pause that the doubt began with: what processing time is late by
-        # since then, and the bound that it was allowed.
+        # The clock is trusted, and so is the pause with which the doubt began: the lag of
+        # processing time since then, plus the bound that it was allowed.
         step_ms = max(read_ms - last.read_ms, last.read_ms - time_ms + most_ms)
     elif step_ms > most_ms:
         if since_ms is None or read_ms < since_ms:
@@ -80,7 +80,7 @@ def advance(
 
 
 def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool) -> None:
-    """Say it where processing time and the clock part, once, or with `always` again."""
+    """Warn if processing time and the clock diverge: once, or with `always` every time."""
     if base is None:
         return
     last = base.clock

@@ -1,26 +1,25 @@
 """The driver's half of the checkpoint protocol: opens epochs, and publishes them or not.
 
-The coordinator never touches live state. Its caller runs the work, hands in one report per range,
-and the coordinator decides whether they make an epoch. How epochs follow each other:
+The coordinator never touches live state. Its caller runs the work and passes in one report per
+range, and the coordinator decides whether they make an epoch. The order of epochs:
 
-* Epochs are numbered by the checkpoint itself, one chain for everything that changes the state:
-  batches of a streaming query and runs alike. Each is built on the newest one, which must be the
-  one that the caller's position asks for; a gap is an error and never closed with something older.
-* A query goes on where its own last batch is recorded, whatever runs have come in between. Every
-  manifest carries the progress of all queries, so that a batch that was published is recognised
-  although newer epochs exist.
-* A query that the checkpoint does not know, in front of state that exists, is an error unless the
-  caller says ``restore="latest"``. From then on the state belongs to that query: an older one that
-  comes back would mix two inputs, and is refused.
-* A run (`run_key`) may come between two batches. While a query runs in another process the run's
-  driver takes the checkpoint over, and the query stops with `FencedError` before it publishes.
-* Terms never fall along the chain: a driver that finds a newest manifest of a later term than its
-  own has been overtaken, whatever it thinks of who owns the checkpoint, and builds nothing on it.
-  What it may still publish once its successor has published is therefore of an epoch that is taken;
-  orphan collection rests on that (`pystate.coordinator.retention`).
-* At most one manifest has sink transactions that are not known to be committed: the newest. They
-  are committed again, which is idempotent, before anything else happens. Once they are,
-  ``manifests/committed`` says so, and what has become of the output since is its readers' affair.
+* The checkpoint numbers epochs in one chain for everything that changes the state: batches of a
+  streaming query and runs alike. Each is built on the newest epoch, which must be the one that the
+  caller's position requires. A gap is an error and is never filled with an older epoch.
+* A query continues after its own last batch, even if runs have come in between. Every manifest has
+  the progress of all queries, so that a published batch is recognised although newer epochs exist.
+* If there is state, a query that the checkpoint does not know is an error, unless the caller says
+  ``restore="latest"``. From then on the state belongs to that query: an older query that comes back
+  would mix two inputs, and is refused.
+* A run (`run_key`) may come between two batches. If a query runs in another process, the run's
+  driver takes over the checkpoint, and the query stops with `FencedError` before it publishes.
+* Terms never decrease along the chain. If the newest manifest has a later term than a driver's own,
+  that driver has been overtaken, even if it takes itself for the owner, and builds nothing on it.
+  So once its successor has published, it can only publish an epoch whose name is taken; orphan
+  collection relies on that (`pystate.coordinator.retention`).
+* Only the newest manifest may have sink transactions that are not known to be committed. They are
+  committed again, which is idempotent, before anything else happens. After that
+  ``manifests/committed`` says so, and readers may do with the output what they like.
 
 Thread safety: any thread may open an epoch; while one is open, others wait.
 """
@@ -60,7 +59,7 @@ __all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeRep
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("pystate.coordinator.coordinator")
-# Epochs between two searches for orphans; retired files go at once and do not need one.
+# Epochs between two searches for orphans; retired files are removed at once, without a search.
 _ORPHANS_EVERY = 64
 
 
@@ -92,25 +91,25 @@ class Coordinator:
         Commits the transactions of a manifest's `sinks`. It is called again for a manifest whose
         transactions may have been committed before, and must then do nothing.
     allow_unclaimed_state : bool
-        Let a pipeline leave out operators, which are carried along, and states or timers of an
-        operator, which are dropped for good.
+        Let a pipeline leave out operators, whose state is kept; and let operators leave out states
+        or timers, which are dropped for good.
     orphan_grace_ms : int
-        Age below which no unnamed file is removed.
+        Files that no manifest names are removed only from this age on.
     max_evaluations : int
         Number of times that `run` evaluates one epoch.
     merge_policy : MergePolicy or None
         When bases are merged; None for never.
     max_clock_step_ms : int
-        Number of milliseconds by which processing time follows a clock that jumps.
+        Bound of one step of processing time after a jump of the clock, in milliseconds.
     allow_time_back : bool
-        Take processing time back to a clock that is behind it by more than that.
+        Set processing time back to a clock that is behind it by more than that bound.
     epoch_wait_s : float
         How long `open_epoch` waits for another thread's epoch to end.
 
     Raises
     ------
     InvalidArgumentError
-        The arguments contradict each other, or what the checkpoint was made with.
+        The arguments contradict each other or the checkpoint's own settings.
     CorruptFileError, NewerFormatError
         ``job.json`` cannot be understood.
 
@@ -177,12 +176,12 @@ class Coordinator:
 
     @property
     def run_id(self) -> str:
-        """Names this driver in manifests and owner files."""
+        """The name of this driver in manifests and owner files."""
         return self._ownership.run_id
 
     @property
     def term(self) -> int:
-        """Of this driver; 0 before it has taken the checkpoint over."""
+        """The driver's term; 0 before it has taken over the checkpoint."""
         return self._ownership.term
 
     @property
@@ -201,22 +200,22 @@ class Coordinator:
         restore: Restore | None = None,
         drain: bool = False,
     ) -> Epoch | AlreadyDone:
-        """Open the epoch that a position asks for.
+        """Open the epoch of a position.
 
         Parameters
         ----------
         query_id, batch_id, offsets_hash : optional
             A batch of a streaming query, and a hash of the source offsets that it covers.
         run_key : str, optional
-            Makes a run idempotent: the same key again is `AlreadyDone`.
+            Makes a run idempotent: for a key that was used before the result is `AlreadyDone`.
         processing_time_ms : int, optional
-            What the clock says, which must be the same on every replay of a batch; now by default.
-            The epoch's one processing time follows from it, see `pystate.coordinator.clock`.
+            The clock's reading, which must be the same on every replay of a batch; now by default.
+            The epoch's processing time depends on it, see `pystate.coordinator.clock`.
         restore : {"latest"}, optional
-            Lets a query that the checkpoint does not know begin with the state that is there.
-            Means nothing for a query that it knows.
+            Lets a query that the checkpoint does not know start from the existing state. It has no
+            effect for a known query.
         drain : bool
-            Whether event time ends after the epoch's rows. It is no part of the position.
+            Whether event time ends after the epoch's rows. It is not part of the position.
 
         Returns
         -------
@@ -226,7 +225,7 @@ class Coordinator:
         Raises
         ------
         CheckpointError
-            The position does not follow what the checkpoint holds, a manifest is lost, or another
+            The position does not follow the checkpoint's last one, a manifest is lost, or another
             thread's epoch did not end in time.
         FencedError
             Another driver owns the checkpoint.
@@ -284,26 +283,26 @@ class Coordinator:
         drain: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
     ) -> RunOutcome:
-        """Open an epoch, evaluate it as often as it takes, publish it.
+        """Open an epoch, evaluate it until an evaluation counts, and publish it.
 
         Parameters
         ----------
         evaluate : callable
-            Runs the epoch's work once: declares the operators, runs the job, feeds the reports to
-            the epoch, and returns the sink transactions. Each call sees a fresh `evaluation_id`.
+            Runs the epoch's work once: declares the operators, runs the job, passes the reports to
+            the epoch, and returns the sink transactions. Each call has a new `evaluation_id`.
         retryable : callable, optional
-            Whether an exception of `evaluate` may be worth another evaluation. By default every
-            one that is not a `PystateError`.
+            Whether an exception of `evaluate` is worth another evaluation. By default every
+            exception is that is not a `PystateError`.
 
         Other parameters are those of `open_epoch`.
 
         Raises
         ------
         EvaluationError
-            Reports are missing; or the same ranges reported twice, in two evaluations running.
+            Reports are missing; or the same ranges reported twice, in two successive evaluations.
         Exception
-            An exception of `evaluate`, once it came twice in the same way, or is not retryable;
-            and what `open_epoch` and `Epoch.complete` raise.
+            An exception of `evaluate` that came twice in the same way, or is not retryable; and the
+            errors of `open_epoch` and `Epoch.complete`.
         """
         for _ in range(self._max_evaluations):
             opened = self.open_epoch(
@@ -338,34 +337,34 @@ class Coordinator:
         )
 
     def check_current(self, epoch: Epoch) -> None:
-        """Make sure that nobody else has published an open epoch, and that this driver may.
+        """Make sure that no other driver has published an open epoch, and that this one may.
 
         Raises
         ------
         FencedError
-            Another driver owns the checkpoint, or has published the epoch; `OvertakenError` where
-            that was an older driver.
+            Another driver owns the checkpoint, or has published the epoch; `OvertakenError` if that
+            was an older driver.
         """
         self._rivals.check_current(epoch)
 
     def check_owner(self) -> None:
-        """Raise `FencedError` where another driver has taken the checkpoint over."""
+        """Raise `FencedError` if another driver has taken over the checkpoint."""
         self._ownership.check()
 
     def give_up_output(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
-        """Take the checkpoint over, and count the output of its newest epoch as committed.
+        """Take over the checkpoint, and mark the output of its newest epoch as committed.
 
         Parameters
         ----------
         epoch : int
-            That one's number.
+            The number of the newest epoch.
         act : callable
-            Called with the manifest before that.
+            Called with the manifest before the output is marked.
 
         Raises
         ------
         InvalidArgumentError
-            It is not the newest epoch, or its output is committed.
+            `epoch` is not the newest epoch, or its output is committed.
         """
         self._enter()
         try:
@@ -381,9 +380,9 @@ class Coordinator:
         self._maintenance.wait()
 
     def close(self) -> None:
-        """Abort an open epoch and wait for the maintenance thread. Calling it twice is fine.
+        """Abort an open epoch and wait for the maintenance thread. Does nothing the second time.
 
-        Merges that no epoch has taken up are given up.
+        Merges that no epoch has adopted are given up.
         """
         self._closed = True
         epoch = self._epoch
@@ -425,7 +424,7 @@ class Coordinator:
             self._leave()
 
     def _own(self) -> Manifest | None:
-        """Own the checkpoint, and return its newest epoch."""
+        """Take ownership of the checkpoint, and return its newest epoch."""
         if not self._ownership.term:
             self._ownership.acquire()
         else:
@@ -437,14 +436,15 @@ class Coordinator:
         return head
 
     def _prepare(self) -> None:
-        """Own the checkpoint, know its newest epoch, and have that one's sinks committed."""
+        """Take ownership of the checkpoint, and commit the sinks of its newest epoch."""
         head = self._own()
         if head is not None:
             self._settling.settle(head)
         if not self._tidied:
             self._tidied = True
             if self._merges is not None and head is not None:
-                # Beside the epoch's work, so that a driver of one epoch can still adopt them.
+                # Merges run during the epoch's work, so that a driver of only one epoch can still
+                # adopt them.
                 self._merges.plan(head, self.parallelism)
             self._maintenance.submit(self._collect_orphans)
 
@@ -453,8 +453,8 @@ class Coordinator:
     def _publish(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
         operators = self._publisher.collect(epoch)
         if self._merges is not None:
-            # A driver's first epoch may be its only one: it rather takes twice as long than leave
-            # the merge beside it to the next driver, which would begin anew.
+            # A driver's first epoch may be its only one. It may take up to twice as long to wait
+            # for the merge, since the next driver would have to start the merge again.
             first = not self._has_published
             patience_s = time.monotonic() - self._opened_s if first else 0.0
             self._merges.wait(operators, patience_s, first=first)
@@ -466,13 +466,13 @@ class Coordinator:
             self._settling.settle(manifest)
             self._keep_house(manifest)
         finally:
-            epoch.abort()  # ends it; what is published stays
+            epoch.abort()  # ends the epoch; a published manifest stays
         return manifest
 
     # ---- housekeeping ----------------------------------------------------------------------
 
     def _keep_house(self, manifest: Manifest) -> None:
-        """Retire, collect and merge; what fails here is tried again after the next epoch."""
+        """Retire, collect and merge; a failure here is retried after the next epoch."""
         if self._merges is not None:
             self._merges.published(manifest)
             self._merges.plan(manifest)

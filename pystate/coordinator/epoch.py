@@ -1,17 +1,17 @@
-"""One epoch while it is being made: what it stands on, who must report, who has.
+"""An epoch in the making: its base, and which ranges must report and which have.
 
-Thread safety: `Epoch.report` may be called from any thread (accumulators arrive on one of their
-own); everything else belongs to the thread that opened the epoch.
+Thread safety: `Epoch.report` may be called from any thread (accumulator updates arrive on a thread
+of their own); everything else belongs to the thread that opened the epoch.
 
 Invariants
 ----------
 1. A report counts only if it carries the uuid of the current evaluation; the file of any other
-   report is left to orphan collection and never adopted.
-2. An epoch completes with exactly one report per declared (operator, range), each built on exactly
-   the id that the base names.
-3. Nothing is visible before the manifest, and nothing is undone after it.
-4. Processing time and watermark follow from the base and the position alone: an epoch that is
-   computed again has the same ones. No watermark goes back, and no processing time unless the job
+   report is never adopted, and is left to orphan collection.
+2. An epoch is complete with exactly one report per declared (operator, range), each built on
+   exactly the id that the base names.
+3. Nothing is visible before the manifest is published, and nothing is undone after that.
+4. Processing time and watermark depend only on the base and the position: an epoch that is computed
+   again has the same ones. The watermark never goes back, and processing time only if the job
    allows it.
 """
 
@@ -58,12 +58,13 @@ NO_END = (
     "that there is none: name the column that has it, key_by(..., event_time='column'), or leave "
     "drain out"
 )
-#: Times are 64 bits wide; an operator whose rows may be as late as one likes is not below that.
+#: The smallest watermark, since times have 64 bits: that of an operator without a bound on
+#: lateness.
 _LEAST_TIME_MS = -(1 << 63)
 
 
 class RepeatableError(EvaluationError):
-    """An evaluation that does not count, and may go better when it is repeated.
+    """An evaluation does not count, but may succeed when it is repeated.
 
     Parameters
     ----------
@@ -72,10 +73,10 @@ class RepeatableError(EvaluationError):
     hint : str
         What to do if it happens again.
     kind : str, optional
-        The same where the same thing happens again; the message by default.
+        Equal if the same thing happens again; the message by default.
     is_progress : bool
-        Whether something was put right that does not happen again: the evaluation is none of those
-        that a job allows.
+        Whether the cause was fixed, so that it does not happen again. The evaluation then does not
+        count towards the job's maximum.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class SideFile:
 
 @dataclass(frozen=True)
 class RangeReport:
-    """What a task says about one range once its file is durable, as its last act.
+    """A task's report about one range, its last act once its file is durable.
 
-    Can be pickled. A task that changed nothing reports ``file=None`` and its base's id as both
+    It can be pickled. A task that changed nothing reports ``file=None``, and its base's id as both
     `id` and `parent`.
     """
 
@@ -111,39 +112,39 @@ class RangeReport:
     id: str
     """Lineage id that the range was sealed under; hex."""
     parent: str
-    """Lineage id that the range stood at before; hex."""
+    """Lineage id of the range before; hex."""
     file: FileRef | None
     max_event_time_ms: int | None = None
     """Largest event time that the task has seen."""
     next_event_timer_ms: int | None = None
-    """The earliest event-time timer that the range holds now; its base's where nobody looked."""
+    """The range's earliest event-time timer now; that of its base if the task did not look."""
     next_processing_timer_ms: int | None = None
-    """The same of its processing-time timers."""
+    """The same for processing-time timers."""
     side_files: tuple[SideFile, ...] = ()
-    """What it wrote for side outputs; durable, staged by the driver."""
+    """The files that it wrote for side outputs; they are durable, and the driver stages them."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Anything worth showing: rows, state sizes, times, how the table was attached."""
+    """Numbers for progress: rows, state sizes, times, how the table was attached."""
 
 
 class Epoch:
-    """An epoch between its opening and its manifest; made by `Coordinator.open_epoch`.
+    """An epoch from its opening to its manifest; `Coordinator.open_epoch` makes it.
 
     Attributes
     ----------
     number : int
-        Of this epoch; one more than the newest that the checkpoint holds.
+        This epoch's number; one more than that of the checkpoint's newest epoch.
     evaluation_id : str
         The uuid (hex) of the current evaluation; new after each `restart`.
     base : Manifest or None
-        What the epoch is built on; None for the first one.
+        The manifest that the epoch is built on; None for the first epoch.
     position : Position
         Where its input comes from.
     processing_time_ms : int
-        The one processing time of the epoch.
+        The processing time of the epoch.
     clock : ClockReading
-        What it follows from.
+        The reading that determined it.
     watermark_ms : int or None
-        The watermark of the epoch, which the base left behind.
+        The watermark of the epoch, which comes from the base.
     drain : bool
         Whether event time ends after the epoch's rows; see `pystate.operator.drain`.
     """
@@ -208,7 +209,7 @@ class Epoch:
 
     @property
     def is_open(self) -> bool:
-        """Whether the epoch was neither completed nor aborted."""
+        """Whether the epoch is neither completed nor aborted."""
         return self._open
 
     def declare(
@@ -221,7 +222,7 @@ class Epoch:
         allowed_delay_ms: int | None = None,
         timers: bool | None = None,
     ) -> tuple[RangeState, ...]:
-        """Announce an operator of the current evaluation.
+        """Declare an operator of the current evaluation.
 
         Parameters
         ----------
@@ -232,22 +233,22 @@ class Epoch:
         parallelism : int, optional
             Number of ranges; the coordinator's by default.
         allowed_delay_ms : int, optional
-            Makes the operator one with event time, whose rows may come so much later than others:
-            it takes part in the watermark.
+            Given for an operator with event time: how far a row may be behind the newest one. The
+            operator then takes part in the watermark.
         timers : bool, optional
-            Whether it has timers; by default if it had any, or reports one.
+            Whether it has timers; by default it has if it had any, or reports one.
 
         Returns
         -------
         tuple of RangeState
-            What each range must attach to, by index.
+            The state that each range must attach to, by index.
 
         Raises
         ------
         DeclarationError
             The uid is declared twice.
         SchemaError, UnclaimedStateError
-            The checkpoint holds this operator's state in another shape.
+            The checkpoint holds this operator's state with another schema.
         """
         self._check_open()
         if uid in self._declared:
@@ -292,12 +293,12 @@ class Epoch:
         return ranges
 
     def check_declared(self) -> None:
-        """Make sure that every operator of the base is declared; call it once the plan is built.
+        """Make sure that every operator of the base is declared; call it after the plan is built.
 
         Raises
         ------
         UnclaimedStateError
-            One is not, and unclaimed state is not allowed.
+            An operator is not declared, and unclaimed state is not allowed.
         NoEventTimeError
             The epoch drains, and no operator has event time.
         """
@@ -313,7 +314,7 @@ class Epoch:
             )
 
     def report(self, report: RangeReport) -> bool:
-        """Take a task's report; returns False where it belongs to another evaluation."""
+        """Take a task's report; return False if it belongs to another evaluation."""
         with self._lock:
             if self._open and report.evaluation_id == self.evaluation_id:
                 self._reports.append(report)
@@ -322,7 +323,7 @@ class Epoch:
             return False
 
     def restart(self) -> None:
-        """Discard the evaluation and begin another one under a fresh uuid."""
+        """Discard the evaluation and begin another one under a new uuid."""
         self._check_open()
         with self._lock:
             self.discarded_evaluations.append(self.evaluation_id)
@@ -338,14 +339,14 @@ class Epoch:
         Parameters
         ----------
         sink_transactions : sequence of JSON values
-            What the coordinator's `commit_sinks` will be given with the manifest.
+            The transactions for the coordinator's `commit_sinks`, stored in the manifest.
 
         Raises
         ------
         EvaluationError
-            Reports are missing or repeated; nothing was published, `restart` is possible.
+            Reports are missing or repeated; nothing was published, and `restart` may be called.
         LineageError
-            A report was built on something else than the base.
+            A report was not built on the base.
         UnclaimedStateError
             See `check_declared`.
         FencedError
@@ -358,7 +359,7 @@ class Epoch:
         return self._publish(self, sink_transactions)
 
     def abort(self) -> None:
-        """Give the epoch up: nothing happened. Harmless on an epoch that has ended."""
+        """Give up the epoch without any effect. Does nothing if the epoch has ended."""
         if self._open:
             self._end()
 
@@ -379,7 +380,7 @@ class Epoch:
             raise CheckpointError(f"epoch {self.number} has ended; open another one")
 
     def entries(self) -> tuple[OperatorEntry, ...]:
-        """Return what ``job.json`` says about the declared operators."""
+        """Return the entries of ``job.json`` for the declared operators."""
         return tuple(
             OperatorEntry(op.uid, op.key_schema, op.state_schema) for op in self._declared.values()
         )
@@ -395,12 +396,12 @@ class Epoch:
         ]
 
     def collect(self) -> tuple[OperatorState, ...]:
-        """Check the reports and return every operator as the epoch leaves it.
+        """Check the reports and return every operator as it is after the epoch.
 
         Raises
         ------
         EvaluationError, LineageError, UnclaimedStateError
-            See `complete`; a `RepeatableError` where reports are repeated.
+            See `complete`; a `RepeatableError` if reports are repeated.
         """
         self.check_declared()
         reports = tuple(dict.fromkeys(_Identity(report) for report in self.reports))
@@ -430,16 +431,17 @@ class Epoch:
         )
 
     def next_watermark(self, operators: Sequence[OperatorState]) -> int | None:
-        """Return the watermark that the epoch leaves behind.
+        """Return the watermark for the next epoch.
 
-        The smallest, over the declared operators with event time, of the largest event time that
-        each has ever seen minus its allowed delay; but never less than the epoch's own watermark.
-        An operator that has seen no event time yet holds it back.
+        For each declared operator with event time, take the largest event time that it has ever
+        seen minus its allowed delay. The watermark is the smallest of these, but never less than
+        the epoch's own watermark. It does not advance while an operator has not seen any event time
+        yet.
 
         Parameters
         ----------
         operators : sequence of OperatorState
-            As `collect` returned them.
+            The return value of `collect`.
         """
         marks = []
         for operator in operators:
@@ -487,8 +489,8 @@ class Epoch:
         for state in operator.ranges:
             report = found[operator.uid, state.index]
             seen.append(report.max_event_time_ms)
-            # After a change of parallelism a range learns its own timers from the next task, which
-            # may have done nothing else.
+            # After a change of parallelism a range's next task finds out the range's own timers,
+            # even if it does nothing else.
             state = replace(
                 state,
                 next_event_timer_ms=report.next_event_timer_ms,
@@ -507,7 +509,7 @@ class Epoch:
 
 
 class _Identity:
-    """A report as a key: one that arrives twice unchanged, from one attempt, counts once."""
+    """A report as a key: a report that arrives twice unchanged, from one attempt, counts once."""
 
     __slots__ = ("key", "report")
 
@@ -523,7 +525,7 @@ class _Identity:
 
 
 def describe_ranges(keys: Sequence[tuple[str, int]]) -> str:
-    """Describe (uid, index) pairs, a few at most per operator."""
+    """Describe (uid, index) pairs, at most a few per operator."""
     indices: dict[str, list[int]] = {}
     for uid, index in keys:
         indices.setdefault(uid, []).append(index)

@@ -1,14 +1,14 @@
-"""An operator's stored state under the declarations of another epoch.
+"""Matches an operator's stored state with the declarations of a later epoch.
 
 Thread safety: functions without state.
 
 Why a dropped state stays dropped
 ---------------------------------
-1. A file is never rewritten: those of older epochs go on holding a state after it was dropped.
-2. What the newest manifest's operator does not have counts in no file, so that nothing has to be
-   remembered of a state that is gone.
-3. A state that is declared where the manifest does not have it counts from that epoch on. Older
-   files may hold one that had its name.
+1. A file is never rewritten: files of older epochs still hold a state after it was dropped.
+2. A state that the operator does not have in the newest manifest is ignored in all files, so that
+   nothing has to be remembered about a dropped state.
+3. A state that is declared but not in the manifest counts from the declaring epoch on. Older files
+   may hold another state of the same name.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def evolved_ranges(
     *,
     allow_unclaimed_state: bool,
 ) -> tuple[RangeState, ...]:
-    """Say of an operator's ranges which states count since when.
+    """Set from which epoch on each state counts, for an operator's ranges.
 
     Parameters
     ----------
     stored : OperatorState
-        As the base manifest has it.
+        The operator in the base manifest.
     ranges : tuple of RangeState
-        Its ranges in the parallelism of the epoch.
+        Its ranges, in the parallelism of the epoch.
     declared : Schema
         The states of the epoch.
     timers : bool
         Whether it has timers.
     epoch : int
-        Its number.
+        The epoch's number.
     allow_unclaimed_state : bool
-        Whether timers that nobody handles any more are dropped.
+        Whether timers that the function no longer handles are dropped.
 
     Raises
     ------
     UnclaimedStateError
-        Timers are waiting that the epoch's function does not handle.
+        There are timers that the epoch's function does not handle.
     """
     names = {name for name, _ in declared} | ({TIMERS} if timers else set())
     if not timers and has_timers(ranges):

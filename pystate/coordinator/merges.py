@@ -1,17 +1,17 @@
-"""Work beside the epochs: merging deltas into bases, collecting orphans.
+"""Background work: merging deltas into bases, and collecting orphans.
 
 Thread safety: all methods of `Maintenance` and `BaseMerges` may be called from any thread.
 
 Invariants
 ----------
-1. A merge that is ready is adopted by the next manifest. An epoch waits for one only where its
-   coordinator's first epoch may be its last, or where a chain of deltas grows past its bound.
-2. A merge reads files only, never a table, and its result is adopted only in the place of exactly
-   the files that it was made from.
+1. The next manifest adopts a merge that is ready. An epoch waits for a merge only if it is its
+   coordinator's first epoch, and so maybe its last, or if a chain of deltas grows past its bound.
+2. A merge reads only files, never a table, and its result replaces exactly the files that it was
+   made from.
 3. The thread exists only while there is work, and `Maintenance.close` joins it.
-4. A merge that no manifest can adopt any more leaves no file behind.
-5. The name of a merged base says the term of the driver that made it, the only one whose manifests
-   can name it first.
+4. A merge that no manifest can adopt leaves no file behind.
+5. The name of a merged base contains the term of the driver that made it. Only that driver's
+   manifests can be the first to name it.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ __all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
 
 _LOG = logging.getLogger("pystate.coordinator.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
-# Epochs to wait before a merge that failed is tried again.
+# Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16
 
 
 @dataclass(frozen=True)
 class MergePolicy:
-    """When the deltas of a range become part of its base."""
+    """When the deltas of a range are merged into its base."""
 
     min_deltas: int = 4
     """Fewer deltas are never merged."""
     max_deltas: int = 64
-    """So many are merged whatever their size: they bound a restore and the manifest."""
+    """This many deltas are merged whatever their size, to bound restores and the manifest."""
     keep_deltas: int = 2
-    """The newest deltas stay out, so that a table a little behind can still catch up."""
+    """So many of the newest deltas are not merged, so that a table slightly behind can catch up."""
     most_deltas: int = 256
-    """Rather than leave more, an epoch waits for the merge that is under way."""
+    """If there are more deltas, an epoch waits for the running merge."""
 
     def files_to_merge(self, state: RangeState) -> tuple[FileRef, ...]:
-        """Choose the files that a new base of the range should be made from; none for not yet."""
+        """Choose the files to merge into a new base of the range; empty if it is not time yet."""
         merged = len(state.deltas) - self.keep_deltas
         if len(state.deltas) < max(self.min_deltas, self.keep_deltas + 1):
             return ()
@@ -81,7 +81,7 @@ class Maintenance:
         self._closed = False
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Run `task` after those submitted before; its errors are logged. Ignored once closed."""
+        """Run `task` after earlier ones; its errors are logged. Ignored once closed."""
         with self._lock:
             if self._closed:
                 return
@@ -93,7 +93,7 @@ class Maintenance:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all tasks are done."""
         while True:
             with self._lock:
                 thread = self._thread
@@ -102,7 +102,7 @@ class Maintenance:
             thread.join()
 
     def close(self) -> None:
-        """Take no more tasks, and wait until those submitted have ended."""
+        """Accept no more tasks, and wait for those submitted."""
         with self._lock:
             self._closed = True
         self.wait()
@@ -144,14 +144,14 @@ class BaseMerges:
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
-        """Begin the merges that the policy asks for.
+        """Start the merges that the policy requires.
 
         Parameters
         ----------
         manifest : Manifest
             The newest epoch.
         parallelism : int, optional
-            What the next epoch will have, where that may be another one.
+            The next epoch's parallelism, if it may differ.
         """
         for operator in manifest.operators:
             ranges = operator.ranges
@@ -183,13 +183,13 @@ class BaseMerges:
         Parameters
         ----------
         operators : tuple of OperatorState
-            As the next manifest has them.
+            The operators of the next manifest.
         patience_s : float
-            How long to wait at most; longer only for a chain that has grown past its bound.
+            The longest time to wait; only a chain that has grown past its bound may take longer.
         first : bool
-            Whether this is the coordinator's first manifest, and so maybe its last: the bound is
-            then where the policy merges whatever the size, because every coordinator before may
-            have left its merge undone.
+            Whether this is the coordinator's first manifest, and so maybe its last. The bound is
+            then the length at which the policy merges whatever the size, because every earlier
+            coordinator may have left its merge undone.
         """
         until = time.monotonic() + patience_s
         bound = self._policy.max_deltas if first else self._policy.most_deltas
@@ -204,7 +204,7 @@ class BaseMerges:
                 merge.ended.wait(max(0.0, until - time.monotonic()))
 
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
-        """Put the bases that are ready in the place of the files they were made from."""
+        """Replace files by the ready bases that were made from them."""
         with self._lock:
             uids = {key[0] for key in self._ready}
             return tuple(
@@ -215,7 +215,7 @@ class BaseMerges:
             )
 
     def published(self, manifest: Manifest) -> None:
-        """Forget the merges that are ready: adopted by this manifest, or of no use any more."""
+        """Forget the ready merges, which this manifest has adopted or which are now useless."""
         late = []
         with self._lock:
             for key in list(self._ready):
@@ -232,21 +232,21 @@ class BaseMerges:
             self._maintenance.submit(partial(self._discard, late))
 
     def give_up(self) -> None:
-        """No manifest will follow: end what is under way, and plan nothing any more."""
+        """No manifest will follow: stop running merges, and plan no more."""
         with self._lock:
             self._closed.set()
             for merge in self._merges.values():
                 merge.ended.set()
 
     def discard_unused(self) -> None:
-        """Remove what was merged for nothing; call it when the maintenance thread has ended."""
+        """Remove the files of unused merges; call it when the maintenance thread has ended."""
         with self._lock:
             unused = [base.path for base in self._ready.values()]
             self._ready.clear()
         self._discard(unused)
 
     def _discard(self, outputs: list[str]) -> None:
-        # One that was offered may stand in a manifest whose publishing went wrong half way.
+        # A manifest whose publishing failed half way may name a base that was offered to it.
         delete_files(self._storage, [path for path in outputs if path not in self._offered])
         self._offered.difference_update(outputs)
 
@@ -306,7 +306,7 @@ class _Merge:
 
 
 class _Out:
-    """A file that takes no more bytes once the merge into it was given up."""
+    """A file that accepts no more bytes once its merge was given up."""
 
     def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
         self._file = file
@@ -354,9 +354,9 @@ def merge_range(
     Parameters
     ----------
     states, since : optional
-        As of `merge_files`.
+        As for `merge_files`.
     given_up : Event, optional
-        Once it is set the merge ends with an error.
+        Once it is set, the merge ends with an error.
 
     Raises
     ------
@@ -374,9 +374,9 @@ def merge_range(
             refs = list(group)
             files = [_open_source(stack, storage, ref) for ref in refs]
             if bounds != whole:
-                # Files of a former range, which count for a part of this one only: reduced to
-                # that part, nothing in them can hide what another former range knows. They may go
-                # on from older files, or a base: what they delete and append must stay that.
+                # Files of a former range count for only a part of this one. Reduced to that part,
+                # nothing in them can hide the content of another former range. They may build on
+                # older files or a base, so their deletions and appends must be kept as such.
                 part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
                 merge_files(
                     files,
@@ -405,7 +405,7 @@ def merge_range(
 
 
 def _newest_epoch(sources: Sequence[FileRef]) -> int:
-    # By it readers tell which states count; the last of several former ranges need not be newest.
+    # Readers use the epoch to decide which states count; the last former range need not be newest.
     return max(ref.epoch for ref in sources)
 
 
@@ -414,7 +414,7 @@ def _bounds(ref: FileRef) -> tuple[int, int]:
 
 
 def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:
-    """Check that a file is the one that the manifest names; by path it is read without the GIL."""
+    """Check that a file is the one that the manifest names; a path is read without the GIL."""
     source = storage.local_path(ref.path) or stack.enter_context(storage.open_read(ref.path))
     with open_file(source, expected=ref):
         return source

@@ -1,15 +1,15 @@
-"""Which driver owns a checkpoint: the newest one that asked.
+"""Which driver owns a checkpoint: the one that claimed it last.
 
-Every driver publishes ``owners/<term>.owner`` with the next free term before it reads the state it
-will build on. Thread safety: an `Ownership` belongs to its coordinator's lock.
+Every driver publishes ``owners/<term>.owner`` with the next free term before it reads the state
+that it builds on. Thread safety: an `Ownership` belongs to its coordinator's lock.
 
 Invariants
 ----------
 1. Terms only grow, and each is taken once: the newest owner files are never removed, since a name
    that became free could be taken again by a driver whose listing was overtaken.
-2. Safety does not rest on the check, which can be passed a moment before another driver takes
-   over, but on manifests being put-if-absent, and on nobody building on a manifest of a later term
-   than its own; the check makes an older driver stop early.
+2. Safety does not depend on the check, since another driver may take over just after it. It depends
+   on manifests being put-if-absent, and on no driver building on a manifest of a later term than
+   its own. The check only makes an older driver stop early.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(_FOLDER + r"/(\d{8,})\.owner")
 
 @dataclass(frozen=True)
 class Owner:
-    """A driver that took a checkpoint over."""
+    """A driver that took over a checkpoint."""
 
     term: int
     run_id: str
@@ -63,7 +63,7 @@ class Ownership:
         self.term = 0
 
     def acquire(self) -> None:
-        """Become the owner; whoever was it before fails with `FencedError` from now on."""
+        """Become the owner; from now on the previous owner fails with `FencedError`."""
         while True:
             terms = _terms(self._storage)
             term = max(terms, default=0) + 1
@@ -86,25 +86,25 @@ class Ownership:
             return
 
     def check(self) -> None:
-        """Make sure that nobody took over.
+        """Make sure that no other driver took over.
 
         Raises
         ------
         FencedError
-            Somebody did; the message says who.
+            Another driver did; the message says which.
         """
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
             raise self.fenced(newest)
 
     def close(self) -> None:
-        """Say that this driver needs nothing any more that it has in the memory of hosts."""
+        """Note that this driver no longer needs its tables in the memory of hosts."""
         if self.term:
-            with suppress(OSError, PystateError):  # the checkpoint may be gone
+            with suppress(OSError, PystateError):  # the checkpoint may have been removed
                 self._storage.mark(closing_mark(self.term), b"")
 
     def fenced(self, newest: int) -> FencedError:
-        """The error of a driver that finds another one's term in the place of its own."""
+        """The error of a driver that finds another driver's term instead of its own."""
         owner = _read(self._storage, newest) if newest > self.term else None
         who = "its owner files were removed" if owner is None else _describe(owner)
         return FencedError(
@@ -114,7 +114,7 @@ class Ownership:
 
 
 def current_owner(storage: CheckpointStorage) -> Owner | None:
-    """Tell which driver owns a checkpoint."""
+    """Return the driver that owns a checkpoint."""
     newest = max(_terms(storage), default=0)
     return _read(storage, newest) if newest else None
 

@@ -1,15 +1,15 @@
-"""An operator's ranges as a task's closure carries them: what each must stand at, and no files.
+"""An operator's ranges in a task's closure: the id that each must be at, without files.
 
-A table that stands where its range should, as most do, needs no file. A task whose table does not
-reads the base's manifest, in which the files of its range are named. So a closure is as long as the
-operator has ranges, however long their chains are.
+Most tables are at the id of their range already and need no file. A task whose table is not reads
+the base's manifest, which names the files of its range. So the size of a closure depends on the
+number of ranges, and not on the length of their chains.
 
 Thread safety: immutable; `RangeSource.load` may be called from any thread.
 
 Invariants
 ----------
-1. The manifest is that of the epoch's base, which stays as long as the epoch can be published.
-2. What a task reads is what the driver planned: the range's id says so.
+1. The manifest is that of the epoch's base, which is kept as long as the epoch can be published.
+2. A task reads what the driver planned, which the range's id proves.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _Times = tuple["int | None", "int | None"]
 
 @dataclass(frozen=True)
 class RangeSource:
-    """Where the files of an operator's ranges are named."""
+    """The manifest that names the files of an operator's ranges."""
 
     storage: CheckpointStorage
     manifest: str
     """The file of the base's manifest."""
     uid: str
     parallelism: int
-    """Of the epoch; the base may have another one."""
+    """The parallelism of the epoch; the base may have another one."""
 
     def load(self, index: int) -> RangeState:
         """Read a range from the manifest.
@@ -49,7 +49,7 @@ class RangeSource:
         CorruptFileError, NewerFormatError
             The manifest cannot be understood.
         CheckpointError
-            It is gone: the epoch of this task is over.
+            The manifest was removed: the epoch of this task is over.
         """
         try:
             return _ranges(self)[index]
@@ -71,7 +71,7 @@ def _ranges(source: RangeSource) -> tuple[RangeState, ...]:
 
 @dataclass(frozen=True)
 class PlannedRange(RangeState):
-    """A range that reads the names of its files when they are asked for."""
+    """A range that reads the names of its files only when they are needed."""
 
     source: RangeSource | None = None
 
@@ -94,25 +94,25 @@ class PlannedRange(RangeState):
         return () if self.id == EMPTY_ID or self._loaded is self else self._loaded.files
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
-        """See `RangeState.deltas_after`; reads nothing where the table is already there."""
+        """See `RangeState.deltas_after`; reads nothing if the table is already at the id."""
         if table_id == self.id:
             return ()
         return None if self._loaded is self else self._loaded.deltas_after(table_id)
 
 
 class PlannedRanges(Sequence[RangeState]):
-    """The ranges of an operator, by index; short when pickled.
+    """The ranges of an operator, by index; small when pickled.
 
     Parameters
     ----------
     ranges : sequence of RangeState
-        As the epoch has them.
+        The ranges of the epoch.
     uid : str
         The operator.
     base : Manifest or None
-        What the epoch is built on.
+        The manifest that the epoch is built on.
     storage : CheckpointStorage
-        The checkpoint, as the tasks reach it.
+        The checkpoint, as tasks can reach it.
     max_parallelism : int
         Number of key groups.
     """
@@ -129,7 +129,7 @@ class PlannedRanges(Sequence[RangeState]):
         self._ids = b"".join(bytes.fromhex(state.id) for state in ranges)
         times = [(s.next_event_timer_ms, s.next_processing_timer_ms) for s in ranges]
         self._times: list[_Times] | None = times if any(t != (None, None) for t in times) else None
-        # Mostly one for all, which is pickled once.
+        # Usually all ranges share one, which is pickled once.
         shared: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
         self._since = [shared.setdefault(state.since, state.since) for state in ranges]
         stored = base is not None and base.operator(uid) is not None

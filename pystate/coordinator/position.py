@@ -21,8 +21,8 @@ Restore = Literal["latest"]
 class Position:
     """Where an epoch's input comes from.
 
-    Either a batch of a streaming query (`query_id`, `batch_id`, `offsets_hash`), or a run that may
-    have a key (`run_key`), or neither.
+    Either a batch of a streaming query (`query_id`, `batch_id`, `offsets_hash`), or a run, which
+    may have a key (`run_key`).
     """
 
     query_id: str | None = None
@@ -54,15 +54,15 @@ class Position:
 
 
 class AlreadyDone(NamedTuple):
-    """The checkpoint holds this position already, and its sink transactions are committed."""
+    """The checkpoint already holds this position, and its sink transactions are committed."""
 
     epoch: int
     manifest: Manifest | None
-    """None where it is not retained any more."""
+    """None if it is no longer retained."""
 
 
 def find_done(history: History, position: Position) -> AlreadyDone | None:
-    """Find the epoch that holds a position already.
+    """Find the epoch that already holds a position.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def check_follows(
     Raises
     ------
     CheckpointError
-        It may not; the message says what is missing or in the way.
+        It may not; the message says what is missing or conflicts.
     """
     query_id, batch_id = position.query_id, position.batch_id
     if query_id is None or batch_id is None:

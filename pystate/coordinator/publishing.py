@@ -1,13 +1,13 @@
-"""Where an epoch begins to exist: its manifest is made and published.
+"""Makes and publishes an epoch's manifest, with which the epoch exists.
 
 Thread safety: a `Publisher` has one user at a time (its coordinator's lock).
 
 Invariants
 ----------
-1. A manifest is published after all that it names: the workers' files, which the driver has seen,
-   and the part of the list of operators that it shares with manifests before it.
-2. Only the owner of the checkpoint publishes. What an older one publishes all the same is found,
-   since both want the same name.
+1. A manifest is published after everything that it names: the workers' files, which the driver has
+   seen, and the part, which it may share with earlier manifests.
+2. Only the owner of the checkpoint publishes. If a former owner still publishes, that is noticed,
+   since both use the same name.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Publisher:
     storage : CheckpointStorage
         The checkpoint.
     job : JobFile
-        Its identity; grows by the operators of what is published.
+        Its identity; the operators of published epochs are added to it.
     ownership : Ownership
-        The driver's.
+        The driver's ownership.
     history : History
-        What is published; grows.
+        The published manifests; new ones are added.
     rivals : Rivals
-        Tells who has published an epoch before.
+        Finds out which other driver has published an epoch.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Publisher:
         self._rivals = rivals
 
     def collect(self, epoch: Epoch) -> tuple[OperatorState, ...]:
-        """Return what an epoch's reports make of its operators.
+        """Return the operators after an epoch, from its reports.
 
         Raises
         ------
         EvaluationError
             A range has not reported, or more than once.
         CheckpointError
-            The driver does not see a file as a worker has written it.
+            The driver does not see a file as a worker wrote it.
         """
         operators = epoch.collect()
         self._check_visible(epoch)
@@ -109,7 +109,7 @@ class Publisher:
         return manifest
 
     def note_operators(self, epoch: Epoch) -> None:
-        """Add the epoch's operators to ``job.json``: never before the epoch counts."""
+        """Add the epoch's operators to ``job.json``, after the epoch is published."""
         job = self.job.with_operators(epoch.entries())
         if job is self.job:
             return

@@ -1,4 +1,4 @@
-"""Another number of ranges over the same key groups, without rewriting a file.
+"""Changes the number of ranges over the same key groups, without rewriting a file.
 
 Thread safety: a function without state.
 """
@@ -23,24 +23,24 @@ def rescaled(
     Parameters
     ----------
     operator : OperatorState
-        As the base manifest has it.
+        The operator in the base manifest.
     parallelism : int
         The new number of ranges.
     max_parallelism : int
-        Number of key groups, which stays.
+        Number of key groups, which does not change.
 
     Returns
     -------
     tuple of RangeState
-        The same objects where nothing changes. A range with new bounds names all files of the old
-        ranges that it meets, and has an id of its own that follows from theirs, so that every
-        replay computes the same one.
+        The same objects if nothing changes. A range with new bounds names all files of the old
+        ranges that it overlaps, and has its own id, which is computed from theirs, so that every
+        replay gets the same one.
 
     Notes
     -----
     A file may hold more key groups than its range still has, and two old ranges may name the same
-    file. Each entry is therefore narrowed to the key groups for which it counts: what one old
-    range's file says about another's keys is out of date.
+    file. Each entry is therefore restricted to the key groups for which it counts: the content of
+    one old range's file for keys of another range is out of date.
     """
     if parallelism == operator.parallelism:
         return operator.ranges
@@ -68,7 +68,8 @@ def rescaled(
                 state_id,
                 None,
                 files,
-                # Whose timer it is only the range's next task will see: early does no harm.
+                # Only the range's next task will see whose timer it is; a time that is too early
+                # does no harm.
                 _earliest(old.next_event_timer_ms for old in sources),
                 _earliest(old.next_processing_timer_ms for old in sources),
                 operator.ranges[0].since,
@@ -82,7 +83,7 @@ def _earliest(times: Iterable[int | None]) -> int | None:
 
 
 def _parts(old: RangeState, first: int, last: int) -> Iterator[FileRef]:
-    """Narrow the files of an old range to what both it and the new range hold."""
+    """Restrict the files of an old range to the key groups that both ranges have."""
     for ref in old.files:
         low = max(ref.first_key_group, old.first_key_group, first)
         high = min(ref.last_key_group, old.last_key_group, last)

@@ -1,31 +1,31 @@
-"""Removes what no epoch needs any more.
+"""Removes files that no epoch needs any more.
 
 Thread safety: `collect_orphans` may run beside everything else.
 
 Which files a manifest may still come to name
 ---------------------------------------------
-A driver that is held up before it publishes its manifest may go on at any time, so that no age
-makes a file safe to remove. The order of epochs and terms says which files it may name.
+A driver that is delayed before it publishes its manifest may resume at any time, so that no age
+makes a file safe to remove. The order of epochs and terms determines which files it may name.
 
 1. A driver builds on manifests of its own term and of earlier ones only (`Coordinator`), so that
-   terms never fall along the chain of manifests. Once a manifest of term t exists, as epoch e, a
-   driver of an earlier term has a base before e, and what it may still publish is of an epoch up to
-   e. Each of those names is taken; or it was taken and retired, and does not count (`History`).
-2. So a manifest that will count is of an epoch after the newest manifest, and of a term not before
-   that one's.
-3. A delta, or a part, can first be named by the manifest of its own epoch. One of an epoch up to
+   terms never decrease along the chain of manifests. Once a manifest of term t exists, as epoch e,
+   a driver of an earlier term has a base before e, and can only publish an epoch up to e. Each of
+   those names is taken, or was taken and retired, and then does not count (`History`).
+2. So a future manifest that counts is of an epoch after the newest manifest, and its term is not
+   before that manifest's.
+3. A delta, or a part, can first be named by the manifest of its own epoch. A file of an epoch up to
    the newest manifest's is named by now, or never will be.
-4. A merged base can first be named by a manifest of the term in its own name. One of an earlier
-   term than the newest manifest's is named by now, or never will be; one of this driver's term is
-   named, or passed in as `live`, or never will be. Those of later terms are its successors'.
-   A driver therefore leaves what its predecessor merged alone until it has published itself.
-5. A base without a term in its name was made by a version that wrote none, hence by another driver:
-   it goes once this driver has published.
-6. Files are listed before `live` is asked, and that before the manifests are read: what is made
-   later is not listed, and what moves from one to the other is seen in at least one of them.
+4. A merged base can first be named by a manifest of the term in its own name. A base of an earlier
+   term than the newest manifest's is named by now, or never will be. A base of this driver's term
+   is named, or passed in as `live`, or never will be. Bases of later terms belong to its
+   successors. So a driver keeps its predecessor's bases until it has itself published.
+5. A base without a term in its name was made by an older version, and so by another driver: it is
+   removed once this driver has published.
+6. Files are listed first, then `live` is called, then the manifests are read. A file made later is
+   not listed, and a file that moves from `live` to a manifest is seen in at least one of them.
 
-The grace period is a courtesy to attempts that outlive their evaluation, whose writes would fail.
-Nothing rests on it, nor on any clock.
+The grace period only spares attempts that outlive their evaluation from failing writes. Correctness
+does not depend on it, nor on any clock.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
 _FOLDERS = ("manifests", "owners", "runs")
-# For leftovers of small files, whose writers cannot be told dead from alive.
+# For leftovers of small files, whose writers may be alive or dead.
 _LEAST_GRACE_MS = 60_000
 
 
 def merged_name(term: int, unique: str) -> str:
-    """Name a merged base, for `state_path`, so that it says whose it is.
+    """Return a merged base's name, for `state_path`, which contains the driver's term.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ def collect_orphans(
     check_owner: Callable[[], None],
     now_ms: int | None = None,
 ) -> int:
-    """Delete files that no manifest can name any more, and what was left of unfinished work.
+    """Delete files that no manifest can name any more, and leftovers of unfinished work.
 
-    That is of writes, and of evaluations whose driver ended before it could.
+    Such work is a write, or an evaluation whose driver ended before it could remove them.
 
     Parameters
     ----------
@@ -86,11 +86,11 @@ def collect_orphans(
     term : int
         This driver's.
     grace_ms : int
-        Younger files stay.
+        Files younger than this are kept.
     live : callable
-        Returns the paths that a base merge of this process may still hand to a manifest.
+        Returns the paths of merged bases of this process that a manifest may still name.
     check_owner : callable
-        Raises `FencedError` where this driver is not the owner any more.
+        Raises `FencedError` if this driver is no longer the owner.
     now_ms : int, optional
         The time by the storage's clock; now by default.
 
@@ -114,7 +114,7 @@ def collect_orphans(
         try:
             newest = read_manifest(storage, path, parts)
         except FileNotFoundError:
-            return 0  # retired a moment ago: the next collection sees the new list
+            return 0  # retired just now: the next collection sees the new list
         protected |= newest.paths
     check_owner()
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -134,7 +134,7 @@ def collect_orphans(
 
 
 def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
-    """Whether a manifest may still come to name a file that is named nowhere."""
+    """Whether a future manifest may name a file that no manifest names yet."""
     part = part_epoch(path)
     if part is not None:
         return part > newest.epoch
@@ -149,7 +149,7 @@ def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
 
 
 def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> None:
-    """Remove the begin marks of evaluations whose driver ended before it could."""
+    """Remove the begin marks of evaluations whose driver ended before it could remove them."""
     seen: dict[str, int] = {}
     for entry in storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True):
         match = _EVALUATION.fullmatch(entry.path)
@@ -161,7 +161,7 @@ def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int)
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
-    """Delete files, going on past those that cannot be; return how many were there."""
+    """Delete files, skipping those that cannot be deleted; return how many existed."""
     count = 0
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""How often an epoch's work runs before it counts.
+"""Repeats an epoch's work until an evaluation counts.
 
 Thread safety: functions without state.
 """
@@ -26,19 +26,19 @@ def evaluate_epoch(
     max_evaluations: int,
     retryable: Callable[[Exception], bool] | None = None,
 ) -> Sequence[Any]:
-    """Evaluate an epoch until its reports are complete, each time from its base and afresh.
+    """Evaluate an epoch until its reports are complete, each time anew from its base.
 
     Parameters
     ----------
     epoch : Epoch
-        Open; it is neither completed nor aborted here.
+        The open epoch; it is neither completed nor aborted here.
     evaluate : callable
         Runs the work once and returns the sink transactions.
     max_evaluations : int
-        Upper bound, but for those that put something right.
+        Upper bound; evaluations that fixed their cause (`is_progress`) are not counted.
     retryable : callable, optional
-        Whether an exception of `evaluate` is worth another evaluation; by default every one that
-        is not a `PystateError`.
+        Whether an exception of `evaluate` is worth another evaluation; by default every exception
+        is that is not a `PystateError`.
 
     Returns
     -------
@@ -48,9 +48,9 @@ def evaluate_epoch(
     Raises
     ------
     EvaluationError
-        Reports are missing, or what made an evaluation not count happened twice running.
+        Reports are missing, or two successive evaluations did not count for the same reason.
     Exception
-        What `evaluate` raised, if it is not retryable, came twice running, or came last.
+        An exception of `evaluate` that is not retryable, came twice in succession, or came last.
     """
     previous: str | None = None
     discarded: str | None = None
@@ -101,7 +101,7 @@ def _note(error: Exception, note: str) -> None:
 
 
 def _brief(error: Exception) -> str:
-    """The first line of what went wrong, and its continuation: Java's trace comes after."""
+    """The first line of an error and its continuation, without Java's trace, which comes after."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Py4J names the Java exception in its second line, which begins with a colon.
     first = " ".join(lines[: 2 if len(lines) > 1 and lines[1].startswith(":") else 1])
@@ -109,7 +109,7 @@ def _brief(error: Exception) -> str:
 
 
 def _signature(error: Exception) -> str:
-    """What stays the same when the same thing fails again: no task numbers, ids or traces."""
+    """The part of an error that is the same if it happens again: no task numbers, ids or traces."""
     if isinstance(error, RepeatableError):
         return error.kind
     first_line = str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What other drivers of the same checkpoint have done to an epoch that this one has open.
+"""Detects what other drivers of a checkpoint have done to an epoch that this driver has open.
 
 Thread safety: a `Rivals` belongs to its coordinator's lock.
 """
@@ -15,21 +15,21 @@ __all__ = ["OvertakenError", "Rivals"]
 
 
 class OvertakenError(FencedError):
-    """An older driver published the epoch before it noticed that it is not the owner any more.
+    """An older driver published the epoch before it noticed that it is no longer the owner.
 
     `Coordinator.run` opens the next epoch by itself.
     """
 
 
 class Rivals:
-    """Tells whether an epoch is still this driver's.
+    """Checks whether an epoch still belongs to this driver.
 
     Parameters
     ----------
     ownership : Ownership
-        This driver's.
+        This driver's ownership.
     history : History
-        What is published.
+        The published manifests.
     """
 
     def __init__(self, ownership: Ownership, history: History) -> None:
@@ -37,12 +37,12 @@ class Rivals:
         self._history = history
 
     def check_current(self, epoch: Epoch) -> None:
-        """Make sure that this driver owns the checkpoint, and nobody has published the epoch.
+        """Make sure that this driver owns the checkpoint, and no driver has published the epoch.
 
         Raises
         ------
         FencedError
-            Another driver does, or has; `OvertakenError` where that was an older one.
+            Another driver does, or has; `OvertakenError` if an older driver has published it.
         """
         self._ownership.check()
         winner = self._history.find_published(epoch.number)
@@ -50,21 +50,21 @@ class Rivals:
             raise self._lost(epoch.number, winner)
 
     def check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
-        """Tell an earlier try of our own from another driver's manifest.
+        """Distinguish an earlier attempt of this driver from another driver's manifest.
 
         Raises
         ------
         FencedError
-            It is another driver's; as of `check_current`.
+            It is another driver's; see `check_current`.
         """
         winner = self._history.find_published(manifest.epoch)
         if winner is None:
-            raise error  # the name was taken, and nobody has taken it
+            raise error  # the name was reported as taken, but no manifest has it
         if winner.evaluation_id != manifest.evaluation_id:
             raise self._lost(manifest.epoch, winner) from error
 
     def overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
-        """What ended an epoch, if that was another driver, whatever this one stumbled over."""
+        """The error to raise if another driver ended the epoch, whatever error this driver got."""
         if isinstance(error, FencedError):
             return error
         if not epoch.is_open:

@@ -1,15 +1,15 @@
-"""The end of an epoch's output: its transactions are committed, or given up.
+"""Commits the transactions of an epoch's output, or gives them up.
 
-An epoch exists once its manifest does, and its output when its sink transactions are committed,
-which is tried again by whoever comes next until it is known to have succeeded.
+An epoch exists once its manifest does, and its output once its sink transactions are committed.
+Each next driver tries the commit again until it is known to have succeeded.
 
 Thread safety: a `Settling` has one user at a time (its coordinator's lock).
 
 Invariants
 ----------
-1. No epoch is opened while the newest one's transactions are not committed or given up: at most
-   one manifest has transactions that are not settled.
-2. Nothing is given up but by its number, and durably: nobody commits it later.
+1. No epoch is opened before the newest epoch's transactions are committed or given up: at most one
+   manifest has unsettled transactions.
+2. Output is given up only by its epoch's number, and durably: it is never committed later.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Result = TypeVar("Result")
 
 
 class Settling:
-    """Commits what manifests name, once.
+    """Commits the transactions of manifests, once.
 
     Parameters
     ----------
     history : History
-        Remembers what is committed.
+        Remembers which manifests are committed.
     ownership : Ownership
-        The driver's.
+        The driver's ownership.
     commit_sinks : callable or None
-        Commits the transactions of a manifest; harmless where they are committed.
+        Commits the transactions of a manifest; does nothing if they are already committed.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Settling:
         Raises
         ------
         CheckpointError
-            There are some, and nobody to commit them.
+            There are transactions, but `commit_sinks` is None.
         FencedError
-            It failed, and another driver owns the checkpoint.
+            The commit failed, and another driver owns the checkpoint.
         Exception
             Whatever `commit_sinks` raises.
         """
@@ -75,7 +75,7 @@ class Settling:
             try:
                 self._commit_sinks(manifest)
             except Exception as error:
-                # The owner commits it as well, and what it has done since is no failure.
+                # The new owner commits it, too, so what it has done meanwhile is not a failure.
                 try:
                     self._ownership.check()
                 except FencedError as fenced:
@@ -85,12 +85,12 @@ class Settling:
         self._settled = manifest.epoch
 
     def give_up(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
-        """Count the newest epoch's output as committed, after a last call of `act`.
+        """Mark the newest epoch's output as committed, after a last call of `act`.
 
         Raises
         ------
         InvalidArgumentError
-            It is another epoch, or nothing of it is left to commit.
+            `epoch` is not the newest epoch, or its output is committed already.
         """
         head = self._history.head
         newest = None if head is None else head.epoch
