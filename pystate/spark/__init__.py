@@ -3,18 +3,18 @@
 Everything that imports pyspark is below this package, and nothing outside imports it. Without
 pyspark, importing it raises `MissingPackageError`, which says what to install.
 
-Modules know only those of the lines above their own, or some of their own line:
+A module imports only modules that are listed above its own line, or on the same line:
 
-* what Spark is and asks for: `requirements`, `environment`, `failures`, `offsets`, `schemas`,
+* what Spark is and requires: `requirements`, `environment`, `failures`, `offsets`, `schemas`,
   `resolve`, `arguments`, `options`, `routing`;
-* `sinks`, a folder for what becomes of an epoch's rows: `sinks.sink` is the protocol,
-  `sinks.parquet` and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
+* `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
+  and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and `bodies` for what an operator does there;
-* `evaluation`, one attempt at an epoch, and what is put into a pipeline: `keyed`, `rdd`,
+* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `keyed`, `rdd`,
   `pipeline`;
-* what is told of epochs: `progress`, `result`, `live`, `observed`;
+* reports about epochs: `progress`, `result`, `live`, `observed`;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
-* `job`, what users hold.
+* `job`, the class for users.
 """
 
 from __future__ import annotations

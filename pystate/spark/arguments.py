@@ -65,13 +65,13 @@ def checked_name(name: str | None, what: str) -> str | None:
 
 
 def checked_restore(restore: object) -> None:
-    """Refuse what `restore` may not be."""
+    """Refuse an invalid `restore`."""
     if restore is not None:
         choice(restore, "restore", ["latest"])
 
 
 def checked_pipeline(pipeline: Any) -> None:
-    """Refuse what cannot be called with an epoch's rows."""
+    """Refuse a pipeline that cannot be called with an epoch's rows."""
     if not callable(pipeline):
         hint = "; pass the function itself, not what it returns" if _is_frame(pipeline) else ""
         raise InvalidArgumentError(
@@ -85,13 +85,13 @@ def _is_frame(value: object) -> bool:
 
 
 def checked_callback(function: object, what: str) -> None:
-    """Refuse what can neither be called nor left out."""
+    """Refuse a callback that is neither callable nor None."""
     if function is not None and not callable(function):
         raise InvalidArgumentError(f"{what} is a function, such as print, not {shown(function)}")
 
 
 def checked_trigger(trigger: Any) -> None:
-    """Refuse what `writeStream.trigger` takes no arguments of."""
+    """Refuse a trigger that is not a dict of arguments for `writeStream.trigger`."""
     if trigger is not None:
         known = ("processingTime", "once", "availableNow", "continuous", "realTime")
         if trigger in ("once", "availableNow"):
@@ -134,12 +134,12 @@ def checked_home(home: Any, shared: bool, owner: str = "job") -> str:
 
 
 def as_columns(order_by: OrderBy, columns: FrameColumns, owner: str) -> list[Column]:
-    """Return what `order_by` may be as a list of columns.
+    """Return `order_by` as a list of columns.
 
     Raises
     ------
     InvalidArgumentError
-        It names no column of the frame, or is an expression of which the frame can make none.
+        It names no column of the frame, or is an expression that the frame cannot resolve.
     """
     if order_by is None:
         return []
@@ -172,7 +172,7 @@ def as_columns(order_by: OrderBy, columns: FrameColumns, owner: str) -> list[Col
 def allowed_delay_ms(
     schema: st.StructType, event_time: str | None, allowed_delay: Duration | None, owner: str
 ) -> int | None:
-    """Check a frame's event-time column; returns the allowed delay, None without event time."""
+    """Check a frame's event-time column and return the allowed delay; None without event time."""
     if event_time is None:
         if allowed_delay is not None:
             raise InvalidArgumentError(
@@ -190,7 +190,7 @@ def allowed_delay_ms(
 
 
 def element_delay_ms(event_time: object, allowed_delay: Duration | None, owner: str) -> int | None:
-    """The same for an RDD, where a function says what an element's event time is."""
+    """The same for an RDD, where a function gives an element's event time."""
     if event_time is None:
         if allowed_delay is not None:
             raise InvalidArgumentError(
@@ -220,7 +220,7 @@ def side_columns(
 
 
 def session_of(data: Any) -> SparkSession:
-    """Return the session of a run's input: a DataFrame that is no stream, or an RDD."""
+    """Return the session of a run's input, which is an RDD or a DataFrame that is not a stream."""
     if isinstance(data, RDD):
         session = SparkSession.getActiveSession()
         if session is None or session.sparkContext is not data.context:

@@ -69,7 +69,7 @@ class FunctionBody:
         return self._runtime.process(rows)
 
     def finish(self) -> Iterator[Any]:
-        """Call the function for what was held back and for timers that are due."""
+        """Call the function for rows that were held back and for timers that are due."""
         yield from self._runtime.finish()
         self._task.note_event_time(self._runtime.max_event_time, self._runtime.late_rows)
 
@@ -79,14 +79,14 @@ class FunctionBody:
 
 
 class RoutedBody(FunctionBody):
-    """A `KeyedProcessFunction` over an RDD's elements: one call per row, results as they are.
+    """A `KeyedProcessFunction` over an RDD's elements: one call per row; results are not converted.
 
     Parameters
     ----------
     spec : FunctionSpec
         The function.
     arrays : callable
-        Makes key columns of a list of keys.
+        Turns a list of keys into key columns.
     task : RangeTask
         The range.
     """
@@ -185,7 +185,7 @@ class AggregateBody:
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Emit every key whose states were written, with its results as they stand now."""
+        """Emit every key whose states were written, with its current results."""
         for keys in self._task.backend.changed(_OUTPUT_KEYS):
             arrays = [*keys.key_arrays(), *(self._result(keys, *names) for names in self._results)]
             yield from self._output.from_value(
@@ -207,7 +207,7 @@ class AggregateBody:
     def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
         values: pa.Array[Any] = self._handles[state].values(keys)
         if divisor is not None:
-            # Where there was no value the sum is null, and with it the quotient.
+            # Without a value the sum is null, and so is the quotient.
             counts = self._handles[divisor].values(keys).cast(values.type)
             values = pc.divide(values, counts)
         return values

@@ -1,4 +1,4 @@
-"""A task's delta file, written beside the streaming of its output.
+"""A task's delta file, written while the task's output is streamed.
 
 Thread safety: a `DeltaWriter` is a thread, which belongs to the task that starts it.
 """
@@ -45,7 +45,7 @@ class DeltaWriter(threading.Thread):
             self.took_ms = (time.perf_counter_ns() - began) / 1e6
 
     def result(self) -> FileRef:
-        """Wait for the file; raises what writing it raised."""
+        """Wait for the file; raise the error that writing it raised."""
         self.join()
         if self._error is not None:
             raise self._error

@@ -1,12 +1,12 @@
-"""What Spark's UI shows of an epoch: whose jobs they are, in their description and group.
+"""Descriptions and groups of an epoch's Spark jobs, as Spark's UI shows them.
 
-Spark names a job after the line of code that ran it, which for an epoch is always the same one.
-The description names the job, the epoch and its operators. A streaming query's jobs keep the group
-that Spark gave them, since that is how a query is stopped, and a run's keep their user's, for the
-same reason. Both are local properties of the thread, and are put back as they were.
+Spark names a job after the line of code that ran it, which is the same line for all epochs. The
+description names the job, the epoch and its operators. A streaming query's jobs keep the group that
+Spark gave them, since Spark stops a query by it; for the same reason a run's jobs keep the user's
+group. Both are local properties of the thread, and are restored afterwards.
 
-Of an epoch's hundreds of calls to the JVM five are for this, and seven where the group is set: some
-0.1 ms each.
+This takes five of an epoch's hundreds of calls to the JVM, or seven if the group is set; each takes
+about 0.1 ms.
 
 Thread safety: a `JobDescription` belongs to the thread that runs the epoch.
 """
@@ -32,14 +32,14 @@ _NEXT = "\n"
 
 
 class JobDescription:
-    """A context manager: the Spark jobs that its block runs are described.
+    """A context manager that describes the Spark jobs that its block runs.
 
     Parameters
     ----------
     context : SparkContext
-        Where they run.
+        The context that runs the jobs.
     epoch : Epoch
-        Whose they are.
+        The epoch that the jobs belong to.
     """
 
     def __init__(self, context: SparkContext, epoch: Epoch) -> None:
@@ -76,11 +76,11 @@ class JobDescription:
         text = escape(text, quote=False)
         before = self._description
         if before:
-            # A query's has several lines.
+            # A query's description has several lines.
             text = f"{before}{_NEXT if _NEXT in before else ' - '}{text}"
         self._context.setLocalProperty(_DESCRIPTION, text)
 
 
 def plan_name(uid: str) -> str:
-    """An operator's uid as the name of a function in a plan, which is one word."""
+    """An operator's uid as the name of a function in a plan, which must be one word."""
     return re.sub(r"\W", "_", uid, flags=re.ASCII)

@@ -1,7 +1,7 @@
 """The run keys of the epochs that drain a stream.
 
-An epoch that drains is a run whose key names the epoch that it comes after, so that it is computed
-once, however often the query is started again without new input.
+An epoch that drains is a run whose key names the epoch before it. So it is computed only once, even
+if the query is started again without new input.
 
 Thread safety: functions without state.
 """
@@ -24,9 +24,9 @@ def drains_a_stream(run_key: str | None) -> bool:
 
 
 def drain_key(storage: CheckpointStorage) -> str | None:
-    """The run key of the epoch that drains what the checkpoint holds; None where that is nothing.
+    """The run key of the epoch that drains a checkpoint; None if the checkpoint has no epoch.
 
-    It is the newest epoch's where that one is such an epoch.
+    If the newest epoch has drained already, it is that epoch's key.
     """
     head = read_head(storage)
     if head is None:
@@ -35,7 +35,7 @@ def drain_key(storage: CheckpointStorage) -> str | None:
 
 
 def checked_run_key(run_key: str | None) -> str | None:
-    """Return a user's run key, which may be left out, and is not one of the keys made here."""
+    """Return a user's run key, which may be None; refuse one of the keys made here."""
     if run_key is not None and drains_a_stream(text(run_key, "run_key")):
         raise InvalidArgumentError(
             f"run_key={run_key!r:.80}: run keys that begin like this are those of epochs that "

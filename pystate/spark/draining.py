@@ -1,16 +1,16 @@
-"""The end of a bounded stream: an epoch without rows, after a query's last batch, that drains.
+"""The end of a bounded stream: an epoch without rows that drains, after a query's last batch.
 
-Spark ends a query with ``availableNow`` after its last batch, and no batch knows that it is the
-last. So the epoch that drains (`pystate.operator.drain`) comes after the query, as a run: its run
-key says what it ends, so that it is computed once, however often the query is started again
-without new input. A driver that dies in between has a query without anything new to do, and then
-this epoch.
+Spark ends a query with ``availableNow`` after its last batch, but no batch knows that it is the
+last. So the epoch that drains (`pystate.operator.drain`) comes after the query, as a run. Its run
+key names the epoch before it, so that it is computed only once, even if the query is started again
+without new input. If a driver dies in between, the next one runs a query without new input, and
+then this epoch.
 
-Thread safety: a query is ended and asked by any thread; a thread of its own drains.
+Thread safety: any thread may stop or ask a query; it is drained in a thread of its own.
 
 Invariants
 ----------
-1. Only a query that has come to its own end is drained: not one that failed or was stopped.
+1. Only a query that ended by itself is drained, not one that failed or was stopped.
 2. A query counts as active until it is drained.
 """
 
@@ -42,9 +42,9 @@ _LOOK_S = 0.2
 
 
 def no_rows(session: SparkSession, schema: StructType) -> DataFrame:
-    """A frame without rows, of which Spark does not know that it has none.
+    """A frame without rows that Spark does not know to be empty.
 
-    What it knows to be empty it takes out of a plan, and the operators above go with it.
+    Spark removes a frame that it knows to be empty from a plan, with the operators above it.
     """
     return session.createDataFrame(session.sparkContext.emptyRDD(), schema)
 
@@ -76,23 +76,23 @@ class DrainingQuery(JobQuery):
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._tag = f"pystate-drain-{uuid.uuid4().hex}"
-        # As Spark's own thread of a query: a driver that ends without waiting for it kills both.
+        # A daemon like Spark's own thread of a query: a driver that ends without waiting ends both.
         threading.Thread(target=self._end, name="pystate-drain", daemon=True).start()
 
     @property
     def isActive(self) -> bool:  # noqa: N802 (Spark's name)
-        """Whether it runs, or is being drained."""
+        """Whether the query runs or is being drained."""
         return not self._ended.is_set()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until it has ended and is drained.
+        """Wait until the query has ended and is drained.
 
         Raises
         ------
         StreamingQueryException
-            It failed.
+            The query failed.
         Exception
-            What the epoch raised that drains.
+            The error of the epoch that drains.
         """
         began_s = time.monotonic()
         try:
@@ -111,7 +111,7 @@ class DrainingQuery(JobQuery):
         return ended
 
     def exception(self) -> StreamingQueryException | None:
-        """What made it fail, or the epoch that drains."""
+        """The error of the query, or of the epoch that drains."""
         found = super().exception()
         if found is None and self._error is not None:
             found = StreamingQueryException(f"the stream is not drained: {self._error}")
@@ -119,10 +119,10 @@ class DrainingQuery(JobQuery):
         return found
 
     def stop(self) -> None:
-        """End the query, also while it is drained; the next start with ``drain=True`` drains it."""
+        """Stop the query or its drain; the next start with ``drain=True`` drains it."""
         self._outcome.stopping = True
         super().stop()
-        # Again at every look: the pipeline may start another job.
+        # Repeated at every check, since the pipeline may start another job.
         while not self._ended.wait(_LOOK_S):
             self._context.cancelJobsWithTag(self._tag)
 
@@ -130,7 +130,7 @@ class DrainingQuery(JobQuery):
         try:
             self._jsq.awaitTermination()
         except Exception as error:
-            # Spark tells of it, or is gone.
+            # Spark reports the failure, or is gone.
             _LOG.debug("the query has failed, and is not drained: %s", error)
             self._ended.set()
             return

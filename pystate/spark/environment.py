@@ -1,4 +1,4 @@
-"""What a machine and a session must be for a job to run, said before anything else fails.
+"""Checks of the machine and the session that a job needs, made before anything else fails.
 
 Thread safety: the functions keep no state of their own.
 """
@@ -35,7 +35,7 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
     Raises
     ------
     InvalidArgumentError
-        A Spark Connect DataFrame, or something else.
+        It is a Spark Connect DataFrame, or something else.
     """
     module = type(frame).__module__
     if module.startswith("pyspark.sql.connect"):
@@ -57,14 +57,14 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
 
 
 def local_uri(path: str, *, to_read: bool = False) -> str:
-    r"""Name a folder of the local file system to Spark, whatever its default file system is.
+    r"""Return a local folder's name for Spark, whatever Spark's default file system is.
 
     Parameters
     ----------
     path : str
-        Absolute.
+        An absolute path.
     to_read : bool
-        Whether Spark is to read it: a reader takes a path for a pattern.
+        Whether Spark is to read it; a reader takes its path as a pattern.
 
     Notes
     -----
@@ -81,11 +81,11 @@ def local_uri(path: str, *, to_read: bool = False) -> str:
 
 
 def use_this_python(context: SparkContext) -> None:
-    """Let the workers of a local master run this interpreter, unless the user chose another.
+    """Make the workers of a local master run this interpreter, unless the user chose another.
 
-    Spark takes ``python3`` from PATH where ``PYSPARK_PYTHON`` is unset: inside a virtual
-    environment that is often one without pyarrow. The variable has no effect once the session
-    exists, hence the attribute.
+    If ``PYSPARK_PYTHON`` is unset, Spark takes ``python3`` from PATH, which inside a virtual
+    environment often lacks pyarrow. The variable has no effect once the session exists, so the
+    attribute is set.
     """
     if not str(context.master or "").startswith("local"):
         return
@@ -95,7 +95,7 @@ def use_this_python(context: SparkContext) -> None:
 
 
 def require_java() -> None:
-    """Raise `MissingRequirementError` where Spark would not find a Java that it can run on."""
+    """Raise `MissingRequirementError` if Spark would not find a Java that it can run on."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     advice = (

@@ -35,16 +35,16 @@ __all__ = ["EpochRunner"]
 
 
 class EpochRunner:
-    """Runs the epochs of a job, those of its streams and those of its runs alike.
+    """Runs the epochs of a job, both of its streams and of its runs.
 
     Parameters
     ----------
     job : PipelineContext
-        What pipelines are given.
+        The context that pipelines get.
     storage : CheckpointStorage
         The job's checkpoint.
     options : JobOptions
-        The job's.
+        The options of the job.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class EpochRunner:
     ) -> None:
         self.storage = storage
         self.options = options
-        #: Of the last epoch that was computed.
+        #: Progress of the last epoch that was computed.
         self.progress: EpochProgress | None = None
         self.coordinator: Coordinator | None = None
         self._job = job
@@ -63,7 +63,7 @@ class EpochRunner:
         self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
 
     def prepare(self, session: SparkSession) -> Coordinator:
-        """Make a session fit for epochs, and open the checkpoint unless it is open."""
+        """Prepare a session for epochs, and open the checkpoint unless it is open."""
         context = session.sparkContext
         use_this_python(context)
         register_state_source(session)
@@ -94,9 +94,9 @@ class EpochRunner:
         data : DataFrame or RDD
             The epoch's input.
         session : SparkSession
-            Where it lives.
+            The session of the input.
         pipeline, on_epoch, schema
-            As `Job.run_epoch` has them.
+            As in `Job.run_epoch`.
         outputs : Outputs
             Where the rows go.
         line : ProgressLine or NoLine
@@ -117,7 +117,7 @@ class EpochRunner:
                 begin_outputs(outputs, coordinator, epoch)
                 with evaluating(self._job, evaluation):
                     transactions = evaluation.run(data, for_job(pipeline, self._job), schema)
-                # Reports that are missing or repeated discard what was staged, too.
+                # Missing or repeated reports also discard what was staged.
                 epoch.collect()
                 self._commits.check(transactions, epoch.number)
                 return transactions
@@ -138,14 +138,14 @@ class EpochRunner:
         return result
 
     def give_up_output(self, epoch: int) -> list[str]:
-        """Count the output of the newest epoch as committed; returns the sinks that miss it."""
+        """Mark the output of the newest epoch as committed; return the sinks that lack it."""
         if self.coordinator is not None:
             return self.coordinator.give_up_output(epoch, self._commits.give_up)
         with self._open(self.options.parallelism or 1) as coordinator:
             return coordinator.give_up_output(epoch, self._commits.give_up)
 
     def close(self) -> None:
-        """Wait for maintenance to end. Harmless if done before; the next epoch opens again."""
+        """Wait for maintenance to end. May be called again; the next epoch reopens it."""
         with self._lock:
             coordinator, self.coordinator = self.coordinator, None
         if coordinator is not None:

@@ -6,9 +6,9 @@ Invariants
 ----------
 1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
    already run stages, and travels in every operator's closure.
-2. The sink's write is the one action; what the pipeline computes otherwise is the user's own, and
-   counts as long as each operator is evaluated once in all (`pystate.spark.once`).
-3. A side output has a sink, and a sink a side output, before anything is computed.
+2. The sink's write is the only action that pystate runs. The pipeline may run others, and the
+   evaluation counts as long as each operator is evaluated once in all (`pystate.spark.once`).
+3. Before anything is computed, each side output must have a sink, and each sink a side output.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ _RDD_HINT = (
     "pipeline uses it, so that Spark computes it whole, and once; without persist() PySpark "
     "computes it as a part of whatever reads it"
 )
-#: Tasks that hang, named in a message.
+#: The most hanging tasks that a message names.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
 _TIME_HINT = "put an operator that has event time into the pipeline first"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
-#: Rows per Arrow batch between the JVM and the workers, where the user left Spark's default: the
-#: fixed cost of a batch, some 100 µs, then vanishes beside its rows.
+#: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
+#: many rows the fixed cost of a batch, some 100 µs, does not matter.
 _OUR_BATCH_ROWS = "65536"
 
 
 @dataclass(frozen=True)
 class RddSplit:
-    """How an RDD was split: its key, and what an element's event time is."""
+    """How an RDD was split: its key, and the event time of its elements."""
 
     keys: KeySchema
     event_time: Callable[[Any], object] | None
@@ -88,39 +88,39 @@ class RddSplit:
 
 @dataclass
 class Learned:
-    """What evaluations have found out about a job's operators, for those that come after them."""
+    """What evaluations have learned about a job's operators, for later evaluations."""
 
     materialised: set[str] = field(default_factory=set)
-    """The uids of those whose output is read more than once, or not to its end."""
+    """The uids of operators whose output is read more than once, or not to its end."""
     timed: set[str] = field(default_factory=set)
-    """The uids of those that have event time."""
+    """The uids of operators with event time."""
 
 
 class Evaluation:
-    """One attempt at an epoch: what the user's pipeline declares its operators to.
+    """One attempt at an epoch; the user's pipeline declares its operators to it.
 
     Parameters
     ----------
     epoch : Epoch
-        Open.
+        The open epoch.
     session : SparkSession
-        Where the epoch's input lives.
+        The session of the epoch's input.
     box : ReportBox
-        Where the tasks' reports arrive.
+        Receives the tasks' reports.
     storage : CheckpointStorage
         The checkpoint, as the tasks reach it.
     tables : TableOptions
         How the workers hold their tables.
     term : int
-        The driver's.
+        The driver's term.
     parallelism : int
         Number of ranges of each operator.
     outputs : Outputs
         Where the rows go.
     learned : Learned
-        What earlier evaluations have found out; grows.
+        What earlier evaluations have learned; this one adds to it.
     timeout_ms : int or None
-        How long it may go without progress.
+        The longest time without progress.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Evaluation:
 
     @property
     def tag(self) -> str:
-        """Names its Spark jobs."""
+        """The tag of its Spark jobs."""
         return f"pystate-{self._id}"
 
     def output(self, uid: str, frame: DataFrame) -> DataFrame:
-        """Take an operator's output, and return it as the pipeline is to see it."""
+        """Register an operator's output, and return the frame for the pipeline."""
         return self._once.add(uid, frame)
 
     def declare(
@@ -179,16 +179,16 @@ class Evaluation:
         allowed_delay_ms: int | None = None,
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
     ) -> OperatorPlan:
-        """Announce an operator to the epoch; returns what its tasks must know.
+        """Declare an operator to the epoch; return what its tasks must know.
 
         Parameters
         ----------
         operator : OperatorSpec
-            What decides its tables; the epoch knows the number of key groups.
+            What determines its tables; the epoch knows the number of key groups.
         keys : KeySchema
-            Its key as checkpoints spell it.
+            Its key in the spelling of checkpoints.
         allowed_delay_ms : int, optional
-            Of an operator with event time.
+            The allowed delay of an operator with event time.
         sides : mapping from tag to schema, optional
             Its side outputs.
         """
@@ -209,7 +209,7 @@ class Evaluation:
             self._timed.add(uid)
         return OperatorPlan(
             operator=operator,
-            # The epoch has compared the declarations: what files hold beside them was dropped.
+            # The epoch has compared the declarations; other states in the files were dropped.
             options=replace(self._tables, allow_unclaimed_state=True),
             key_schema=keys,
             ranges=PlannedRanges(ranges, uid, epoch.base, self._storage, epoch.max_parallelism),
@@ -249,7 +249,7 @@ class Evaluation:
         return split
 
     def noted_split(self, uid: str) -> RddSplit:
-        """Return what `note_split` was told."""
+        """Return what `note_split` remembered."""
         if uid not in self._splits:
             raise InvalidArgumentError(
                 f"operator {uid!r}: split the RDD with job.partition_by(rdd, key, "
@@ -303,13 +303,14 @@ class Evaluation:
             if isinstance(original, TableMovedError):
                 raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
             if isinstance(original, NoEventTimeError) and self._timed:
-                # An operator further on in the pipeline has it, as its task could not know.
+                # A later operator of the pipeline has event time, which this one's task could not
+                # know.
                 raise RepeatableError(str(original), _TIME_HINT, is_progress=True) from error
             if original is error:
                 raise
             raise original from error
         self._take_reports()
-        # The pipeline may have caught what a refused task raised.
+        # The pipeline may have caught the error of a refused task.
         unsound = self._evaluated_twice() or self._read_in_part(frame)
         if unsound is not None:
             raise unsound
@@ -320,7 +321,7 @@ class Evaluation:
             self.epoch.report(report)
 
     def _hung(self, watch: EvaluationWatch) -> EvaluationError | None:
-        """Return what to raise where the evaluation was given up."""
+        """Return the error to raise if the evaluation was given up."""
         if not watch.expired:
             return None
         reported = {(report.uid, report.index) for report in self.epoch.reports}
@@ -342,7 +343,7 @@ class Evaluation:
 
     @contextmanager
     def _staging(self) -> Iterator[None]:
-        """Tell the tasks that their rows are staged, and seen by nobody unless they count."""
+        """Tell the tasks that their rows are staged, so that nobody sees them unless they count."""
         context = self.session.sparkContext
         context.setLocalProperty(STAGING, self._id)
         try:
@@ -351,7 +352,7 @@ class Evaluation:
             context.setLocalProperty(STAGING, None)  # type: ignore[arg-type]
 
     def _evaluated_twice(self) -> EvaluationError | None:
-        """Return what to raise where tasks were refused because another had begun their range."""
+        """Return the error to raise if tasks were refused because another had begun their range."""
         refused = self._marks.refused()
         if not refused:
             return None
@@ -364,9 +365,9 @@ class Evaluation:
         return self._materialise({uid for uid, _ in ranges}, f"{text}: it is read more than once")
 
     def _read_in_part(self, frame: DataFrame) -> EvaluationError | None:
-        """Return what to raise where operators were not read to their end.
+        """Return the error to raise if operators were not read to their end.
 
-        None also for one that nothing reads at all: that is for `Epoch.collect` to say.
+        It is also None for an operator that nothing reads: `Epoch.collect` reports that.
         """
         missing = self.epoch.missing()
         if not missing:
@@ -412,7 +413,7 @@ class Evaluation:
 
 @contextmanager
 def large_batches(session: SparkSession) -> Iterator[None]:
-    """Let Spark hand over larger Arrow batches, unless the user has set their size."""
+    """Make Spark pass larger Arrow batches, unless the user has set their size."""
     if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
         yield
         return
@@ -424,10 +425,10 @@ def large_batches(session: SparkSession) -> Iterator[None]:
 
 
 def _check_table(operator: OperatorSpec) -> None:
-    """Refuse names and states of which the tasks could make no table.
+    """Refuse names and states for which the tasks could not make a table.
 
-    A task without rows makes none, so that the epoch could be published all the same, and later
-    code could not go on from it.
+    A task without rows makes no table. So the epoch might be published all the same, and later code
+    could not continue from it.
     """
     try:
         KeyedStateBackend.of(replace(operator, uid=""))
@@ -436,6 +437,6 @@ def _check_table(operator: OperatorSpec) -> None:
 
 
 def _fingerprint(epoch: Epoch, uid: str) -> int:
-    """Names the operator in the lineage of its tables."""
+    """The operator's number in the lineage of its tables."""
     text = f"{epoch.job.checkpoint_id}/{epoch.position.query_id or ''}/{uid}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,6 +1,6 @@
-"""What went wrong inside Spark: pystate's own errors found again, and what may be tried again.
+"""Failures inside Spark: pystate's own errors extracted, and which failures may be retried.
 
-Spark wraps an exception of a Python worker, with its trace, into the message of another one.
+Spark wraps an exception of a Python worker, with its trace, into the message of another exception.
 
 Thread safety: functions without state.
 """
@@ -15,11 +15,11 @@ from pystate.errors import MissingPackageError, PystateError
 
 __all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped_its_query"]
 
-#: An error's class and message; the note below says in which call it happened.
+#: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
     r"^(?:pystate\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
 )
-#: What pystate itself imports in a worker; user's functions may lack whatever else they import.
+#: What pystate itself imports in a worker; other missing modules are those of users' functions.
 _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named "
     r"'(pystate|pystate\._core\.core|numpy|pyarrow|lz4|pandas)'"
@@ -33,12 +33,12 @@ _QUERY_STOPPED = re.compile(
 
 
 class QueryStopped(Exception):  # noqa: N818 (no error)
-    """What an epoch raises whose query is stopped.
+    """The error that an epoch raises when its query is stopped.
 
-    Spark knows an interrupted batch function by its text, and only where that speaks of py4j and of
-    Java's exception; everything else would be the query's failure. It looks for the two by a
-    regular expression that recurses for every character in between, so that with the text of an
-    error from Java between them the query's thread dies of a stack overflow.
+    Spark recognises an interrupted batch function by the text of its error, which must name py4j
+    and Java's exception; with any other text the query fails. Spark looks for the two with a
+    regular expression that recurses for every character in between. With the long text of a Java
+    error between them, the query's thread would die of a stack overflow.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class QueryStopped(Exception):  # noqa: N818 (no error)
 
 
 def original_error(error: BaseException) -> BaseException:
-    """The pystate error that a worker raised, where `error` is Spark's account of one.
+    """The pystate error that a worker raised, if `error` is Spark's report of one.
 
     Returns
     -------
     BaseException
-        A new exception of the worker's class, message and note, caused by `error`; one that says
-        how packages reach the workers, where they lack one; or `error` itself.
+        A new exception with the worker's class, message and note, caused by `error`; if workers
+        lack a package, one that says how packages get there; or `error` itself.
     """
     if isinstance(error, PystateError):
         return error
@@ -91,21 +91,21 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether an error is what work looks like that was cancelled, as by the end of its query."""
+    """Whether an error is that of cancelled work, for example when its query ends."""
     text = str(error)
     return any(sign in text for sign in _STOPPED)
 
 
 def stopped_its_query(error: BaseException) -> bool:
-    """Whether an error says that what the query did was ended because the query is to end."""
+    """Whether an error says that the query's work was interrupted because the query is stopped."""
     return _QUERY_STOPPED.search(str(error)) is not None
 
 
 def is_retryable(error: Exception) -> bool:
-    """Whether an evaluation that failed like this may succeed when it is run again.
+    """Whether an evaluation that failed with this error may succeed when it is run again.
 
-    A lost executor, a killed worker or a full disk may; a mistake in the plan, an exception of the
-    user's function and a query that was stopped never.
+    It may after a lost executor, a killed worker or a full disk; never after a mistake in the plan,
+    an exception of the user's function, or the stop of a query.
     """
     from pyspark.errors import AnalysisException, PySparkException, PythonException
 

@@ -1,19 +1,20 @@
-"""Keeps the garbage collector from looking, after every task, at what stays as long as a worker.
+"""Excludes objects that live as long as a worker from the garbage collection after every task.
 
-PySpark's daemon collects garbage after each task of a worker. A full collection looks at every
-object that may be in a cycle, and the modules that a worker has loaded hold some hundred thousand
-of them: that takes ten times as long as a small task does, and finds nothing. What `gc.freeze` has
-set aside is not looked at again; it is freed all the same once nothing refers to it, unless it is
-in a cycle.
+PySpark's daemon collects garbage after each task of a worker. A full collection visits every object
+that may be in a cycle. The modules that a worker has loaded hold some hundred thousand of them, so
+that it takes ten times as long as a small task, and finds nothing. Objects that `gc.freeze` has set
+aside are not visited again; they are still freed once nothing refers to them, unless they are in a
+cycle.
 
 Thread safety: `set_modules_aside` is called by the worker's one thread that runs tasks.
 
 Invariants
 ----------
-1. What a task makes is collected as ever: objects are set aside before a task does anything, and
-   after the collection that followed the last one.
-2. What is lost for ever, cycles within the closures of the tasks that set objects aside, is
-   bounded: only a worker that has loaded modules since does it again, and not for ever.
+1. Objects that a task makes are collected as usual: objects are set aside before a task does
+   anything, and after the collection that followed the last task.
+2. Only cycles within the closures of the tasks that set objects aside are never freed. They are
+   bounded: a worker sets objects aside again only if it has loaded modules since, and stops at some
+   time.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import sys
 
 __all__ = ["set_modules_aside"]
 
-#: Modules are loaded by a worker's first task, and some by the next few; user code may go on.
+#: A worker's first tasks load most modules; user code may load modules at any time.
 _MOST_TIMES = 16
 
 _done: list[int] = []
 
 
 def set_modules_aside() -> None:
-    """Set aside what the modules hold that were loaded since the last time; O(1).
+    """Set aside the objects of modules that were loaded since the last call; O(1).
 
-    Nothing where no Spark task runs, as in tests: there it is for the caller's process to decide.
+    It does nothing if no Spark task runs, as in tests: the caller's process must decide there.
     """
     from pyspark import TaskContext
 

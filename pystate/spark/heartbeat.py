@@ -1,8 +1,8 @@
-"""A stream source without rows, so that time goes on while the input is idle.
+"""A stream source without rows, so that time advances while the input is idle.
 
-Spark runs no micro-batch without new input, and its own ``rate`` source makes one per second at
-least. This source has a new position once per interval, and never a row: a stream united with it
-has a batch at least so often. Where rows arrive anyway, their batches take the new positions along.
+Spark runs no micro-batch without new input, and its own ``rate`` source makes at least one per
+second. This source has a new position once per interval, and never a row: a stream united with it
+has a batch at least once per interval. If rows arrive, their batches include the new positions.
 
 Thread safety: a reader belongs to Spark's planner process.
 """
@@ -29,7 +29,7 @@ __all__ = ["with_heartbeat"]
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # before PySpark 4.2 no Python source can
+except ImportError:  # no Python source can before PySpark 4.2
     SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 _FORMAT = "pystate_heartbeat"
@@ -46,13 +46,13 @@ class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ended = False
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 (Spark's name)
-        """Where a new query begins."""
+        """The position at which a new query begins."""
         return {_POSITION: 0}
 
     def latestOffset(  # noqa: N802 (Spark's name)
         self, start: dict[str, int] | None = None, limit: Any = None
     ) -> dict[str, int]:
-        """The last beat; never an earlier one, whatever the host's clock does."""
+        """The last beat; it never goes back, whatever the host's clock does."""
         if not self._ended:
             now_ms = time.time_ns() // 1_000_000
             self._last_ms = max(self._last_ms, now_ms - now_ms % self._interval_ms)
@@ -60,15 +60,16 @@ class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_POSITION: max(self._last_ms, before_ms)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """Let this beat be the last.
+        """Make this beat the last one.
 
-        One source that cannot say so makes the trigger take all that every source has in one batch.
+        If a single source does not support this, the trigger takes all input of all sources in one
+        batch.
         """
         self.latestOffset()
         self._ended = True
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Spark wants one partition at least."""
+        """Return one partition, the fewest that Spark accepts."""
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
@@ -77,7 +78,7 @@ class HeartbeatReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class HeartbeatSource(DataSource):
-    """What Spark makes readers of."""
+    """The data source from which Spark makes readers."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,7 +86,7 @@ class HeartbeatSource(DataSource):
         return _FORMAT
 
     def schema(self) -> StructType:
-        """One column, since Spark wants one."""
+        """One column, the fewest that Spark accepts."""
         return StructType([StructField("beat", LongType())])
 
     def streamReader(self, schema: StructType) -> HeartbeatReader:  # noqa: N802 (Spark's name)
@@ -98,12 +99,12 @@ def with_heartbeat(
 ) -> DataFrame:
     """Unite a stream with a source that makes a batch per interval and adds no row.
 
-    Its columns become nullable. With None the stream stays what it is.
+    Its columns become nullable. With None the stream is returned unchanged.
 
     Raises
     ------
     InvalidArgumentError
-        The query has run without the heartbeat that is wanted, or with one that is not.
+        The query has run before without a heartbeat and now has one, or the reverse.
     """
     interval_ms = None
     if heartbeat is not None:
@@ -119,7 +120,7 @@ def with_heartbeat(
 
 
 def _check_sources(storage: CheckpointStorage, wanted: bool) -> None:
-    """Refuse to switch the heartbeat of a query that has run: it would be another query."""
+    """Refuse to add or remove the heartbeat of a query that has run: it would be another query."""
     sources = newest_sources(storage)
     if sources is None:
         return

@@ -55,61 +55,63 @@ __all__ = ["Job"]
 
 
 class Job(PipelineContext):
-    """A stateful job: its name, its checkpoint, and how it is split.
+    """A stateful job: its name, its checkpoint, and its parallelism.
 
     Parameters
     ----------
     name : str
-        A checkpoint belongs to the job of one name.
+        The job's name; a checkpoint belongs to one job name.
     checkpoint : str or PathLike
         The folder of all state, manifests and stream positions. The driver and all executors must
-        see it under this name.
+        reach it under this path.
     max_parallelism : int, optional
-        Number of key groups, the most ranges that the state can ever be split into. The stored
-        number by default, or for a new checkpoint the next power of two of 1.5 times
-        `parallelism`, at least 128.
+        Number of key groups, the most ranges that the state can ever be split into. By default the
+        stored number; for a new checkpoint 1.5 times `parallelism`, rounded up to a power of two,
+        at least 128.
     parallelism : int, optional
-        Number of key-group ranges of each operator, that is of tasks. Spark's default parallelism
-        by default. It may differ from run to run.
+        Number of key-group ranges of each operator, and so of its tasks. By default Spark's default
+        parallelism. It may differ from run to run.
     retained : int
         Number of epochs whose manifests are kept.
     allow_unclaimed_state : bool
-        Let pipelines leave out operators that the checkpoint holds, which are carried along, and
-        states or timers of an operator, which are dropped for good.
+        Let pipelines leave out operators that the checkpoint holds; their state is kept. Let
+        operators leave out states or timers that the checkpoint holds; these are dropped for good.
     memory_limit_bytes : int
-        The most that each table may take. 0: all tables of a host share one limit. That is three
+        The most memory that each table may take. With 0 all tables of a host share one limit: three
         quarters of what the machine or the workers' control group allows, unless the workers'
-        environment says another one (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
+        environment sets another one (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
     shared_tables : bool
         Keep tables in memory that all workers of a host share. False is the same as `table_home`
-        ``"heap"``: every task restores its range from files, which pays for tiny states only.
+        ``"heap"``: every task restores its range from files, which is worthwhile only for tiny
+        states.
     table_home : str or PathLike
-        Where the tables are on each host: ``"shm"``, in ``/dev/shm``; ``"local"``, in the first of
+        Where each host keeps its tables: ``"shm"``, in ``/dev/shm``; ``"local"``, in the first of
         the executor's local directories; ``"heap"``, in the memory of each worker; or a folder. A
-        table that outgrows ``/dev/shm`` or the folder goes to the local directory, and from there
+        table that outgrows ``/dev/shm`` or the folder moves to the local directory, and from there
         to the heap, for as long as the executor lives. Its epoch is computed again.
     max_evaluations : int
-        How often an epoch may be computed before its failure is the job's.
+        How often an epoch may be computed before its failure fails the job.
     max_clock_step : str, timedelta or int
-        The most that processing time moves from one epoch to the next where the clock has jumped
-        ahead; twice the longest pause that the job has made lately, if that is more. A clock that
-        goes on for so long after a jump is believed. So processing time is late for a while after
-        an unusually long pause.
+        The most that processing time moves from one epoch to the next if the clock has jumped
+        ahead; or twice the longest recent pause of the job, if that is more. Once the clock has run
+        for that long after a jump, it is trusted. So processing time lags for a while after an
+        unusually long pause.
     allow_time_back : bool
-        Take processing time back, at this start, where it is further ahead of the clock than
-        `max_clock_step`. That is for a start after the clock was wrong for long. Timers and times
-        to live that were set by the wrong time stay.
+        Set processing time back at this start, if it is further ahead of the clock than
+        `max_clock_step`. Use it once after the clock was wrong for long. Timers and times to live
+        that were set by the wrong time are not changed.
     epoch_timeout : str, timedelta, int or None
         How long an epoch may go without any progress: ``"10 minutes"``, a timedelta, or
-        milliseconds. Progress is a Spark task that ends, or a batch of rows that an operator takes.
-        An epoch without any is computed once more; where that hangs too, the job fails and says
-        where. None: for ever.
+        milliseconds. Progress is a Spark task that ends, or a batch of rows that an operator reads.
+        An epoch without progress is computed once more; if that hangs too, the job fails and says
+        where. None: no limit.
     allow_pickle : bool
-        Whether states may be pickled: of type ``object``, or by an `AggregateFunction`. Whoever can
-        write to the checkpoint can have any code run where such a state is read.
+        Whether states may be pickled: those of type ``object`` or of an `AggregateFunction`. Anyone
+        who can write to the checkpoint can then run any code in the processes that read such a
+        state.
     replace : bool
-        Stop the query that this process runs on the checkpoint, if there is one: when the job is
-        made, and again when it is started. Without it `start` raises `InUseError`. It is meant for
+        Stop the query that this process runs on the checkpoint, if there is one, both when the job
+        is made and when it is started. If False, `start` raises `InUseError`. It is meant for
         notebooks, where the cell that makes the job is run again.
 
     Notes
@@ -117,11 +119,10 @@ class Job(PipelineContext):
     One epoch is one micro-batch, or one `run_epoch`. All operators of a pipeline and its output
     commit together or not at all.
 
-    What an operator returns is computed once in an epoch, however the pipeline reads it. A pipeline
-    that reads it more than once, or not to the end (by a second action, `limit`, `isEmpty`, a sort
-    or a self-join), is noticed in its first epoch. That epoch is computed again, and from then on
-    the rows are materialised, as `localCheckpoint` does. A pipeline that reads once, to the end, is
-    faster.
+    An operator's output is computed once per epoch, however the pipeline reads it. If a pipeline
+    reads it more than once, or not to the end (by a second action, `limit`, `isEmpty`, a sort or a
+    self-join), the first epoch shows it. That epoch is computed again, and from then on the rows
+    are materialised, as by `localCheckpoint`. A pipeline that reads once, to the end, is faster.
 
     Examples
     --------
@@ -189,16 +190,16 @@ class Job(PipelineContext):
 
     @property
     def failure(self) -> BaseException | None:
-        """What made the streaming query fail that was started last, with its own type and message.
+        """The error of the last started streaming query, with its own type and message.
 
-        None where it has not failed: it runs, it has come to its end, or somebody has stopped it.
-        ``StreamingQuery.awaitTermination`` raises Spark's account of it, Java traces included.
+        None if the query has not failed: it runs, has ended, or was stopped.
+        ``StreamingQuery.awaitTermination`` raises Spark's report of it, with Java traces.
         """
         return self._outcome.failure
 
     @property
     def last_progress(self) -> EpochProgress | None:
-        """The last epoch that this job has computed."""
+        """Progress of the last epoch that this job has computed."""
         return self._epochs.progress
 
     # ---- epochs --------------------------------------------------------------------------------
@@ -226,57 +227,57 @@ class Job(PipelineContext):
         stream : DataFrame
             A streaming DataFrame.
         pipeline : callable
-            From a DataFrame that holds one epoch's rows to the rows to write: ``pipeline(df)``, or
-            ``pipeline(df, job)``, which is given this job. Called on the driver for every
+            A function from a DataFrame of one epoch's rows to the rows to write: ``pipeline(df)``,
+            or ``pipeline(df, job)``, which also gets this job. It is called on the driver for every
             evaluation of an epoch.
         sink : Sink, optional
-            Where the rows go: a `ParquetSink`, by default on ``results/`` in the checkpoint; a
-            function, by `foreach_epoch`; or a sink of your own.
+            Where the rows go: a `ParquetSink`, by default to ``results/`` in the checkpoint; a
+            function, with `foreach_epoch`; or a sink of your own.
         side_outputs : mapping from tag to Sink, optional
-            Where the rows of each side output go, committed with the epoch as `sink` is. Every tag
-            needs one. An epoch without rows of a tag leaves no folder there.
+            Where the rows of each side output go; they are committed with the epoch, like those of
+            `sink`. Every tag needs a sink. An epoch without rows of a tag makes no folder there.
         trigger : mapping, optional
             As for ``writeStream.trigger``: ``{"availableNow": True}``,
             ``{"processingTime": "10 seconds"}``.
         heartbeat : str, timedelta or int, optional
             Run an epoch at least that often, also without new rows: ``"10 seconds"``, a timedelta,
             or milliseconds. Without it Spark runs no batch on idle input, and timers and expiry
-            wait for the next row. It adds a source to the query that never has a row, and makes
-            the columns nullable. A query keeps it for its whole life. A slower `trigger` wins.
+            wait for the next row. It adds a source without rows to the query, and makes the columns
+            nullable. It cannot be added to a query that has run, nor removed. A slower `trigger`
+            takes precedence.
         query_name : str, optional
             Spark's name of the query.
         restore : {"latest"}, optional
-            Begin with the state that the checkpoint holds although this query is new to it, for
-            example after Spark's part of the checkpoint was removed.
+            Start from the checkpoint's state although it does not know this query, for example
+            after Spark's part of the checkpoint was removed.
         drain : bool
             Take the watermark to its end once the input has ended, so that all event-time timers
-            fire. That needs a `trigger` with ``availableNow``, and is an epoch of its own, after
-            the last batch. The query is active until that epoch is published. A job that is
-            started again with more input goes on from the watermark that its rows have made: a
-            row for a window that has fired opens the window anew.
+            fire. This needs a `trigger` with ``availableNow``, and is an epoch of its own after the
+            last batch. The query is active until that epoch is published. A job that is started
+            again with more input continues from the watermark that its rows gave: a row for a
+            window that has fired opens the window again.
         on_epoch : callable, optional
-            Called on the driver after each epoch that was computed. What it raises is logged: the
-            epoch is published by then.
+            Called on the driver after each epoch that was computed. Its errors are only logged,
+            since the epoch is published by then.
         progress : bool or "always"
-            Show a line that tells how far the epoch is, and what the last one did: in a notebook,
-            and on standard error if that is a console. With ``"always"`` also where it is a file,
-            a line per epoch.
+            Show a line with the progress of the epoch and the result of the last one: in a
+            notebook, and on standard error if that is a console. With ``"always"``, if standard
+            error is a file, write a line per epoch to it.
         observe : str, optional
             The name of a metric, such as ``"pystate"``, under which Spark's listeners find the
-            epoch's numbers in ``event.progress.observedMetrics``. It costs some 60 ns for each row
-            of the input. The progress of the returned query has the numbers in any case.
+            epoch's numbers in ``event.progress.observedMetrics``. It costs some 60 ns per input
+            row. The progress of the returned query always has the numbers.
 
         Returns
         -------
         StreamingQuery
             Spark's own handle. Its ``stop`` keeps the traces of cancelled tasks out of the driver's
-            log, and its progress counts the operators among those with state.
+            log, and its progress lists the operators as stateful ones.
 
         Raises
         ------
         InUseError
-            This process runs a query on the checkpoint already, and the job was made without
-            `replace`.
+            This process already runs a query on the checkpoint, and `replace` is False.
         """
         require_classic(stream, "stream")
         checked_pipeline(pipeline)
@@ -327,24 +328,24 @@ class Job(PipelineContext):
         data : DataFrame or RDD
             The epoch's input.
         pipeline : callable
-            From `data` to the rows to write: a DataFrame, or with `schema` an RDD. As in `start` it
-            may take the job, too.
+            A function from `data` to the rows to write: a DataFrame, or with `schema` an RDD. As in
+            `start`, it may take the job, too.
         run_key : str, optional
-            Makes the run idempotent: the same key again changes nothing and returns the same
-            result, whatever `data` is then.
+            Makes the run idempotent: a second run with the same key changes nothing and returns the
+            same result, whatever `data` is.
         sink : Sink, optional
-            Where the rows go; see `start`. With a `run_key` the same each time.
+            Where the rows go; see `start`. With a `run_key` it must be the same each time.
         side_outputs : mapping from tag to Sink, optional
             Where the rows of each side output go; see `start`.
         schema : str or StructType, optional
-            Columns of the result where the pipeline returns an RDD.
+            Columns of the result if the pipeline returns an RDD.
         drain : bool
             Take the watermark to its end after the rows, in the same epoch, so that all event-time
-            timers fire. Later runs go on from the watermark that the rows have made; see `start`.
+            timers fire. Later runs continue from the watermark that the rows gave; see `start`.
         on_epoch : callable, optional
             Called after the epoch, if it was computed; see `start`.
         progress : bool or "always"
-            Show a line that tells how far the epoch is; see `start`.
+            Show a line with the progress of the epoch; see `start`.
 
         Returns
         -------
@@ -356,7 +357,7 @@ class Job(PipelineContext):
         InUseError
             Another job of this process runs a query on the checkpoint.
         NoEventTimeError
-            It is to drain, and no operator has event time.
+            `drain` is True, and no operator has event time.
         """
         require_unused(self, but_for_own=True)
         session = session_of(data)
@@ -404,21 +405,22 @@ class Job(PipelineContext):
         return None if manifest is None else manifest.epoch
 
     def abandon_output(self, epoch: int) -> list[str]:
-        """Give up for ever the rows that an epoch has staged and that nobody can commit.
+        """Give up, for good, the rows that an epoch has staged and that no sink can commit.
 
-        It lets a job go on whose newest output no start could commit, because the sink is gone, or
-        what was staged is. State and stream position stay, so the rows are not made again.
+        It lets a job continue if the newest output cannot be committed, because the sink or the
+        staged rows are gone. State and stream position are kept, so the rows are not computed
+        again.
 
         Parameters
         ----------
         epoch : int
-            The number of the newest epoch. It is asked for to make sure that no other one is meant.
+            The number of the newest epoch, required as a safeguard against mistakes.
 
         Returns
         -------
         list of str
-            The sinks, by name or folder, whose rows are given up. Where one is registered, or was
-            passed to this job, its commit was tried once more before.
+            The sinks, by name or folder, whose rows are given up. If such a sink is registered, or
+            was passed to this job, its commit was tried once more first.
 
         Raises
         ------
@@ -436,7 +438,7 @@ class Job(PipelineContext):
     def close(self) -> None:
         """Wait for merges to end, and free the tables in the memory of the hosts.
 
-        The job may be used again: it then opens its checkpoint anew.
+        The job may be used again: it then reopens its checkpoint.
         """
         self._epochs.close()
 

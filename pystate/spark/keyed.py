@@ -1,4 +1,4 @@
-"""A DataFrame with keys: where a stateful operator is put into a pipeline.
+"""A DataFrame with keys, to which a stateful operator is applied in a pipeline.
 
 Thread safety: immutable.
 """
@@ -70,7 +70,7 @@ _VALUE = "__pystate_value_"
 
 
 class KeyedFrame:
-    """One epoch's rows by key, made by `Job.key_by`; put an operator on it.
+    """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class KeyedFrame:
     event_time : str, optional
         The column of the rows' event time.
     allowed_delay : str, timedelta or int, optional
-        How late a row may be by it.
+        How late a row may be by its event time.
     """
 
     def __init__(
@@ -135,10 +135,11 @@ class KeyedFrame:
             The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink:
             ``start(..., side_outputs={tag: ParquetSink(path)})``.
         late : {"process", "drop"} or str
-            What becomes of rows whose event time is below the watermark. ``"process"``: the
-            function sees them like all others. ``"drop"``: nobody does. Any other word is the tag
-            of a side output that they go to, with the columns of the input; `side_outputs` may
-            name these in another order or with other types. They are counted in any case.
+            What happens to rows whose event time is below the watermark. ``"process"``: the
+            function handles them like all others. ``"drop"``: they are dropped. Any other word is
+            the tag of the side output that they go to, with the columns of the input;
+            `side_outputs` may give these in another order or with other types. Late rows are always
+            counted.
 
         Returns
         -------
@@ -186,7 +187,7 @@ class KeyedFrame:
         return self._evaluation.output(self._uid, out)
 
     def _key_types(self) -> tuple[StateType, ...]:
-        """Of the key's columns, where one is a struct."""
+        """The types of the key's columns, if one of them is a struct."""
         types = [self._frame.schema[name].dataType for name in self._names]
         if not any(isinstance(each, st.StructType) for each in types):
             return ()
@@ -255,7 +256,7 @@ class KeyedFrame:
             self._keys,
             allowed_delay_ms=self._delay_ms,
         )
-        # Only what is aggregated travels, cast by Spark where the state is wider.
+        # Only aggregated columns are sent, cast by Spark if the state is wider.
         selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
         event_time = None
         if self._event_time is not None:
@@ -265,7 +266,8 @@ class KeyedFrame:
         if event_time is not None:
             names.append(event_time)
         if plan.ordered and self._order_by:
-            # The order may be by any column: Spark prunes what neither it nor an aggregate needs.
+            # The order may use any column: Spark prunes those that neither it nor an aggregate
+            # needs.
             routed = self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
         else:
             routed = self._routed(frame.select(*selected), operator)
@@ -273,13 +275,13 @@ class KeyedFrame:
         body = partial(_aggregate_body, updates, results, output, event_time)
         out = _operator(routed, operator, names, body, declared)
         if keys != self._names:
-            # The fields that travelled on their own become structs again.
+            # The fields that were sent on their own become structs again.
             whole = [_whole(self._frame.schema[name]) for name in self._names]
             out = out.select(*whole, *map(column_named, aggregates))
         return self._evaluation.output(self._uid, out)
 
     def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
-        """An aggregate of a column by the name that the frame has for it."""
+        """The aggregate, with its column under the name that the frame has for it."""
         if not isinstance(given, Aggregate):
             raise InvalidArgumentError(
                 f"{self._owner}: {name}={given!r:.80} is no aggregate; write {name}=ps.count(), "
@@ -306,7 +308,7 @@ class KeyedFrame:
 
 
 def _whole(field: st.StructField) -> Column:
-    """A key's column, made again of the columns of its fields."""
+    """A key's column, rebuilt from the columns of its fields."""
     if not (isinstance(field.dataType, st.StructType) and field.dataType.fields):
         return column_named(field.name)
     return _struct(quoted(field.name), field.dataType).alias(field.name)
@@ -330,8 +332,8 @@ def _operator(
     body: Any,
     declared: st.StructType,
 ) -> DataFrame:
-    # Spark parses the names of what it maps as if they were written in SQL, and stumbles over dots
-    # and backticks: it gets the columns under numbers, and matches those that come back by place.
+    # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
+    # gets the columns under numbers, and those that come back are matched by position.
     inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
     fields = zip(_numbered(len(declared)), declared, strict=True)
     outputs = st.StructType(
@@ -366,8 +368,8 @@ class _AggregatePlan:
         self.inputs: dict[str, Column] = {}
         self.results: list[tuple[str, str | None]] = []
         self.fields: list[st.StructField] = []
-        #: Whether the order of the rows decides on results: sums of floats are not associative,
-        #: and of values that are equal but not the same, as both zeros, the first one stays.
+        #: Whether results depend on the order of the rows: sums of floats are not associative, and
+        #: of values that are equal but not identical, such as 0.0 and -0.0, the first is kept.
         self.ordered = False
 
     def add(self, name: str, aggregate: Aggregate) -> None:

@@ -1,11 +1,11 @@
-"""A line that tells how far an epoch is, in a console or a notebook, for whoever asks for one.
+"""An optional line that shows the progress of an epoch, in a console or a notebook.
 
-In a console it is one line on standard error that is written over, by rich where that is installed,
-so that what is printed meanwhile stays above it. In a notebook it is an output of the cell that
-changes. Where standard error is a file there is nothing, or with ``"always"`` a line per epoch.
+In a console it is one line on standard error that is overwritten, by rich if that is installed, so
+that other output stays above it. In a notebook it is an output of the cell that is updated. If
+standard error is a file, nothing is shown, or with ``"always"`` a line per epoch.
 
-Thread safety: the thread of the epochs says what is going on, and a thread of the line's own shows
-it while an epoch is computed.
+Thread safety: the thread of the epochs reports progress, and another thread, which the line owns,
+shows it while an epoch is computed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Screen(Protocol):
     """Where a line is shown."""
 
     def show(self, line: str) -> None:
-        """Show the line in place of the one before."""
+        """Show the line instead of the one before."""
 
     def end(self, line: str) -> None:
-        """Show a line that an epoch ends with."""
+        """Show the final line of an epoch."""
 
     def close(self) -> None:
-        """Leave the last line as it is. May be called again, and shown to again."""
+        """Leave the last line as it is. `close` and `show` may be called again."""
 
 
 class ProgressLine:
@@ -56,7 +56,7 @@ class ProgressLine:
     Parameters
     ----------
     name : str
-        The job's.
+        The job's name.
     screen : Screen
         Where it is shown.
     """
@@ -68,14 +68,14 @@ class ProgressLine:
         self._ended: threading.Event | None = None
 
     def begin(self, epoch: int, tasks: Callable[[], tuple[int, int]]) -> None:
-        """Show that an epoch is computed, until it ends.
+        """Show the progress of an epoch until it ends.
 
         Parameters
         ----------
         epoch : int
-            Its number.
+            The epoch's number.
         tasks : callable
-            How many of its tasks have ended, and how many there are so far.
+            Returns how many of its tasks have ended, and how many there are so far.
         """
         self.idle()
         self._ended = ended = threading.Event()
@@ -85,19 +85,19 @@ class ProgressLine:
         ).start()
 
     def end(self, progress: EpochProgress) -> None:
-        """Show what an epoch did."""
+        """Show the result of an epoch."""
         self.idle()
         with self._lock:
             self._try(self._screen.end, f"{self._name}: {progress}")
 
     def idle(self) -> None:
-        """No epoch is computed, for now."""
+        """Note that no epoch is being computed."""
         if self._ended is not None:
             self._ended.set()
             self._ended = None
 
     def close(self) -> None:
-        """Nothing more is shown. Harmless if done before."""
+        """Stop showing. May be called again."""
         self.idle()
         with self._lock:
             self._try(self._screen.close)
@@ -122,7 +122,7 @@ class ProgressLine:
                 return
 
     def _try(self, act: Callable[..., None], *line: str) -> None:
-        """No epoch fails because it cannot be shown."""
+        """Show something; an error here must not fail the epoch."""
         try:
             act(*map(_printable, line))
         except Exception as error:
@@ -130,7 +130,7 @@ class ProgressLine:
 
 
 class NoLine:
-    """Stands for a line that nobody asked for."""
+    """Stands for the line if none was requested."""
 
     def begin(self, epoch: int, tasks: Callable[[], tuple[int, int]]) -> None: ...  # noqa: D102
     def end(self, progress: EpochProgress) -> None: ...  # noqa: D102
@@ -139,7 +139,7 @@ class NoLine:
 
 
 def checked_show(progress: Any) -> Show:
-    """Refuse what `progress` may not be."""
+    """Refuse an invalid `progress`."""
     if isinstance(progress, bool) or (isinstance(progress, str) and progress == _ALWAYS):
         return progress  # type: ignore[return-value]
     raise InvalidArgumentError(
@@ -148,7 +148,7 @@ def checked_show(progress: Any) -> Show:
 
 
 def progress_line(progress: Show, name: str) -> ProgressLine | NoLine:
-    """Make the line that was asked for."""
+    """Make the requested line."""
     if progress is False:
         return NoLine()
     display = _notebook()
@@ -163,7 +163,7 @@ def progress_line(progress: Show, name: str) -> ProgressLine | NoLine:
 
 
 def tasks_done(context: SparkContext, tag: str) -> tuple[int, int]:
-    """How many tasks of the jobs with a tag have ended, and how many they have so far."""
+    """How many tasks of the jobs with a tag have ended, and how many there are so far."""
     tracker = context._jsc.sc().statusTracker()
     done = total = 0
     for job in tracker.getJobIdsForTag(tag):
@@ -177,19 +177,19 @@ def tasks_done(context: SparkContext, tag: str) -> tuple[int, int]:
 
 
 def _printable(line: str) -> str:
-    """A line without what would move a console's cursor."""
+    """A line without characters that would move a console's cursor."""
     return "".join(c if c.isprintable() else " " for c in line)
 
 
 class _Console:
-    """A console's last line, written over."""
+    """A console's last line, which is overwritten."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._open = False
 
     def show(self, line: str) -> None:
-        # A line that wraps could not be written over.
+        # A line that wraps could not be overwritten.
         width = shutil.get_terminal_size().columns - 1
         self._stream.write(f"\r\x1b[2K{line[:width]}")
         self._stream.flush()
@@ -205,7 +205,7 @@ class _Console:
 
 
 class _Rich:
-    """The same by rich, which keeps what is printed meanwhile above the line."""
+    """The same with rich, which keeps other output above the line."""
 
     def __init__(self) -> None:
         self._live: Any = None
@@ -219,7 +219,7 @@ class _Rich:
         if self._live is None:
             self._live = Live(text, console=Console(stderr=True), auto_refresh=False)
             self._live.start()
-            # The console's cursor is hidden until then.
+            # The console's cursor is hidden until this call.
             atexit.register(self._live.stop)
         self._live.update(text, refresh=True)
 
@@ -275,7 +275,7 @@ def _console(stream: TextIO) -> Screen:
 
 
 def _notebook() -> Any:
-    """IPython's module of displays where this is a notebook. What nobody imported is not used."""
+    """IPython's display module, if this is a notebook; it is never imported here."""
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):

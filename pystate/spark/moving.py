@@ -1,8 +1,8 @@
 """What a task does with a table that has outgrown its file system.
 
-The rows that the task has read are gone, so that it cannot go on in another table: it gives the
-table up for the next place and fails. Whoever computes the range again, a retry of the task or the
-epoch's next evaluation, finds the table there, restored from files.
+The rows that the task has read are gone, so that it cannot continue in another table. It moves the
+table to the next folder and fails. A retry of the task, or the epoch's next evaluation, finds the
+table there, restored from files.
 
 Thread safety: functions without state.
 """
@@ -28,16 +28,16 @@ __all__ = ["executor_home", "move_table"]
 
 @lru_cache(maxsize=64)
 def executor_home(application: bytes, wanted: str) -> TableHome:
-    """The folder for tables that all workers of this executor share.
+    """Return the folder for tables that all workers of this executor share.
 
     They belong to the executor's JVM: its workers come and go.
 
     Parameters
     ----------
     application : bytes
-        Names the checkpoint.
+        Identifies the checkpoint.
     wanted : str
-        ``"shm"``, ``"local"``, ``"heap"``, or a folder, which is made.
+        ``"shm"``, ``"local"``, ``"heap"``, or a folder, which is created.
     """
     if wanted == "heap":
         return TableHome(None, None)
@@ -56,25 +56,25 @@ def executor_home(application: bytes, wanted: str) -> TableHome:
 def move_table(
     attachment: Attachment, spec: TableSpec, base: RangeState, where: str, error: NoSpaceError
 ) -> TableMovedError | None:
-    """Give up a table that has no room to grow, for the next place.
+    """Give up a table that has no room to grow, and have it put into the next folder.
 
     Parameters
     ----------
     attachment : Attachment
-        The table; released.
+        The table, which is released.
     spec : TableSpec
-        Which one it is.
+        The spec of the table.
     base : RangeState
         The range.
     where : str
         Names the range, for the message.
     error : NoSpaceError
-        What happened.
+        The error of the table.
 
     Returns
     -------
     TableMovedError or None
-        What to raise; None where the table is no file, so that the error is about something else.
+        The error to raise; None if the table is not a file, so that `error` is about another file.
     """
     path = attachment.path
     if path is None:

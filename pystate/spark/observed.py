@@ -1,16 +1,15 @@
-"""An epoch's numbers where Spark's own progress is looked for.
+"""An epoch's numbers in Spark's own progress.
 
-Spark counts as state what its own stateful operators keep, and takes pystate's for stateless ones.
-The handle that `Job.start` returns adds them to the progress that it gives, which costs nothing
-until somebody asks. Listeners of the session, and what hangs on them, see Spark's own events alone:
-for them `observe` adds a metric, which those carry, to the query's plan.
+Spark reports only its own stateful operators as stateful, and not pystate's. The handle that
+`Job.start` returns adds these to its progress, which costs nothing until it is read. Listeners of
+the session see only Spark's own events. For them, `observe` adds a metric, which the events
+contain, to the query's plan.
 
-Spark computes such metrics from the rows that pass, and here they are known to the driver, once the
-epoch is published. So the metric sees no value in any row, and the driver adds one itself, before
-Spark reads it. Its operator still looks at each row of the input, for some 60 ns: hence only where
-somebody asks for it.
+Spark computes metrics from the rows that pass, but these numbers are known to the driver, once the
+epoch is published. So the metric ignores the rows, and the driver sets its value before Spark reads
+it. Its operator still visits each input row, which takes some 60 ns, so it is optional.
 
-Thread safety: used by the thread of a query's batches; progress is asked for by any.
+Thread safety: the thread of a query's batches uses it; any thread may ask for the progress.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class ObservedMetric:
     Parameters
     ----------
     name : str
-        Of the metric.
+        The name of the metric.
     session : SparkSession
-        The query's.
+        The query's session.
     """
 
     def __init__(self, name: str, session: SparkSession) -> None:
@@ -66,17 +65,17 @@ class ObservedMetric:
         self._failed = False
 
     def of(self, stream: DataFrame) -> DataFrame:
-        """The stream, whose query then has the metric."""
+        """Return the stream with the metric, which its query then has."""
         columns = {f"{_COLUMN}{field}": F.lit(None).cast("long") for field in FIELDS}
         metrics = [F.max(f"{_COLUMN}{field}").alias(field) for field in FIELDS]
         return stream.withColumns(columns).observe(self.name, *metrics).drop(*columns)
 
     def note(self, query_id: str, progress: EpochProgress) -> None:
-        """Set the metric of the batch that the query is at."""
+        """Set the metric of the query's current batch."""
         try:
             self._add(query_id, [getattr(progress, field) for field in FIELDS])
         except Exception as error:
-            # Spark's progress then has the metric without numbers.
+            # In that case the metric in Spark's progress has no numbers.
             log = _LOG.debug if self._failed else _LOG.warning
             log("the metric %r cannot be set in this version of Spark: %s", self.name, error)
             self._failed = True
@@ -101,7 +100,7 @@ class ObservedMetric:
 
 
 def long_row(values: Sequence[float | None]) -> bytes:
-    """A row of long columns as Spark lays it out: a bit per null in whole words, then the words."""
+    """A row of long columns in Spark's layout: a bit per null in whole words, then the words."""
     words = -(-len(values) // 64)
     nulls = sum(1 << i for i, value in enumerate(values) if value is None)
     numbers = [0 if value is None else int(value) for value in values]
@@ -109,7 +108,7 @@ def long_row(values: Sequence[float | None]) -> bytes:
 
 
 def checked_observe(name: Any) -> str | None:
-    """Refuse what is no name of a metric."""
+    """Refuse a value that cannot name a metric."""
     if name is None or (isinstance(name, str) and name):
         return name
     raise InvalidArgumentError(
@@ -121,7 +120,7 @@ def checked_observe(name: Any) -> str | None:
 def with_state(
     progress: StreamingQueryProgress, epochs: Mapping[int, EpochProgress]
 ) -> StreamingQueryProgress:
-    """Spark's progress of a batch with pystate's operators among those that have state."""
+    """Spark's progress of a batch, with pystate's operators among the stateful ones."""
     epoch = epochs.get(progress.batchId)
     if epoch is None:
         return progress

@@ -32,13 +32,13 @@ class BatchOffsets(NamedTuple):
     """The description of one micro-batch."""
 
     processing_time_ms: int
-    """When the batch was planned: the same for every run of it."""
+    """When the batch was planned; the same for every run of the batch."""
     offsets_hash: str
-    """Names the range of source rows that the batch consists of."""
+    """Identifies the range of source rows of the batch."""
 
 
 def spark_folder(storage: CheckpointStorage) -> str:
-    """Where Spark keeps its part of a checkpoint, as Spark reaches it."""
+    """The folder of Spark's part of a checkpoint, as a path for Spark."""
     folder = storage.local_path(SPARK_FOLDER)
     return f"{storage.uri}/{SPARK_FOLDER}" if folder is None else local_uri(folder)
 
@@ -53,7 +53,7 @@ def newest_sources(storage: CheckpointStorage) -> list[str] | None:
 
 
 def is_complete(storage: CheckpointStorage) -> bool:
-    """Whether Spark has ended the newest batch that it has begun, if there is one."""
+    """Whether Spark has completed the newest batch that it has begun, if there is one."""
     return _newest(storage, _OFFSETS) == _newest(storage, _COMMITS)
 
 
@@ -73,9 +73,9 @@ def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
     Raises
     ------
     CheckpointError
-        The file is not there: the query's checkpoint is not the job's.
+        The file is missing: the query's checkpoint is not the job's.
     CorruptFileError
-        It is not what Spark writes.
+        The file is not one that Spark writes.
     """
     path = f"{_OFFSETS}/{batch_id}"
     try:

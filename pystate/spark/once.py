@@ -1,16 +1,17 @@
-"""An operator's output is computed once in an evaluation, however often and far it is read.
+"""An operator's output is computed once per evaluation, however often and far it is read.
 
 Spark computes a frame again for each action and each branch that reads it, and only as far as the
-reader reads. With an operator in the frame that is another state each time. The tasks' begin marks
-(`pystate.checkpoint.begin_marks`) tell: an evaluation in which a range is begun twice, or begun and
-not read to its end, does not count. It is repeated with the output of the operator materialised:
-computed whole, once, by `localCheckpoint`, before anything reads it. So a limit, `isEmpty`, `show`,
-a sort (which samples its input first), a self-join or a second action work, and see one evaluation.
+reader reads. If the frame has an operator, each computation gives another state. The tasks' begin
+marks (`pystate.checkpoint.begin_marks`) show this: an evaluation in which a range is begun twice,
+or begun and not read to its end, does not count. It is repeated with the operator's output
+materialised: `localCheckpoint` computes all of it, once, before anything reads it. So a limit,
+`isEmpty`, `show`, a sort (which samples its input first), a self-join or a second action work, and
+see one evaluation.
 
-Why not always: materialising writes every row to Spark's block storage and reads it back, for
-nothing where the output is read once to its end, as most are. Nor is it decided from the plan:
-the driver sees the result's plan alone, and not the actions within the pipeline. What decides is
-what happened; a job remembers it for its later epochs, so that only the first one is repeated.
+Why not always materialise: it writes every row to Spark's block storage and reads it back, which is
+wasted if the output is read once to its end, as is usual. The plan cannot decide it either: the
+driver sees only the result's plan, and not the actions within the pipeline. So the begin marks
+decide; a job remembers the decision for its later epochs, so that only the first one is repeated.
 
 Why `localCheckpoint` and not `persist`: it cuts the lineage. A cached block that was evicted, or
 lost with its executor, would be computed again, and with other rows than the state knows.
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorOutputs", "executors"]
 
-#: In a plan's text: a node's function and Spark's number of the expression, which it gives once.
+#: In a plan's text: a node's function, and Spark's number of the expression, which is unique.
 _OPERATOR = re.compile(r"MapInArrow [^\n]*?\)(#\d+)")
 
 
 class OperatorOutputs:
-    """What the operators of one evaluation return.
+    """The outputs of the operators of one evaluation.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class OperatorOutputs:
         self._held: list[Any] = []
 
     def add(self, uid: str, frame: DataFrame) -> DataFrame:
-        """Return an operator's output as the pipeline is to see it."""
+        """Register an operator's output, and return the frame for the pipeline."""
         if uid in self._materialised:
             frame = frame.localCheckpoint()
             self._held.append(_plan(frame).rdd())
@@ -59,13 +60,13 @@ class OperatorOutputs:
         return frame
 
     def can_be_materialised(self, uids: Iterable[str]) -> bool:
-        """Whether these are operators over DataFrames that are not materialised yet."""
+        """Whether all of these are operators over DataFrames that are not materialised yet."""
         return all(uid in self._frames and uid not in self._materialised for uid in uids)
 
     def materialise_from(self, uids: Iterable[str]) -> list[str]:
-        """Materialise operators in later evaluations, and those that were declared after them.
+        """Materialise these operators, and those declared after them, in later evaluations.
 
-        What comes after may stand on them, and be read in the same way.
+        Later operators may depend on them, and be read in the same way.
         """
         order = list(self._frames)
         wanted = order[min(order.index(uid) for uid in uids) :]
@@ -85,10 +86,10 @@ class OperatorOutputs:
         )
 
     def release(self) -> None:
-        """Give up what was materialised, and what the pipeline has cached of the outputs.
+        """Free the materialised outputs, and the frames over them that the pipeline has cached.
 
-        Spark keeps a cached frame until somebody says otherwise, and nobody can use it again:
-        the next epoch's frames are other ones.
+        Spark keeps a cached frame until it is unpersisted, but nothing can use it again: the next
+        epoch has other frames.
         """
         for rdd in self._held:
             rdd.unpersist(False)
@@ -102,7 +103,7 @@ class OperatorOutputs:
 
 
 def executors(context: SparkContext) -> frozenset[str]:
-    """The executors as of now."""
+    """The current executors."""
     return frozenset(context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
 
 

@@ -1,4 +1,4 @@
-"""What a `Job` is made with, checked and in one form.
+"""The options of a `Job`, checked and in one form.
 
 Thread safety: immutable.
 """
@@ -23,7 +23,7 @@ class JobOptions:
     name: str
     max_parallelism: int | None
     parallelism: int | None
-    """Of a run; None for Spark's default."""
+    """Parallelism of a run; None for Spark's default."""
     retained: int
     allow_unclaimed_state: bool
     max_evaluations: int
@@ -54,7 +54,7 @@ def checked_options(
     Raises
     ------
     InvalidArgumentError
-        An option is none that a job can have; the message names the job and the option.
+        An option has an invalid value; the message names the job and the option.
     """
     text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
     owner = f"job {name!r}"

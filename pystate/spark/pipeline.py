@@ -1,10 +1,10 @@
-"""What a job offers inside its pipeline, and which epoch a thread of the driver is in.
+"""The methods of a job for use inside its pipeline, and the current epoch of a driver's thread.
 
-In a notebook a `Job` is soon made again, while a query of the one before goes on: the name by which
-its pipeline knows the job then stands for another object. So an operator looks for the evaluation
-that its thread is in, and not for what its own object has begun.
+In a notebook a `Job` may be made again while a query of the previous one still runs. The name that
+its pipeline uses for the job then refers to another object. So an operator looks for the evaluation
+of its thread, and not for that of its own object.
 
-Thread safety: all may be called from any thread.
+Thread safety: everything may be called from any thread.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "PipelineContext", "evaluating", "for_job"]
 
-#: From one epoch's input, and the job if it asks for it, to its output.
+#: A function from one epoch's input, and optionally the job, to its output.
 Pipeline = Callable[[Any], Any] | Callable[[Any, Any], Any]
 
 _threads = threading.local()
 
 
 class PipelineContext:
-    """The part of a job that its pipeline calls, to put operators on an epoch's rows.
+    """The part of a job that its pipeline calls to apply operators to an epoch's rows.
 
     Parameters
     ----------
     name : str
-        The job's.
+        The job's name.
     checkpoint : str
         The folder of its checkpoint.
     """
@@ -71,40 +71,40 @@ class PipelineContext:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
     ) -> KeyedFrame:
-        """Split one epoch's rows by key, for a stateful operator.
+        """Partition one epoch's rows by key, for a stateful operator.
 
         Parameters
         ----------
         df : DataFrame
-            The rows; inside a pipeline only.
+            The rows. It may be called only inside a pipeline.
         *columns : str
             The key columns, found as `DataFrame.select` finds them: upper and lower case are the
             same unless ``spark.sql.caseSensitive`` says otherwise, and names may have backticks. A
             field inside of a struct, ``"user.id"``, becomes a column of its own. Null is an
-            ordinary key. A struct may be a key: a function sees it as a row, ``key.id``. It counts
-            by its fields, so that a struct that is null and a struct of nulls are one key.
+            ordinary key. A struct may be a key: a function sees it as a row, ``key.id``. It stands
+            for its fields, so that a null struct and a struct of nulls are the same key.
         uid : str
-            Names the operator in checkpoints. Required: it is how a later run, with other code
-            around it, finds the operator's state again.
+            Names the operator in checkpoints. It is required: by it a later run, with other code
+            around the operator, finds the operator's state.
         order_by : str, Column or a sequence of them, optional
-            Sort each key's rows within the epoch. Without it their order is not promised, because
-            Spark's shuffle gives none. `aggregate` sorts only where rounding makes a sum or a mean
-            depend on the order.
+            Sort each key's rows within the epoch. Without it their order is not specified, because
+            Spark's shuffle does not keep any. `aggregate` sorts only if rounding makes a sum or a
+            mean depend on the order.
         event_time : str, optional
-            The column that says when a row's event happened: a timestamp, a timestamp_ntz (taken
-            for UTC), a date, or a long with milliseconds since 1970. It makes a watermark.
+            The column with the time of a row's event: a timestamp, a timestamp_ntz (taken as UTC),
+            a date, or a long with milliseconds since 1970. The operator then has a watermark.
         allowed_delay : str, timedelta or int, optional
-            How much later than the newest event a row may come: ``"10 minutes"``, a timedelta, or
-            milliseconds; 0 by default. The watermark of an epoch is the largest event time of all
-            epochs before it, minus this. Several operators with event time share the smallest of
-            theirs, and there is none before each of them has seen a row. An operator whose rows
-            all come from another one's timers must therefore have no event time: each would wait
-            for the other.
+            How far a row's event time may be behind the newest one: ``"10 minutes"``, a timedelta,
+            or milliseconds; 0 by default. The watermark of an epoch is the largest event time of
+            all epochs before it, minus this. Several operators with event time share the smallest
+            of their watermarks, and there is none before each of them has seen a row. An operator
+            whose rows all come from the timers of another one must therefore have no event time:
+            each would wait for the other.
 
         Returns
         -------
         KeyedFrame
-            Put `process` or `aggregate` on it.
+            Call `process` or `aggregate` on it.
         """
         evaluation = self._current("key_by")
         require_classic(df)
@@ -122,28 +122,29 @@ class PipelineContext:
         event_time: Callable[[Any], object] | None = None,
         allowed_delay: Duration | None = None,
     ) -> RDD[Routed]:
-        """Split an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
+        """Partition an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
 
         Parameters
         ----------
         rdd : RDD
-            The elements; inside a pipeline only.
+            The elements. It may be called only inside a pipeline.
         key : callable
-            The key of an element; a tuple for a key of several parts.
+            Returns the key of an element; a tuple for a key of several parts.
         key_type : type or sequence of types
             The type of the key, or of each of its parts: DDL, or a type of pyarrow or pyspark.
         uid : str
-            Names the operator in checkpoints; `partitions` takes the same.
+            Names the operator in checkpoints; pass the same to `partitions`.
         event_time : callable, optional
-            When an element's event happened: a datetime with a time zone, a date (its midnight in
-            UTC), milliseconds since 1970, or None. It makes a watermark, as in `key_by`.
+            Returns the time of an element's event: a datetime with a time zone, a date (its
+            midnight in UTC), milliseconds since 1970, or None. The operator then has a watermark,
+            as in `key_by`.
         allowed_delay : str, timedelta or int, optional
-            How much later than the newest event an element may come; 0 by default.
+            How far an element's event time may be behind the newest one; 0 by default.
 
         Returns
         -------
         RDD
-            One partition per key-group range; its elements are for `partitions` alone.
+            One partition per key-group range; only `partitions` can read its elements.
         """
         evaluation = self._current("partition_by")
         name = checked_uid(uid)
@@ -158,12 +159,12 @@ class PipelineContext:
         side_outputs: Mapping[str, str | StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
     ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
-        """Make a stateful function fit ``rdd.mapPartitions``.
+        """Return a stateful function in a form for ``rdd.mapPartitions``.
 
         Parameters
         ----------
         function : KeyedProcessFunction
-            Sees each element of the RDD that `partition_by` was given, as ``row``.
+            It gets each element of the RDD that `partition_by` was given, as ``row``.
         uid : str
             As given to `partition_by`.
         schema : str or StructType, optional
@@ -171,14 +172,14 @@ class PipelineContext:
         side_outputs : mapping from tag to str or StructType, optional
             The columns of what it emits with ``ctx.output(tag, row)``, as in `KeyedFrame.process`.
         late : {"process", "drop"} or str
-            What becomes of elements whose event time is below the watermark, as in
+            What happens to elements whose event time is below the watermark, as in
             `KeyedFrame.process`. A tag is one of `side_outputs`: the elements must then be rows,
             tuples, lists or dicts with a value for each of its columns.
 
         Returns
         -------
         callable
-            From a partition of `partition_by`'s result to what the function yields.
+            A function from a partition of `partition_by`'s result to what `function` yields.
         """
         evaluation = self._current("partitions")
         name = checked_uid(uid)
@@ -196,7 +197,7 @@ class PipelineContext:
                     "the pipeline is given, def pipeline(df, job)"
                 )
             return evaluation
-        # A thread that the pipeline has started.
+        # This is a thread that the pipeline has started.
         evaluation_of_own = self._evaluation
         if evaluation_of_own is None:
             raise CheckpointError(
@@ -208,7 +209,7 @@ class PipelineContext:
 
 @contextmanager
 def evaluating(job: PipelineContext, evaluation: Evaluation) -> Iterator[None]:
-    """Let a job, and this thread, be within an evaluation."""
+    """Set the current evaluation of a job and of this thread."""
     before = getattr(_threads, "running", None)
     job._evaluation, _threads.running = evaluation, (job, evaluation)
     try:
@@ -219,9 +220,10 @@ def evaluating(job: PipelineContext, evaluation: Evaluation) -> Iterator[None]:
 
 
 def for_job(pipeline: Callable[..., Any], job: PipelineContext) -> Callable[[Any], Any]:
-    """Return a pipeline as a function of an epoch's input alone.
+    """Return a pipeline as a function of only an epoch's input.
 
-    One that has a parameter called ``job``, or a second one without a default, gets the job.
+    A pipeline with a parameter called ``job``, or with a second one without a default, gets the
+    job.
     """
     try:
         _, *more = inspect.signature(pipeline).parameters.values()

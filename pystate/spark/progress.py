@@ -1,4 +1,4 @@
-"""What an epoch did, as the user sees it: in numbers, in a line and in a notebook.
+"""The progress of an epoch for the user: as numbers, as a line and in a notebook.
 
 Thread safety: immutable.
 """
@@ -20,7 +20,7 @@ __all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 
 _LOG = logging.getLogger("pystate.spark.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-#: The heads of `OperatorProgress.as_row`.
+#: The column heads of `OperatorProgress.as_row`.
 _HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed", "checkpoint")
 
 
@@ -47,13 +47,13 @@ class OperatorProgress:
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
-        State rows that tables read from the checkpoint's files before it: all of them where a
-        range was not in memory, after a start or a change of parallelism.
+        State rows that tables read from the checkpoint's files before it: all rows of a range that
+        was not in memory, after a start or a change of parallelism.
     checkpoint_bytes : int
-        Size of the state files that the epoch wrote of it.
+        Size of the state files that the epoch wrote for it.
     attach_ms : float
-        How long it took to find a range's table, or to restore it; the longest of any range, as in
-        the following ones.
+        How long it took to find a range's table, or to restore it. This and the following times are
+        the longest of any range.
     process_ms : float
         How long the function took over a range's rows and timers.
     seal_ms : float
@@ -81,7 +81,7 @@ class OperatorProgress:
     def of(
         cls, uid: str, reports: Sequence[RangeReport], sizes: Mapping[tuple[str, int], Any]
     ) -> OperatorProgress:
-        """Sum an operator's reports up."""
+        """Add up an operator's reports."""
         held = [size for (owner, _), size in sizes.items() if owner == uid]
         timed = any("late_rows" in report.metrics for report in reports)
         return cls(
@@ -115,7 +115,7 @@ class OperatorProgress:
         )
 
     def as_spark(self) -> dict[str, Any]:
-        """The same as Spark writes the progress of a stateful operator of its own."""
+        """The same in the form of the progress of Spark's own stateful operators."""
         return {
             "operatorName": self.uid,
             "numRowsTotal": self.keys,
@@ -141,25 +141,24 @@ class OperatorProgress:
 
 @dataclass(frozen=True)
 class EpochProgress:
-    """What an epoch did, for a log or a table.
+    """The progress of an epoch, for a log or a table.
 
     Attributes
     ----------
     epoch : int
-        The checkpoint's number of it.
+        The checkpoint's number of the epoch.
     batch_id : int or None
         The micro-batch of the streaming query; None for a run.
     run_key : str or None
-        What was given to `run_epoch`.
+        The run key that `run_epoch` got.
     drained : bool
         Whether event time ended after the rows, so that all event-time timers fired.
     evaluations : int
-        How often it was computed; more than 1 after a failure.
+        How often the epoch was computed; more than 1 after a failure.
     processing_time_ms : int
         The epoch's one processing time, in milliseconds since 1970.
     watermark_ms : int or None
-        The watermark that it leaves to the next epoch, of all event times seen so far; None before
-        the first.
+        The watermark of the next epoch, from all event times seen so far; None before the first.
     rows_in : int
         Rows that all stateful operators read.
     rows_out : int
@@ -179,16 +178,16 @@ class EpochProgress:
     checkpoint_bytes : int
         Size of the epoch's state files.
     attach_ms : float
-        How long it took to find a range's table, or to restore it; the longest of any range, as in
-        the next two.
+        How long it took to find a range's table, or to restore it. This and the next two times are
+        the longest of any range.
     seal_ms : float
         How long it took to end the epoch in memory.
     write_ms : float
         How long it took to write a range's file.
     total_ms : float
-        From the start of the epoch to its published output.
+        Time from the start of the epoch to its published output.
     operators : tuple of OperatorProgress
-        The same of each operator, in the order of their uids.
+        The progress of each operator, in the order of their uids.
     """
 
     epoch: int
@@ -222,7 +221,7 @@ class EpochProgress:
         sizes: Mapping[tuple[str, int], tuple[int, int]],
         total_ms: float,
     ) -> EpochProgress:
-        """Sum the reports up."""
+        """Add up the reports."""
         late: Counter[str] = Counter()
         side: Counter[str] = Counter()
         for report in reports:
@@ -293,9 +292,9 @@ class EpochProgress:
 def progress_panel(
     heading: str, facts: Mapping[str, object], progress: EpochProgress | None
 ) -> str:
-    """What a notebook shows of something that has computed epochs: facts, and the last one's rows.
+    """What a notebook shows of an object that computes epochs: facts, and the last epoch.
 
-    Nothing is computed for it.
+    It computes nothing.
     """
     operators = () if progress is None else progress.operators
     rows = [operator.as_row() for operator in operators]
@@ -303,7 +302,7 @@ def progress_panel(
 
 
 def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProgress) -> None:
-    """Tell a listener of an epoch; what it raises is logged, since the epoch is published."""
+    """Call a listener for an epoch; its errors are only logged, since the epoch is published."""
     try:
         if on_epoch is not None:
             on_epoch(progress)

@@ -1,10 +1,10 @@
-"""A job's streaming query: what ended it, and an end without noise.
+"""A job's streaming query: why it ended, and a stop without error traces in the log.
 
-Spark ends a query by interrupting what it does. To the code within that looks like a failure, and
-Spark's log tells of it by traces, from the driver and, seconds later, from the tasks that are
-killed. Both are told apart here from failures that somebody should read about.
+Spark stops a query by interrupting its work. To the code inside the query that looks like a
+failure, and Spark logs traces of it, from the driver and, seconds later, from the killed tasks.
+This module distinguishes both from real failures.
 
-Thread safety: a query is ended and asked by any thread; the thread of its epochs notes a failure.
+Thread safety: any thread may stop or ask a query; the thread of its epochs notes a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["JobQuery", "QueryOutcome"]
 
 _LOG = logging.getLogger("pystate.spark.queries")
-#: What tells of jobs and tasks that are cancelled with their query.
+#: The loggers that report jobs and tasks cancelled with their query.
 _LOGGERS = (
     "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
     "org.apache.spark.api.python",
@@ -49,28 +49,28 @@ _LONGEST_S = 60.0
 
 
 class QueryOutcome:
-    """What ended a query, as far as the code within it can tell.
+    """Why a query ended, as far as the code inside it can tell.
 
-    It is there before the query, which may fail before anybody has its handle.
+    It exists before the query, which may fail before its handle is returned.
     """
 
     def __init__(self) -> None:
         self.query: StreamingQuery | None = None
-        #: By batch, as many as Spark keeps by default.
+        #: Progress by batch, for as many batches as Spark keeps by default.
         self.epochs: dict[int, EpochProgress] = {}
-        #: Tells how far it is, if somebody has asked for that.
+        #: The line that shows the query's progress, if one was requested.
         self.line: ProgressLine | NoLine = NoLine()
         self.stopping = False
         self._error: BaseException | None = None
 
     def note_epoch(self, batch_id: int, progress: EpochProgress) -> None:
-        """Remember what a batch did."""
+        """Remember the progress of a batch."""
         epochs = {**self.epochs, batch_id: progress}
-        # Another dict, since others may look at the one that there is.
+        # A new dict, since other threads may be reading the old one.
         self.epochs = {batch: epochs[batch] for batch in sorted(epochs)[-_EPOCHS:]}
 
     def note(self, error: BaseException) -> bool:
-        """Take what an epoch raised; False where that is only how the query's end looks to it."""
+        """Note an epoch's error; return False if it only means that the query was stopped."""
         if self.stopping:
             return False
         self._error = error
@@ -78,16 +78,17 @@ class QueryOutcome:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made the query fail; None where it goes on, has ended, or was stopped."""
+        """The error of the query; None if it runs, has ended, or was stopped."""
         error, query = self._error, self.query
         if error is None or query is None:
             return error
         try:
-            # In this order: once it has ended, Spark has its exception, and none of a stop.
+            # The order matters: once a query has ended, Spark has its exception, or none after a
+            # stop.
             ending = query.isActive
             spoken_of = query.exception() is not None
         except Exception:
-            # Spark is gone, and its queries with it.
+            # Spark has ended, and so have its queries.
             spoken_of = ending = False
         return error if spoken_of or (ending and not is_stop(error)) else None
 
@@ -100,9 +101,9 @@ class JobQuery(StreamingQuery):
     query : StreamingQuery
         What Spark returned.
     outcome : QueryOutcome
-        Of the query.
+        The outcome of the query.
     context : SparkContext
-        Where it runs.
+        The query's context.
     """
 
     def __init__(self, query: StreamingQuery, outcome: QueryOutcome, context: SparkContext) -> None:
@@ -123,7 +124,7 @@ class JobQuery(StreamingQuery):
         return progress_panel(f"Query {self.name or 'without a name'}", facts, progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until it has ended, as Spark's own handle does."""
+        """Wait until the query has ended, as Spark's own handle does."""
         ended: bool | None = None
         try:
             ended = super().awaitTermination(timeout)
@@ -134,19 +135,19 @@ class JobQuery(StreamingQuery):
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 (Spark's name)
-        """Spark's account of the last batch, with pystate's operators among the stateful ones."""
+        """Spark's progress of the last batch, with pystate's operators among the stateful ones."""
         progress = super().lastProgress
         return None if progress is None else with_state(progress, self._outcome.epochs)
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 (Spark's name)
-        """The same of the last batches."""
+        """The same for the last batches."""
         return [with_state(found, self._outcome.epochs) for found in super().recentProgress]
 
     def stop(self) -> None:
-        """End the query, also within an epoch, which then is computed again by the next start.
+        """Stop the query, even during an epoch, which the next start then computes again.
 
-        What Spark logs of the jobs and tasks that this cancels is left out of the driver's log.
+        What Spark logs about the cancelled jobs and tasks is kept out of the driver's log.
         """
         try:
             if not self._jsq.isActive():
@@ -165,20 +166,20 @@ _silencing = threading.Lock()
 
 @contextmanager
 def _quiet(context: SparkContext, group: str) -> Iterator[None]:
-    """Silence what tells of cancelled work, until the last task of a group of jobs has ended."""
+    """Silence messages about cancelled work until the last task of a group of jobs has ended."""
     stages = _stages(context, group)
     silent = _silence(context)
     try:
         yield
     finally:
         if silent:
-            # A task that is killed lives on for seconds, for which nobody should wait.
+            # A killed task may live on for seconds, and the caller should not wait for it.
             arguments = (context, stages)
             threading.Thread(target=_speak_later, args=arguments, daemon=True).start()
 
 
 def _stages(context: SparkContext, group: str) -> list[int]:
-    """The stages of a group's jobs that are at work."""
+    """The active stages of a group's jobs."""
     tracker = context._jsc.sc().statusTracker()
     active = set(tracker.getActiveStageIds())
     found: list[int] = []
@@ -204,7 +205,7 @@ def _speak_later(context: SparkContext, stages: list[int]) -> None:
 
 
 def _silence(context: SparkContext) -> bool:
-    """Switch the loggers off; False where Spark logs by something else than Log4j."""
+    """Switch the loggers off; return False if Spark does not log with Log4j."""
     global _silenced
     with _silencing:
         try:
@@ -224,7 +225,7 @@ def _silence(context: SparkContext) -> bool:
 
 
 def _speak(context: SparkContext) -> None:
-    """Switch the loggers back, once everybody who switched them off has asked for it."""
+    """Switch the loggers back on, once all callers that switched them off have called this."""
     global _silenced
     with _silencing:
         _silenced -= 1

@@ -1,12 +1,12 @@
 """A range of an operator while one task works on it: its table, its side outputs, its report.
 
-Thread safety: a `RangeTask` belongs to its task's thread; the delta file is written by a thread of
-its own, which never outlives the task.
+Thread safety: a `RangeTask` belongs to its task's thread; another thread, which never outlives the
+task, writes the delta file.
 
 Invariants
 ----------
-1. The range comes from the marker row, never from the partition's number; two are an error, and so
-   is a key of another range.
+1. The range comes from the marker row, never from the partition's number. Two markers are an error,
+   and so is a key of another range.
 2. A range is begun (`pystate.checkpoint.begin_marks`) before its table is attached, and so before a
    row leaves.
 3. A table that is released without having been sealed is rolled back, and files of side outputs
@@ -55,12 +55,12 @@ STAGING = "pystate.staging"
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """What a task must know of its operator and epoch; pickled into the closure."""
+    """What a task must know about its operator and epoch; it is pickled into the closure."""
 
     operator: OperatorSpec
     options: TableOptions
     key_schema: KeySchema
-    """As checkpoints spell it."""
+    """The key in the spelling of checkpoints."""
     ranges: Sequence[RangeState]
     storage: CheckpointStorage
     application: bytes
@@ -86,12 +86,12 @@ class OperatorPlan:
 
     @property
     def router(self) -> KeyRouter:
-        """Computes the range of keys."""
+        """The router, which computes the range of keys."""
         operator = self.operator
         return KeyRouter(operator.uid, self.key_schema, operator.max_parallelism, self.parallelism)
 
     def describe(self, index: int | None = None) -> str:
-        """Name the operator, and a range of it, in messages."""
+        """The name of the operator, and of a range of it, for messages."""
         name = f"operator {self.operator.uid!r}, epoch {self.epoch}"
         if index is None:
             return name
@@ -125,7 +125,7 @@ class RangeTask:
 
     @property
     def state(self) -> RangeState:
-        """The range's base: what the table stands at when the task begins."""
+        """The range's base, at which the table is when the task begins."""
         assert self._index is not None, "no range yet"
         return self.plan.ranges[self._index]
 
@@ -137,11 +137,11 @@ class RangeTask:
 
     @property
     def attached(self) -> bool:
-        """Whether the task has a table; one without rows and anything due never attaches."""
+        """Whether the task has a table; a task without rows or anything due attaches none."""
         return self._attachment is not None
 
     def announce(self, markers: Iterable[int]) -> None:
-        """Take the marker rows of a batch."""
+        """Handle the marker rows of a batch."""
         for marker in markers:
             if self._marker is not None:
                 raise EvaluationError(
@@ -153,7 +153,7 @@ class RangeTask:
             self._claim(marker)
 
     def attach(self, index: int) -> None:
-        """Take the range's table, standing at exactly its base."""
+        """Attach the range's table at exactly its base."""
         self._claim(index)
         if self._attachment is None:
             plan = self.plan
@@ -184,7 +184,7 @@ class RangeTask:
 
     @property
     def only_stages(self) -> bool:
-        """Whether all that comes of the task is staged by its evaluation, and by nobody else."""
+        """Whether the task's whole output is staged by its evaluation and used by nothing else."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -193,7 +193,7 @@ class RangeTask:
         )
 
     def go_on(self) -> None:
-        """Between two pieces of the input: give a sign of life, and end if nobody waits for it."""
+        """Between pieces of the input, give a sign of life; stop if the evaluation has ended."""
         if self._beginning is not None:
             self._beginning.go_on()
 
@@ -207,7 +207,7 @@ class RangeTask:
 
     @property
     def due(self) -> bool:
-        """Whether the range has something to do without rows: a timer, or what may expire."""
+        """Whether the range has work without rows: a due timer, or state that may expire."""
         plan, state = self.plan, self.state
         if plan.operator.expires and state.id != EMPTY_ID:
             return True
@@ -217,7 +217,7 @@ class RangeTask:
         )
 
     def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
-        """Add what some rows say: their largest event time, and how many of them are late."""
+        """Add the largest event time of some rows, and how many of them are late."""
         self.late_rows += late_rows
         seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
         self.max_event_time_ms = max(seen, default=None)
@@ -234,7 +234,7 @@ class RangeTask:
             self._side_files = self._side.finish()
 
     def seal(self) -> DeltaWriter | None:
-        """Seal the table; returns the thread that writes its delta, or None without a change."""
+        """Seal the table; return the thread that writes its delta, or None if nothing changed."""
         if self._attachment is None:
             return None
         if self.plan.operator.expires:
@@ -263,7 +263,7 @@ class RangeTask:
         return writer
 
     def report(self, file: FileRef | None) -> None:
-        """Tell the driver: the last act of the task."""
+        """Send the report to the driver: the last act of the task."""
         plan, state = self.plan, self.state
         timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
@@ -296,7 +296,7 @@ class RangeTask:
         self._side = None
 
     def release(self) -> None:
-        """Give the table up, for the next task of any process. Harmless if done before.
+        """Release the table, for the next task of any process. Does nothing the second time.
 
         What was not sealed is rolled back.
         """
@@ -305,7 +305,7 @@ class RangeTask:
             attachment.release()
 
     def move_table(self, error: NoSpaceError) -> TableMovedError | None:
-        """Give up a table that has outgrown its file system; None where there is none."""
+        """Give up a table that has outgrown its file system; None if there is no such table."""
         attachment, spec = self._attachment, self._spec
         if attachment is None or spec is None:
             return None
@@ -324,7 +324,7 @@ def _mark(uid: str, index: int) -> Mark:
     context = TaskContext.get()
     host, process = socket.gethostname(), os.getpid()
     if context is None:
-        # Without Spark, in tests, every call is a stage of its own.
+        # Without Spark, in tests, every call counts as a stage of its own.
         return Mark(uid, index, -1, index, 0, -1, host, process)
     return Mark(
         uid,

@@ -48,7 +48,7 @@ def split_rdd(
     event_time: Callable[[Any], object] | None,
     allowed_delay: Duration | None,
 ) -> RDD[Routed]:
-    """What ``Job.partition_by`` does."""
+    """The implementation of ``Job.partition_by``."""
     owner = f"operator {uid!r}"
     if not isinstance(rdd, RDD):
         hint = "; a DataFrame has key_by" if hasattr(rdd, "columns") else ""
@@ -88,7 +88,7 @@ def rdd_operator(
     side_outputs: Mapping[str, str | StructType] | None,
     late: str,
 ) -> RoutedOperator:
-    """What ``Job.partitions`` does."""
+    """The implementation of ``Job.partitions``."""
     if shape(function) != "process":
         raise DeclarationError(
             f"operator {uid!r}: over an RDD a function needs process(self, key, row, ctx); "

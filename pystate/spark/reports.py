@@ -1,8 +1,8 @@
 """Reports from tasks to the driver, over a Spark accumulator.
 
-Spark sends a task's accumulator updates only with its successful end, and counts none of an attempt
-that failed. It may still deliver a range twice (a stage that runs again) or never (an output that
-nobody reads to its end): telling those apart is `Epoch.collect`'s work, not this module's.
+Spark sends a task's accumulator updates only if it succeeds, and counts none of a failed attempt. A
+range's report may still arrive twice (if a stage runs again) or never (if an output is not read to
+its end): `Epoch.collect` detects that, not this module.
 
 Thread safety: updates arrive on Spark's accumulator thread; `ReportBox` may be read from another.
 """
@@ -37,8 +37,8 @@ class _ReportsParam(AccumulatorParam[list[RangeReport]]):
 class ReportBox:
     """The driver's end: one accumulator for all epochs of a job.
 
-    An accumulator stays registered as long as its session, hence one, not one per epoch. A report
-    of an older evaluation may arrive at any time; its evaluation id tells.
+    An accumulator stays registered as long as its session, so there is only one, not one per epoch.
+    A report of an older evaluation may arrive at any time; its evaluation id distinguishes it.
     """
 
     def __init__(self, context: SparkContext) -> None:

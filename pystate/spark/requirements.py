@@ -1,7 +1,7 @@
-"""The packages that jobs on Spark need beside pystate's own, and what to say where one is missing.
+"""The packages that jobs on Spark need beside pystate's own, and the errors if one is missing.
 
-They are the extra ``spark`` of the distribution. A cluster has a pyspark of its own, hence no hard
-dependency: what is there is looked at when it is needed, before anything is computed.
+They are the extra ``spark`` of the distribution. They are no hard dependency, since a cluster has
+its own pyspark. Packages are checked when they are needed, before anything is computed.
 
 Thread safety: the functions keep no state.
 """
@@ -14,14 +14,14 @@ from pystate.errors import MissingPackageError
 
 __all__ = ["REQUIREMENTS", "require_pandas", "require_pyspark"]
 
-#: What the extra ``spark`` names, by package.
+#: The requirements of the extra ``spark``, by package.
 REQUIREMENTS = {"pyspark": "pyspark>=4.1", "pandas": "pandas>=2.2,<3"}
 
 _OLDEST_PYSPARK = (4, 1)
 
 
 def require_pyspark() -> None:
-    """Raise `MissingPackageError` unless there is a pyspark that is new enough."""
+    """Raise `MissingPackageError` unless a recent enough pyspark is installed."""
     try:
         import pyspark
     except ImportError as error:
@@ -33,10 +33,10 @@ def require_pyspark() -> None:
 
 
 def require_pandas(what: str) -> None:
-    """Raise `MissingPackageError` unless pyspark takes the pandas that is installed, if any is.
+    """Raise `MissingPackageError` unless pyspark accepts the installed pandas.
 
-    Spark runs functions over Arrow data in the same way as those over pandas frames, and looks for
-    pandas first.
+    Spark runs functions over Arrow data in the same way as those over pandas frames, and so
+    requires pandas for both.
 
     Parameters
     ----------

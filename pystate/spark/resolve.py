@@ -23,12 +23,12 @@ __all__ = ["ColumnPath", "FrameColumns", "column_named", "find", "key_column"]
 
 
 def column_named(*parts: str) -> Column:
-    """The column of exactly that name, dots and backticks included; or a field inside of it."""
+    """The column of exactly that name, even with dots and backticks; or a field inside of it."""
     return F.col(".".join("`" + part.replace("`", "``") + "`" for part in parts))
 
 
 def key_column(frame: DataFrame, name: str) -> Column:
-    """The column of a key, which may lie in a struct."""
+    """A key's column, which may be a field of a struct."""
     return column_named(name) if name in frame.columns else column_named(*path_parts(name))
 
 
@@ -40,34 +40,34 @@ class ColumnPath(NamedTuple):
 
     @property
     def column(self) -> Column:
-        """The column as Spark takes it."""
+        """The column as a Spark expression."""
         return column_named(*self.parts)
 
 
 def find(
     schema: st.StructType, name: Any, owner: str, *, case_sensitive: bool = False
 ) -> ColumnPath:
-    """Find a column by what `DataFrame.select` would take for its name.
+    """Find a column by name, as `DataFrame.select` does.
 
     Parameters
     ----------
     schema : StructType
-        The frame's.
+        The schema of the frame.
     name : str
-        A column's name, dots included where there is such a column; or the path to a field inside
-        a struct, as ``"user.id"``. Parts with dots of their own stand in backticks.
+        A column's name, which may contain dots; or the path to a field inside a struct, such as
+        ``"user.id"``. Parts that contain dots are written in backticks.
     owner : str
         What the errors begin with.
     case_sensitive : bool
-        As ``spark.sql.caseSensitive``.
+        The value of ``spark.sql.caseSensitive``.
 
     Raises
     ------
     InvalidArgumentError
-        There is none, or more than one.
+        There is no such column, or more than one.
     """
     if not isinstance(name, str):
-        # A Column, with which even == is no truth value.
+        # It may be a Column, whose == does not return a bool.
         raise InvalidArgumentError(
             f"{owner}: {name!r:.80} is not the name of a column: name columns one by one, and "
             "add an expression to the DataFrame with withColumn first"
@@ -108,7 +108,7 @@ class _Matching:
 
 
 class FrameColumns:
-    """The columns of a frame that an operator asks for; fields of structs become columns.
+    """The columns of a frame that an operator uses; fields of structs become columns.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class FrameColumns:
         self._added: dict[tuple[str, ...], str] = {}
 
     def copy(self) -> FrameColumns:
-        """The same, to which other columns may be added."""
+        """A copy, to which other columns may be added."""
         made = copy.copy(self)
         made._added = dict(self._added)
         return made
@@ -147,7 +147,7 @@ class FrameColumns:
         Raises
         ------
         InvalidArgumentError
-            There is no such column; or the frame has one already that is called like the field.
+            There is no such column; or the frame already has a column with the field's name.
         """
         path = self.find(name, what)
         if len(path.parts) == 1:

@@ -1,4 +1,4 @@
-"""What a run over a batch returns: where its epoch stands, and its rows.
+"""The result of a run over a batch: its epoch and its rows.
 
 Thread safety: immutable.
 """
@@ -27,15 +27,15 @@ class EpochResult:
     Attributes
     ----------
     epoch : int
-        The checkpoint's number of it.
+        The checkpoint's number of the epoch.
     run_key : str or None
-        As given.
+        The run key that was given.
     rows : DataFrame or None
-        The published rows; None where the sink is not read.
+        The published rows; None if the sink cannot be read.
     already_done : bool
         The run key was known, so that nothing was computed.
     manifest : Manifest or None
-        None where it is not retained any more.
+        The epoch's manifest; None if it is no longer retained.
     sink : Sink
         Where the rows went.
     """

@@ -1,9 +1,9 @@
 """Rows to their key-group ranges: the shuffle in front of every keyed operator.
 
-Spark decides nothing here. The target partition is a number computed from the key as SQL computes
-it (`xxhash64`), so that it equals the key group that the core computes from the same bytes; and a
-partition is told which range it is by a marker row that travels through the same shuffle, because
-a partition's number is not its range once frames are united, coalesced or evaluated twice.
+Spark's partitioner is not used. The target partition is computed from the key with SQL's
+`xxhash64`, so that it matches the key group that the core computes from the same bytes. A marker
+row in the same shuffle tells a partition its range, because a partition's number is not its range
+once frames are united, coalesced or evaluated twice.
 
 Thread safety: the functions keep no state.
 """
@@ -87,7 +87,7 @@ def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
     Returns
     -------
     batch : RecordBatch
-        The data rows without `RANGE_COLUMN`; columns are shared, not copied, where no marker was.
+        The data rows without `RANGE_COLUMN`; without markers the columns are shared, not copied.
     markers : list of int
         The ranges announced in this batch.
     """
@@ -101,7 +101,7 @@ def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
 
 
 class Routed(NamedTuple):
-    """A row of a routed RDD: a key with its row, or (`marker`) the range's announcement."""
+    """A row of a routed RDD: a key with its row, or a marker that announces the range."""
 
     marker: int | None
     key: Any
@@ -123,7 +123,7 @@ class KeyRouter:
         Raises
         ------
         WrongTypeError
-            A key is not of the declared type: made to fit, it could become another one's equal.
+            A key is not of the declared type; a conversion could make two different keys equal.
         """
         from pystate.types.arrays import as_array
         from pystate.types.state_type import parse_type
@@ -145,7 +145,7 @@ class KeyRouter:
         from pystate.backend.keyed import hash_keys
 
         hashes = hash_keys(columns).view("int64")
-        groups = hashes % self.max_parallelism  # numpy's sign rule is pmod's
+        groups = hashes % self.max_parallelism  # numpy's rule for the sign is that of pmod
         owners: list[int] = (groups * self.parallelism // self.max_parallelism).tolist()
         return owners
 

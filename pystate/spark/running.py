@@ -1,6 +1,6 @@
 """Which streaming query runs on each checkpoint, as far as this process knows.
 
-In a notebook a `Job` is soon made again, while a query of the one before goes on.
+In a notebook a `Job` may be made again while a query of the previous one still runs.
 
 Thread safety: all functions may be called from any thread.
 """
@@ -29,14 +29,14 @@ def stop_query(checkpoint: str) -> None:
 
 
 def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
-    """Raise `InUseError` where this process runs a query on a job's checkpoint.
+    """Raise `InUseError` if this process runs a query on a job's checkpoint.
 
     Parameters
     ----------
     job : PipelineContext
-        Who wants to use the checkpoint.
+        The job that wants to use the checkpoint.
     but_for_own : bool
-        Whether a query of this very job is no hindrance.
+        Whether to allow a query of this very job.
     """
     running = _running(job.checkpoint)
     if running is None or (but_for_own and running[0] is job):
@@ -58,7 +58,7 @@ def _running(checkpoint: str) -> tuple[PipelineContext, JobQuery] | None:
     try:
         active = found[1].isActive
     except Exception:
-        # Its Spark has gone, and the query with it.
+        # Its Spark has ended, and so has the query.
         active = False
     if not active:
         _queries.pop(checkpoint, None)

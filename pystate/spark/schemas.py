@@ -1,4 +1,4 @@
-"""Between Spark's types and Arrow's: key columns in, result columns out.
+"""Conversion between Spark's types and Arrow's: key columns in, result columns out.
 
 Pure functions, safe from any thread.
 """
@@ -29,7 +29,7 @@ __all__ = [
     "refuse_reserved",
 ]
 
-#: Columns that travel with the user's.
+#: Columns that are added to the user's.
 _RESERVED = "__pystate_"
 
 #: Key columns in order: (name, type in DDL).
@@ -64,7 +64,7 @@ def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
     Raises
     ------
     InvalidArgumentError
-        Neither, or it does not parse; `owner` names what the schema was given to.
+        The schema is neither, or does not parse; `owner` names what it was given to.
     """
     if isinstance(schema, st.StructType):
         parsed = schema
@@ -88,13 +88,13 @@ def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
 
 
 def names_twice(names: Sequence[str]) -> list[str]:
-    """What is the name of several columns in Spark, where case does not matter; in lower case."""
+    """The names that several columns have in Spark, which ignores case; in lower case."""
     counts = Counter(name.lower() for name in names)
     return sorted(name for name, count in counts.items() if count > 1)
 
 
 def refuse_reserved(names: Iterable[str], owner: str) -> None:
-    """Raise `InvalidArgumentError` for a column whose name pystate may want for its own."""
+    """Raise `InvalidArgumentError` for a column whose name is reserved for pystate."""
     for name in names:
         if name.lower().startswith(_RESERVED):
             raise InvalidArgumentError(
@@ -103,14 +103,14 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
 
 
 def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySchema:
-    """The types of the key columns, by the names that the schema has.
+    """The types of the key columns, under the schema's names.
 
     Raises
     ------
     InvalidArgumentError
-        There is none, or one is named twice.
+        There is no key column, or one is named twice.
     WrongTypeError
-        A type that cannot be a key: nested, an interval, or a string with a collation.
+        A type cannot be a key: it is nested, an interval, or a string with a collation.
     """
     if not names:
         raise InvalidArgumentError(f"{owner}: key_by needs at least one column")
@@ -169,12 +169,12 @@ def _require_arrow(field: st.StructField, owner: str) -> None:
 
 
 def output_columns(schema: st.StructType, owner: str) -> OutputColumns:
-    """Columns that pass between Spark and a worker, in Arrow's types.
+    """Columns passed between Spark and a worker, in Arrow's types.
 
     Raises
     ------
     WrongTypeError
-        A type that Spark cannot hand over; the message begins with `owner`.
+        Spark cannot pass a type to Python; the message begins with `owner`.
     """
     for field in schema:
         _require_arrow(field, owner)

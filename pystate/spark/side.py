@@ -1,15 +1,15 @@
-"""Side outputs: rows that leave an operator beside its result, under a tag.
+"""Side outputs: rows that an operator emits beside its result, under a tag.
 
-The tasks write them, since a DataFrame has one result; the driver stages what their reports name
-(`pystate.spark.sinks.outputs`).
+The tasks write them, since a DataFrame has one result; the driver stages the files that the reports
+name (`pystate.spark.sinks.outputs`).
 
 Thread safety: `SideFiles` belongs to its task.
 
 Invariants
 ----------
 1. A file is complete and durable before the report that names it; no other file is ever adopted.
-2. Tasks write beside the staging folder, and the driver moves in what counts: a file that a losing
-   attempt leaves, whenever that ends, is never among the published ones.
+2. Tasks write beside the staging folder, and the driver moves the files that count into it: a file
+   that a losing attempt leaves, however late, is never published.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SideFiles:
     Parameters
     ----------
     folders : mapping from tag to folder
-        Of `Outputs.side_folder`.
+        The folders of `Outputs.side_folder`.
     index : int
-        The range, for the names.
+        The range, which file names contain.
     """
 
     def __init__(self, folders: Mapping[str, str], index: int) -> None:
@@ -47,7 +47,7 @@ class SideFiles:
         self._open: dict[str, _SideWriter] = {}
 
     def write(self, tag: str, rows: pa.RecordBatch) -> None:
-        """Append rows; all of a tag's have one schema."""
+        """Append rows; all rows of a tag have the same schema."""
         if rows.num_rows == 0:
             return
         file = self._open.get(tag)
@@ -96,7 +96,7 @@ class _SideWriter:
 
     def discard(self) -> None:
         writer, self._writer = self._writer, None
-        with suppress(Exception):  # what it says of a file that goes anyway does not matter
+        with suppress(Exception):  # an error about a file that is to be removed does not matter
             if writer is not None:
                 writer.close()
         self._file.close()

@@ -33,8 +33,8 @@ class StateSource(DataSource):
     """The state of an operator as of a checkpoint's newest epoch; a row per key.
 
     The executors read the checkpoint's files, range by range; columns are those of
-    `pystate.read_state`. The checkpoint is what is loaded (or the option ``path``), the option
-    ``uid`` is the operator, and may be left out where there is one only.
+    `pystate.read_state`. The argument of ``load`` (or the option ``path``) is the checkpoint. The
+    option ``uid`` is the operator, and may be left out if there is only one.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what is given to ``format``."""
+        """Return the name for ``format``."""
         return SOURCE
 
     def schema(self) -> StructType:
@@ -62,12 +62,12 @@ class StateSource(DataSource):
         return from_arrow_schema(self._scan.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads the epoch that was found."""
+        """Return a reader of the epoch that was found."""
         return _Reader(self._scan)
 
 
 def register_state_source(session: SparkSession) -> None:
-    """Make the data source ``pystate`` known to a session; a `Job` does it for its own.
+    """Register the data source ``pystate`` with a session; a `Job` does it for its own session.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def register_state_source(session: SparkSession) -> None:
     java: Any = session._jsparkSession
     if java.sessionState().dataSourceManager().dataSourceExists(SOURCE):
         return
-    # Spark looks in the active session for a source of the same name, whichever is told (4.3).
+    # Spark checks the active session for a source of that name, whatever session it is given (4.3).
     jvm: Any = session.sparkContext._jvm
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
     active = sessions.getActiveSession()

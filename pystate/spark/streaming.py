@@ -1,6 +1,7 @@
 """A job's run over a stream: its batches as epochs, and the drain after the last one.
 
-Thread safety: Spark calls a batch function from one thread at a time; the drain comes after them.
+Thread safety: Spark calls a batch function from one thread at a time; the drain comes after the
+last call.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ __all__ = ["StreamRun"]
 
 
 class StreamRun:
-    """What `Job.start` runs.
+    """The run that `Job.start` starts.
 
     Parameters
     ----------
     epochs : EpochRunner
-        Runs them.
+        Runs the epochs.
     stream : DataFrame
         The streaming DataFrame.
     pipeline, on_epoch, restore
-        As `Job.start` has them.
+        As in `Job.start`.
     outputs : Outputs
         Where the rows go.
     outcome : QueryOutcome
-        Of the query.
+        The outcome of the query.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class StreamRun:
                 restore=self._restore,
             )
             if self._has_no_end:
-                # Now rather than after the last batch. This one is published.
+                # Fail now rather than after the last batch. This batch is published.
                 raise NoEventTimeError(NO_END)
         except BaseException as error:
             if self._outcome.note(error):

@@ -1,10 +1,10 @@
-"""A watch over an evaluation: ends it once nothing goes on any more.
+"""A watch over an evaluation, which cancels it if it makes no more progress.
 
-A user's function that hangs, or a task that was lost, would hold the epoch for ever. What counts
-is progress, not time: an epoch may be as long as its rows are many. Progress is a task of the
-evaluation's Spark jobs that ended, or a sign of life of an operator's task, which it gives between
-two batches of rows. Time in which no Spark job runs is the user's own code on the driver, which
-nobody could interrupt, and does not count.
+A user's function that hangs, or a task that was lost, would block the epoch for ever. Progress
+counts, not time, since an epoch with many rows may take long. Progress means that a task of the
+evaluation's Spark jobs has ended, or that an operator's task has shown a sign of life, which it
+does between two batches of rows. Time in which no Spark job runs is not counted: the user's own
+code on the driver runs then, which cannot be interrupted.
 
 Thread safety: an `EvaluationWatch` is used by the thread that runs the epoch; it starts another,
 which ends with it.
@@ -30,18 +30,18 @@ _LOOKS = 8
 
 
 class EvaluationWatch:
-    """A context manager: the Spark jobs that its block starts are watched.
+    """A context manager that watches the Spark jobs that its block starts.
 
     Parameters
     ----------
     context : SparkContext
-        Where they run.
+        The context that runs the jobs.
     marks : BeginMarks
-        Of the evaluation.
+        The begin marks of the evaluation.
     tag : str
-        Names its jobs.
+        The tag of its jobs.
     timeout_ms : int or None
-        How long they may go without progress; None for ever.
+        The longest time without progress; None for no limit.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class EvaluationWatch:
                 running = self._running()
                 sign = (self._marks.last_sign_ms(), [numbers for numbers, _ in running])
             except Exception as error:
-                # Spark may be going down, or the storage be slow: looked at again soon.
+                # Spark may be shutting down, or the storage be slow: check again soon.
                 _LOG.info("the epoch's progress is not known: %s", error)
                 continue
             if sign != last or not running:
@@ -97,11 +97,11 @@ class EvaluationWatch:
                 if not self._expired:
                     self.stages = [text for _, text in running]
                 self._expired = True
-                # Again at every look: the pipeline may start another job.
+                # Repeated at every check, since the pipeline may start another job.
                 self._context.cancelJobsWithTag(self._tag)
 
     def _running(self) -> list[tuple[tuple[int, int], str]]:
-        """The stages at work: (number, tasks that have ended), and how to name it."""
+        """The active stages: (number, tasks that have ended), and a name for messages."""
         tracker = self._context._jsc.sc().statusTracker()
         active = set(tracker.getActiveStageIds())
         found = []

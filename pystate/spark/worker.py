@@ -9,12 +9,12 @@ Invariants
 1. A task whose input had no marker of a range fails.
 2. A table is sealed, and a range reported, only after the input has ended: not when the reader
    stops early, not on an error.
-3. The report is the task's last act: the file it names is durable, nothing is still running.
-4. Whatever happens, the table's lock is released, what was not sealed is rolled back, and files
-   of side outputs that no report names are removed.
-5. A task that was refused hands out nothing. It fails, unless all that it takes part in is the
-   staging of rows that the driver discards: then it ends without rows, since Spark would try a
-   failed one again, each time in a new process.
+3. The report is the task's last act: the file that it names is durable, and no work is left.
+4. Whatever happens, the table's lock is released, unsealed changes are rolled back, and files of
+   side outputs that no report names are removed.
+5. A task that was refused emits nothing. It fails, unless its only purpose is to stage rows that
+   the driver discards. In that case it ends without rows, since Spark would retry a failed task,
+   each time in a new process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Body(Protocol):
     """What an operator does with its table; one object per task."""
 
     def open(self) -> None:
-        """Begin: the task's table is attached."""
+        """Begin; the task's table is attached."""
 
     def process(self, rows: Any) -> Iterator[Any]:
         """Handle some of the range's rows."""
@@ -54,10 +54,10 @@ class Body(Protocol):
         """Handle the end of the input, before the table is sealed."""
 
     def close(self) -> None:
-        """End, however the task ends."""
+        """Clean up, however the task ends."""
 
 
-#: Input as it arrives: rows or None, how many, and the markers beside them.
+#: A piece of input: rows or None, how many, and the markers among them.
 Arrived = tuple[Any, int, list[int]]
 
 
@@ -71,7 +71,7 @@ class ArrowOperator:
     body : callable from RangeTask to Body
         Makes the task's own body; pickled with the user's function inside.
     names : sequence of str
-        What the columns that arrive are called, but for the last one, of the ranges.
+        The names of the arriving columns, except the last one, which holds the ranges.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ArrowOperator:
         self._plan = plan
         self._body = body
         self._names = list(names)
-        # What Spark calls the function in plans.
+        # Spark's name for the function in plans.
         self.__name__ = plan_name(plan.operator.uid)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -116,9 +116,9 @@ def run_task(
     arrived : iterator of (rows or None, number of rows, markers)
         The partition's input.
     owner : callable
-        The range of the first of some rows, for rows that arrive before the marker.
+        Returns the range of the first of some rows, for rows that arrive before the marker.
     size : callable
-        Number of rows in an output.
+        Returns the number of rows in an output.
     """
     set_modules_aside()
     began = time.perf_counter_ns()
@@ -175,7 +175,7 @@ def run_task(
     except RefusedError:
         if not task.only_stages:
             raise
-        # What is not read would cost the worker its life.
+        # If the input were not read to its end, Spark would end the worker.
         for _ in arrived:
             pass
     finally:

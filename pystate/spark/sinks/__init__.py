@@ -1,1 +1,1 @@
-"""Output: the sink protocol, and the sinks that come with it."""
+"""Output: the sink protocol, and the sinks of pystate."""

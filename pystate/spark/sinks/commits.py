@@ -1,6 +1,6 @@
-"""Who can commit what a manifest names: found by name, asked before there is a manifest.
+"""Finds by name the sinks that commit a manifest's transactions; checks it before it is published.
 
-Thread safety: any thread; what is committed at a time is up to the coordinator.
+Thread safety: safe from any thread; the coordinator serialises commits.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LOG = logging.getLogger("pystate.spark.sinks.commits")
 
 
 def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> None:
-    """Commit a transaction that says all that it takes; again, it changes nothing.
+    """Commit a transaction that needs no sink; a second commit changes nothing.
 
     Parameters
     ----------
     transaction : mapping
-        As a manifest has it.
+        A transaction from a manifest.
     checkpoint : str, optional
         The checkpoint's folder, for a path that lies within it.
 
@@ -72,7 +72,7 @@ class SinkCommitter:
 
     @contextmanager
     def within(self, outputs: Outputs, check_owner: Callable[[], None]) -> Iterator[None]:
-        """Let this thread commit by the sinks of an epoch, and whatever was known before."""
+        """Let this thread commit with the sinks of an epoch, and with those known before."""
         self._known.update((sink.name, sink) for sink in outputs.sinks() if is_own(sink))
         self._threads.session, self._threads.check_owner = outputs.session, check_owner
         try:
@@ -86,7 +86,7 @@ class SinkCommitter:
         Raises
         ------
         SinkError
-            Nobody could.
+            No sink could commit one of them.
         """
         for transaction in transactions:
             as_json(transaction, f"epoch {epoch}: a sink")
@@ -161,7 +161,7 @@ class SinkCommitter:
                 f"{kind}, which this process does not have ({listed}{nearest(name, known)}): pass "
                 "it as sink=, or to register_sink before the job starts, and it commits them"
             )
-        # A driver that was held up leaves it to its successor, which may be further.
+        # A delayed driver leaves the commit to its successor, which may be ahead of it.
         check_owner = getattr(self._threads, "check_owner", None)
         if check_owner is not None:
             check_owner()

@@ -1,21 +1,21 @@
-"""Few large files in the place of the many small ones that short epochs leave.
+"""Merges the many small files of short epochs into a few large ones.
 
-Rows of several epochs come to lie in the folder of the last of them. All folders of an output
-change together, since the output's folder is exchanged, in one step of the file system, for another
-one that holds new names of the files that stay, and the merged files.
+Rows of several epochs are moved into the folder of the last of them. All folders of an output
+change at once: the output's folder is exchanged, in one step of the file system, for another one
+that holds links to the files that stay, and the merged files.
 
 Thread safety: any thread and process; one compaction of a folder at a time.
 
 Invariants
 ----------
-1. At each moment, whatever is killed, the output's folder holds each published row once. What else
-   there is lies beside it, under a hidden name, and is removed by the next compaction.
-2. A reader that has listed the folder before the exchange and opens files after it does not find
-   them, and fails: no merged file has the name of another one, and the merged folder has the name
-   of one that had files.
-3. The newest epoch is left alone: its commit may be repeated. So are files that are staged.
+1. At each moment, whatever is killed, the output's folder holds each published row once. Leftovers
+   lie beside it, under a hidden name, and the next compaction removes them.
+2. A reader that lists the folder before the exchange and opens files after it does not find them,
+   and fails: a merged file never has the name of an old one, and the folder that holds it is one
+   that had files before.
+3. The newest epoch is not compacted, because its commit may be repeated; nor are staged files.
 4. The folder is not exchanged while a job has an epoch open that writes to it.
-5. Nothing is exchanged before the merged files are durable and hold as many rows as those before.
+5. The exchange comes after the merged files are durable and hold as many rows as the old ones.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ if TYPE_CHECKING:
 __all__ = ["Compacted", "Compaction", "compact_folder", "read_compacted"]
 
 _COMPACTED = "_compacted.json"
-#: Held by the one compaction that is at work.
+#: The lock of the running compaction.
 _MUTEX = "_compacting"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 _NOT_NULL = re.compile(r'("(?:nullable|containsNull|valueContainsNull)":)false')
 
 
 class Compaction(NamedTuple):
-    """What a compaction has done."""
+    """The result of a compaction."""
 
     epochs: int
     """Number of epochs whose rows lie in other files now."""
     files_before: int
-    """Number of the files that these rows were in."""
+    """Number of files that held these rows before."""
     files_after: int
-    """Number of those that they are in now."""
+    """Number of files that hold them now."""
 
 
 class Compacted:
-    """Which epochs lie in the folders of others.
+    """Which epochs lie in the folders of other epochs.
 
     Parameters
     ----------
     groups : mapping from epoch to epochs
-        By the folder's epoch, all that lie in it, ascending, that one among them.
+        For the epoch of each merged folder all epochs in it, ascending, with its own.
     """
 
     def __init__(self, groups: dict[int, list[int]]) -> None:
@@ -85,15 +85,15 @@ class Compacted:
         self._into = {epoch: into for into, epochs in groups.items() for epoch in epochs}
 
     def into(self, epoch: int) -> int | None:
-        """In whose folder an epoch's rows lie together with others'."""
+        """The epoch in whose folder an epoch's rows lie together with others."""
         return self._into.get(epoch)
 
     def members(self, epoch: int) -> list[int]:
-        """The epochs whose rows lie in one's folder."""
+        """The epochs whose rows lie in the folder of `epoch`."""
         return self.groups.get(epoch, [epoch])
 
     def encode(self) -> str:
-        """As text: spans in the place of numbers that follow each other."""
+        """The text form, with spans for consecutive numbers."""
         spans: dict[str, list[list[int]]] = {}
         for into, epochs in self.groups.items():
             mine = spans[str(into)] = []
@@ -106,7 +106,7 @@ class Compacted:
 
 
 def read_compacted(root: str) -> Compacted:
-    """Tell which epochs of an output lie in the folders of others."""
+    """Read which epochs of an output lie in the folders of others."""
     try:
         with open(os.path.join(root, _COMPACTED), encoding="utf-8") as file:
             spans = json.load(file)["epochs"]
@@ -122,7 +122,7 @@ def read_compacted(root: str) -> Compacted:
 
 @dataclass
 class _Group:
-    """Epochs that are to become one."""
+    """Epochs to merge into one folder."""
 
     files: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     kind: Any = None
@@ -138,7 +138,7 @@ class _Group:
 
     @property
     def into(self) -> int:
-        """The last with files: a reader that finds the others gone must find this one changed."""
+        """The last one with files: if the others are gone, a reader must find this one changed."""
         return max(epoch for epoch, files in self.files.items() if files)
 
     def is_worth_it(self, target_bytes: int) -> bool:
@@ -185,7 +185,7 @@ def compact_folder(
                     ) from error
                 sync_folder(parent)
         finally:
-            # Either what was not finished, or what the output's folder was before.
+            # Either the unfinished new folder, or the old folder of the output.
             shutil.rmtree(new, ignore_errors=True)
     before = sum(group.number_of_files for group in groups)
     return Compaction(sum(len(group.files) for group in groups), before, after)
@@ -198,7 +198,7 @@ def _sweep(parent: str, prefix: str) -> None:
 
 
 def _check_exchange(root: str, parent: str, prefix: str) -> None:
-    """Refuse, before any work, what could not be exchanged after it."""
+    """Refuse, before any work, a folder that could not be exchanged after it."""
     if os.path.ismount(root):
         raise CheckpointError(
             f"{root} is where a file system is mounted, and cannot be exchanged for another "
@@ -223,7 +223,7 @@ def _check_exchange(root: str, parent: str, prefix: str) -> None:
 
 
 def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -> Iterator[_Group]:
-    """Join epochs that follow each other and have one schema, up to a size."""
+    """Group consecutive epochs that have one schema, up to a size."""
     from pyarrow.parquet import read_metadata
 
     group = _Group()
@@ -243,7 +243,7 @@ def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -
                 yield group
             group = _Group()
         if kinds:
-            continue  # files of several schemas, which none of ours can be the place of
+            continue  # files of several schemas, which no single merged file can replace
         group.files[epoch] = files
         group.kind = group.kind if kind is None else kind
         group.rows += rows
@@ -252,12 +252,12 @@ def _plan(root: str, epochs: Iterable[int], layout: Layout, target_bytes: int) -
 
 
 def _kind(metadata: FileMetaData) -> tuple[str, str]:
-    """What files have in common that a reader takes for rows of one schema.
+    """The properties that are equal in files whose rows have one schema for a reader.
 
-    Whether there are nulls is no matter: to Spark there may be in all that it reads from files, and
-    what it writes of that says so.
+    Nullability is ignored: Spark takes all columns that it reads from files as nullable, and writes
+    them as such.
     """
-    # The text begins with a line about the object.
+    # The text's first line is about the Python object.
     schema = str(metadata.schema).partition("\n")[2].replace("required ", "optional ")
     of_spark = (metadata.metadata or {}).get(_ROW_METADATA, b"").decode()
     return schema, _NOT_NULL.sub(r"\1true", of_spark)
@@ -271,7 +271,7 @@ def _merge(
     session: SparkSession,
     target_bytes: int,
 ) -> int:
-    """Write the files of a group into the new folder; returns how many they are."""
+    """Write the files of a group into the new folder; return how many there are."""
     from pystate.spark.sinks.written import write_parquet
 
     number = max(1, math.ceil(group.size_bytes / target_bytes))
@@ -306,7 +306,7 @@ def _number_of_rows(path: str) -> int:
 
 
 def _rows(root: str, group: _Group, layout: Layout, session: SparkSession) -> DataFrame:
-    """The rows of a group, without the column that says which epoch they are of."""
+    """The rows of a group, without the column of their epoch."""
     folders = [
         local_uri(os.path.join(root, f"epoch={epoch}"), to_read=True)
         for epoch, files in group.files.items()
@@ -321,7 +321,7 @@ def _rows(root: str, group: _Group, layout: Layout, session: SparkSession) -> Da
 
 
 def _complete(root: str, new: str, groups: Sequence[_Group], layout: Layout) -> None:
-    """Add to the new folder whatever stays, and make it durable."""
+    """Add all files that stay to the new folder, and make it durable."""
     merged: set[str] = set()
     known = dict(read_compacted(root).groups)
     for group in groups:

@@ -1,4 +1,4 @@
-"""Folders of an output on a file system: what they hold, and how they become durable.
+"""Folders of an output on a file system: their files, and how they become durable.
 
 Thread safety: functions without state.
 """
@@ -31,25 +31,25 @@ __all__ = [
     "sync_tree",
 ]
 
-#: Who holds the file of that name, shared, finds the folder in its place.
+#: While a process holds a shared lock on this file, the folder is not exchanged.
 LOCK = "_lock"
 _LOOK_S = 0.005
-#: Of renameat2: paths from the process's own folder, and its flag.
+#: Arguments of renameat2: paths relative to the working directory, and the flag to exchange.
 _HERE, _EXCHANGE = -100, 2
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Spark and its like leave a name out when they read the folder above."""
+    """Whether Spark and similar readers ignore a name when they read the folder above."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:
-    """The names and sizes of a folder's files; None where there is no such folder.
+    """The names and sizes of a folder's files; None if there is no such folder.
 
     Parameters
     ----------
     levels : int
-        Of folders in between, which the names then begin with.
+        The levels of folders in between, with which the names then begin.
     """
     try:
         return sorted(_walk(folder, "", levels))
@@ -69,7 +69,7 @@ def _walk(folder: str, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
 
 
 def sync_file(path: str) -> None:
-    """Make what a file holds survive a power failure."""
+    """Make a file's content survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -90,9 +90,9 @@ def sync_tree(path: str) -> None:
 
 @contextmanager
 def shared(folders: Iterable[str]) -> Iterator[None]:
-    """Keep folders where they are: none is exchanged for another one within.
+    """While the block runs, none of the folders is exchanged for another one.
 
-    A folder that does not exist yet, or whose file system has no locks, is nobody's to exchange.
+    A folder that does not exist yet, or whose file system has no locks, is never exchanged.
     """
     with ExitStack() as stack:
         for folder in folders:
@@ -106,12 +106,12 @@ def shared(folders: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
-    """Hold a lock in a folder that nobody else holds.
+    """Hold an exclusive lock in a folder.
 
     Raises
     ------
     InUseError
-        Somebody else held it for as long as that; the message begins with `what`.
+        Another process held it for the whole wait; the message begins with `what`.
     """
     descriptor = _open_lock(folder, name)
     if descriptor is None:
@@ -134,16 +134,16 @@ def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
 def _open_lock(folder: str, name: str = LOCK) -> int | None:
     path = os.path.join(folder, name)
     try:
-        # To be opened by whoever may write to the folder.
+        # Every user who may write to the folder can open it.
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except FileNotFoundError:
         return None
 
 
 def link_tree(source: str, target: str) -> None:
-    """Give a folder's files other names in another folder, which is made; links stay links.
+    """Link a folder's files into another folder, which is created; symbolic links stay links.
 
-    What goes while it is at work, such as what a killed job's tasks still write, need not be there.
+    Files that vanish meanwhile, such as those that a killed job's tasks still write, are ignored.
     """
     os.mkdir(target)
     with suppress(FileNotFoundError):
@@ -158,13 +158,13 @@ def link_tree(source: str, target: str) -> None:
 
 
 def link(source: str, target: str) -> None:
-    """Give a file, if it is still there, another name."""
+    """Link a file under another name, if it still exists."""
     with suppress(FileNotFoundError):
         os.link(source, target, follow_symlinks=False)
 
 
 def copy_owner(source: str, target: str) -> None:
-    """Give a folder the rights, the times and as far as possible the owner of another."""
+    """Give a folder the mode, the times and if possible the owner of another."""
     found = os.stat(source)
     with suppress(PermissionError):
         os.chown(target, found.st_uid, found.st_gid)
@@ -177,7 +177,7 @@ def exchange(one: str, other: str) -> None:
     Raises
     ------
     OSError
-        The file system cannot.
+        The file system cannot do that.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:

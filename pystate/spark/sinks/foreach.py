@@ -1,16 +1,16 @@
-"""Each epoch's rows, handed to a function of the user's once the epoch is published.
+"""A sink that passes each epoch's rows to a user's function once the epoch is published.
 
-The rows are staged as Parquet files in the checkpoint first: the state has moved on by the time
-that the function runs, and after a crash nobody could compute them again.
+The rows are first staged as Parquet files in the checkpoint: when the function runs, the state has
+moved on, and after a crash the rows could not be computed again.
 
-Thread safety: as `pystate.spark.sinks.sink`.
+Thread safety: as in `pystate.spark.sinks.sink`.
 
 Invariants
 ----------
-1. The function sees an epoch's rows only once its manifest is there, and sees the same rows however
-   often it is called for it.
-2. Staged rows go after a durable note that the function has returned; where there is neither, rows
-   are lost, and that is an error.
+1. The function gets an epoch's rows only after its manifest is published, and gets the same rows
+   each time it is called for the epoch.
+2. Staged rows are removed only after a durable note that the function has returned. If there are
+   neither rows nor a note, rows are lost, which is an error.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeachEpoch", "foreach_epoch"]
 
-#: What handles an epoch's rows: gets them, and the epoch's number.
+#: A function that gets an epoch's rows and the epoch's number.
 EpochFunction = Callable[["DataFrame", int], Any]
 
 _FOLDER = "foreach"
-#: A folder's name has 255 bytes.
+#: A folder's name has at most 255 bytes.
 _LONGEST = 200
 
 
 def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> ForeachEpoch:
-    """Make a sink of a function: it is called with each epoch's rows, and the epoch's number.
+    """Make a sink from a function, which is called with each epoch's rows and number.
 
     Parameters
     ----------
     function : callable
-        ``function(df, epoch)``, called on the driver in the order of the epochs, also for an epoch
-        without rows. `df` may be read any number of times until the function returns. What it
-        raises fails the job.
+        ``function(df, epoch)``, called on the driver in the order of the epochs, even for an epoch
+        without rows. `df` may be read any number of times until the function returns. An error that
+        it raises fails the job.
     name : str
-        Finds the function when the job starts again. Several functions of a job have different
-        names.
+        The sink's name, by which the job finds the function when it starts again. Several functions
+        of a job must have different names.
 
     Returns
     -------
     ForeachEpoch
-        To be passed as ``sink=``, or in ``side_outputs=``.
+        Pass it as ``sink=``, or in ``side_outputs=``.
 
     Notes
     -----
     The function is called at least once for each epoch, with the same rows each time. It is called
-    again where the driver ended before it was known that the call had returned. Its effect is
-    exactly once if it is idempotent by the epoch: it writes the number with the rows, in one
-    transaction, and does nothing for one that is there already. A driver that was held up while its
-    successor went on may still call the function for an older epoch. A function that would undo
-    later epochs by that refuses a number below the one that was written last.
+    again if the driver ended before it noted that the call had returned. Its effect is exactly once
+    if it is idempotent by the epoch: it writes the number with the rows, in one transaction, and
+    does nothing for a number that is already there. A driver that was delayed while its successor
+    continued may still call the function for an older epoch. A function that would thereby undo
+    later epochs must refuse a number below the last one written.
 
-    The rows wait in ``foreach/`` in the checkpoint, as Parquet files, from the task that made them
-    to the end of the call.
+    The rows are kept in ``foreach/`` in the checkpoint, as Parquet files, until the call has
+    returned.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class ForeachEpoch(Sink):
 
 
 class _Bound(Sink):
-    """One that knows where its job's rows wait."""
+    """The sink of one job, which knows where the job's rows wait."""
 
     def __init__(
         self, sink: ForeachEpoch, checkpoint: str | None, session: SparkSession | None
@@ -131,7 +131,8 @@ class _Bound(Sink):
         self._store = ParquetSink(self._root)
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
-        # Under names of our own: not every name, nor two of one name, can be a file's columns.
+        # Written under generated names: a file cannot have columns of every name, nor two of one
+        # name.
         schema = frame.schema
         numbered = frame.toDF(*_numbered(schema))
         [staged] = self._store.stage_frame(numbered, epoch, evaluation_id)
@@ -147,7 +148,7 @@ class _Bound(Sink):
         staged = os.path.join(self._root, transaction["staging"])
         if not os.path.exists(done):
             wanted = sorted((name, size) for name, size in transaction["files"])
-            # Another driver may have committed it since.
+            # Another driver may have committed it meanwhile.
             if data_files(staged) != wanted and not os.path.exists(done):
                 raise SinkError(
                     f"rows are lost: {staged} does not hold the {len(wanted)} files that the "
@@ -180,7 +181,7 @@ class _Bound(Sink):
             )
 
     def _forget(self, epoch: int) -> None:
-        """Remove the notes of epochs before: nobody commits those any more."""
+        """Remove the notes of earlier epochs, which are never committed again."""
         for name in os.listdir(self._root):
             note = re.fullmatch(r"_done-(\d+)-.*", name)
             if note is not None and int(note[1]) < epoch:

@@ -1,4 +1,4 @@
-"""Where an epoch's rows go: from what the tasks have staged to transactions for the manifest.
+"""The outputs of an epoch: from rows that the tasks have staged to the manifest's transactions.
 
 Thread safety: immutable.
 """
@@ -30,7 +30,7 @@ __all__ = ["OWN", "Outputs", "begin_outputs", "checkpoint_folder", "outputs_of",
 
 _LOG = logging.getLogger("pystate.spark.sinks.outputs")
 
-#: The kind of a transaction that takes its sink to be committed.
+#: The kind of a transaction that only its own sink can commit.
 OWN = "sink"
 _RESULTS = "results"
 _SIDE = "side"
@@ -39,18 +39,18 @@ _NOTHING = "nothing of the epoch was published"
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the rows of an epoch go: one sink for the pipeline's result, one for each tag.
+    """The outputs of an epoch: one sink for the pipeline's result, and one for each tag.
 
     Parameters
     ----------
     main : Sink
-        For the pipeline's result.
+        The sink for the pipeline's result.
     sides : mapping from tag to Sink
-        For the side outputs.
+        The sinks for the side outputs.
     checkpoint : str or None
         The checkpoint's folder, if it is one.
     session : SparkSession, optional
-        Of the epoch.
+        The session of the epoch.
     """
 
     main: Sink
@@ -109,7 +109,7 @@ class Outputs:
         return self._side_store(tag).task_folder(epoch, evaluation_id)
 
     def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
-        """Write the pipeline's result; returns what the sink has said of it."""
+        """Write the pipeline's result; return the sink's receipts."""
         self._check_columns(self.main, frame.columns, epoch)
         return self._stage(self.main, frame, epoch, evaluation_id)
 
@@ -118,7 +118,7 @@ class Outputs:
     ) -> list[Transaction]:
         """Stage the side outputs that the reports name, and return all transactions.
 
-        A tag without rows has none.
+        A tag without rows has no transaction.
         """
         main = self._prepare(self.main, staged, epoch, evaluation_id)
         return [main, *self.stage_sides(reports, epoch, evaluation_id)]
@@ -148,11 +148,11 @@ class Outputs:
         return transactions
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep the folders of the outputs where they are: nobody compacts them within."""
+        """While the block runs, the folders of the outputs are not compacted."""
         return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 
     def read(self, epoch: int) -> DataFrame | None:
-        """Read the rows of an epoch again, where that can be done."""
+        """Read the rows of an epoch again, if the sink supports it."""
         main = self.main
         assert self.session is not None
         if isinstance(main, ParquetSink) and main.is_compacted(epoch):
@@ -160,12 +160,12 @@ class Outputs:
         return main.read(self.session, epoch)
 
     def require(self, transaction: Transaction, what: str) -> None:
-        """Make sure that a transaction of a run was made by the sink that this run is given.
+        """Make sure that a run's transaction was made by the sink that this call is given.
 
         Raises
         ------
         InvalidArgumentError
-            It was another one; the message begins with `what`.
+            It was another sink; the message begins with `what`.
         """
         sink, own = self.main, transaction.get("kind") == OWN
         if own:
@@ -183,7 +183,7 @@ class Outputs:
             )
 
     def _side_store(self, tag: str) -> ParquetSink:
-        """The sink itself where tasks can write its files; else where they wait for it."""
+        """The sink itself if tasks can write its files; else a store where they wait for it."""
         sink = self.sides[tag]
         if isinstance(sink, ParquetSink) and not is_own(sink) and not sink.partition_by:
             return sink
@@ -206,7 +206,7 @@ class Outputs:
         try:
             return list(self._bound(sink).stage_frame(frame, epoch, evaluation_id))
         except Exception as error:
-            # The caller knows which errors of Spark's are worth another evaluation.
+            # The caller decides which of Spark's errors are worth another evaluation.
             if not is_own(sink) or type(error).__module__.startswith(("pyspark", "py4j")):
                 raise
             _fail(sink, epoch, "stage_frame", error, _NOTHING)
@@ -238,7 +238,7 @@ def _message(sink: Sink, epoch: int, method: str, error: Exception) -> str:
 
 
 def is_own(sink: Sink) -> bool:
-    """Whether a transaction takes the sink itself to be committed."""
+    """Whether only the sink itself can commit a transaction."""
     return type(sink) is not ParquetSink
 
 
@@ -248,7 +248,7 @@ def outputs_of(
     sides: Mapping[str, Sink] | None,
     session: SparkSession,
 ) -> Outputs:
-    """What a job is given as its outputs, checked."""
+    """The outputs that a job is given, checked."""
     folder = checkpoint_folder(storage)
     _check_given(sink)
     if sink is None:
@@ -274,7 +274,7 @@ def outputs_of(
 
 
 def _check_given(sink: object, what: str = "sink") -> None:
-    """Refuse what is no sink; None stands for the default one."""
+    """Refuse a value that is not a sink; None stands for the default one."""
     if sink is None or type(sink) is ParquetSink:
         return
     if isinstance(sink, Sink):
@@ -300,7 +300,7 @@ def checkpoint_folder(storage: CheckpointStorage) -> str | None:
 
 
 def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
-    """Name a folder inside the checkpoint by its place there, so that both can be moved.
+    """Give a folder inside the checkpoint a relative path, so that the checkpoint can be moved.
 
     Parameters
     ----------
@@ -322,8 +322,8 @@ def begin_outputs(outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> N
     Raises
     ------
     FencedError
-        Another driver owns it. The output that is in the way may be what that one published, after
-        this driver was found to be the owner: hence the check of what is found, too.
+        Another driver owns the checkpoint. Output that is in the way may have been published by
+        that driver after this one was found to be the owner, so the owner is checked again.
     """
     coordinator.check_current(epoch)
     try:

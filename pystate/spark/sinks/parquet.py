@@ -4,10 +4,10 @@ Thread safety: a sink is immutable; the driver calls it from one thread at a tim
 
 Invariants
 ----------
-1. A commit takes the transaction alone: no sink need be at hand.
-2. What is staged is what the tasks have counted, rows, files and bytes, and not what a listing of
-   the folder happens to show.
-3. A pattern that goes as deep as the published files never meets a staged one.
+1. A commit needs only the transaction, not the sink.
+2. The staged rows, files and bytes are those that the tasks have counted, and not those that a
+   listing of the folder happens to show.
+3. A glob pattern that is as deep as the published files never matches a staged file.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class ParquetSink(Sink):
         A folder of a local or mounted file system that the driver and all executors see. Its
         epochs belong to one checkpoint: give each job its own folder.
     partition_by : str or sequence of str, optional
-        Columns to lay an epoch's rows out by, as Hive does:
-        ``<path>/epoch=<n>/day=2026-01-01/country=DE/``. They are strings, whole numbers, booleans,
-        dates or decimals. Null has a folder of its own. An empty string is an error, because Hive
-        has no folder for it. All epochs of a folder have one layout.
+        Columns by whose values an epoch's rows are put into folders, as Hive does:
+        ``<path>/epoch=<n>/day=2026-01-01/country=DE/``. They may be strings, whole numbers,
+        booleans, dates or decimals. Null has a folder of its own. An empty string is an error,
+        because Hive has no folder for it. All epochs of an output must have the same layout.
 
     Notes
     -----
     ``spark.read.parquet(path)`` reads all published epochs, with a column ``epoch`` and those of
-    `partition_by` from the folders' names. It guesses their types; `read` knows them. Tasks write
-    below ``_staging/.<epoch>-<evaluation>/_rows/``, which patterns such as ``<path>/*/*`` do not
-    find. A commit is one rename.
+    `partition_by` from the folders' names. Spark guesses the types of these columns; `read` knows
+    them. Tasks write below ``_staging/.<epoch>-<evaluation>/_rows/``, which patterns such as
+    ``<path>/*/*`` do not find. A commit is one rename.
 
     Examples
     --------
@@ -88,15 +88,15 @@ class ParquetSink(Sink):
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that rows are laid out by."""
+        """The columns that determine the rows' folders."""
         return self._partitioning.columns
 
     def begin(self, epoch: int, evaluation_id: str) -> None:
-        """Refuse a folder that already holds this epoch, or others in another layout.
+        """Refuse a folder that already holds this epoch, or epochs with another layout.
 
         A folder that holds the epoch is another checkpoint's output, unless another driver of this
-        checkpoint has published the epoch, which the caller checks when this fails, and not before:
-        only then is it known of what was found.
+        checkpoint has published the epoch. The caller checks that only after this has failed,
+        because a check before would not cover what was found here.
         """
         final = self._final(epoch)
         if os.path.exists(final) or self.is_compacted(epoch):
@@ -119,7 +119,7 @@ class ParquetSink(Sink):
             )
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse a column that readers of the folder would find another one in the place of."""
+        """Refuse a column that a column from the folders' names would hide from readers."""
         for name in names:
             if name.lower() == "epoch":
                 raise InvalidArgumentError(
@@ -181,7 +181,7 @@ class ParquetSink(Sink):
         commit_parquet(transaction, self.path)
 
     def task_folder(self, epoch: int, evaluation_id: str) -> str:
-        """Where the tasks write a side output, until `stage_files` says which files count."""
+        """The folder for a side output's files, until `stage_files` takes those that count."""
         return os.path.join(self._evaluation(epoch, evaluation_id), _TASKS)
 
     def stage_files(
@@ -192,7 +192,7 @@ class ParquetSink(Sink):
         Raises
         ------
         CheckpointError
-            A file is not there, or is not what its task wrote.
+            A file is missing, or is not what its task wrote.
         """
         staging = self._staging(epoch, evaluation_id)
         written = self.task_folder(epoch, evaluation_id)
@@ -219,7 +219,7 @@ class ParquetSink(Sink):
         shutil.rmtree(self._evaluation(epoch, evaluation_id), ignore_errors=True)
 
     def epochs(self) -> list[int]:
-        """The published epochs, ascending, those among them that were compacted."""
+        """The published epochs, ascending, including compacted ones."""
         compacted = read_compacted(self.path)
         return sorted(member for epoch in self._folders() for member in compacted.members(epoch))
 
@@ -241,43 +241,44 @@ class ParquetSink(Sink):
         target_bytes: int = 128 << 20,
         wait: Duration = "1 minute",
     ) -> Compaction:
-        """Merge the small files of older epochs; safe beside a running job and beside readers.
+        """Merge the small files of older epochs; safe while jobs and readers run.
 
-        Epochs that follow each other are merged, up to a size, into the folder of the last of them.
-        The column ``epoch`` of all their rows then has the number of that last one.
+        Consecutive epochs are merged, up to a size, into the folder of the last of them. The column
+        ``epoch`` of all their rows then has the number of that last epoch.
 
         Parameters
         ----------
         session : SparkSession
             Reads and writes the files.
         before : int, optional
-            Leave this epoch and later ones as they are, for readers who go by ``epoch`` and have
-            not read these yet. The newest epoch is always left as it is.
+            Do not merge this epoch and later ones, for readers that select by ``epoch`` and have
+            not read these yet. The newest epoch is never merged.
         target_bytes : int
-            Size of a file that is large enough.
+            The size from which a file is not merged.
         wait : str, timedelta or int
-            How long to wait for a moment in which no job has an epoch open that writes here.
+            How long to wait until no job has an open epoch that writes here.
 
         Returns
         -------
         Compaction
-            How many epochs and files.
+            The number of epochs and files.
 
         Raises
         ------
         InUseError
-            The folder is being compacted already, or there was no such moment.
+            The folder is being compacted already, or a job had an open epoch for the whole wait.
         CheckpointError
             The file system cannot exchange two folders in one step, or the files have changed.
 
         Notes
         -----
-        At every moment, also after a kill at any step, ``spark.read.parquet(path)`` finds each
-        published row once. A query that lists the files before the exchange, and opens them after
-        it, does not find them and fails: repeat it. With ``spark.sql.files.ignoreMissingFiles`` it
-        would miss rows instead. A stream that has the folder as its source takes merged files for
-        new ones. The folder itself is replaced, so that a container that mounts it must mount the
-        folder above. While it is at work the merged files take room twice.
+        At every moment, even after a kill at any step, ``spark.read.parquet(path)`` finds each
+        published row once. A query that lists the files before the folders are exchanged, and opens
+        them after that, does not find them and fails: repeat it. With
+        ``spark.sql.files.ignoreMissingFiles`` it would miss rows instead. A stream that has the
+        folder as its source takes merged files as new ones. The folder itself is replaced, so a
+        container must mount the folder above it. During the compaction the merged files take twice
+        the space.
         """
         owner = f"{self!r}: compact"
         if before is not None:
@@ -311,16 +312,16 @@ class ParquetSink(Sink):
             )
 
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame:
-        """Read what is published.
+        """Read the published rows.
 
-        The columns of `partition_by` have the types that they were written with.
+        The columns of `partition_by` have the types with which they were written.
 
         Parameters
         ----------
         session : SparkSession
             Reads the files.
         epoch : int, optional
-            Read this epoch alone, without the column ``epoch``.
+            Read only this epoch, without the column ``epoch``.
 
         Returns
         -------
@@ -363,8 +364,8 @@ class ParquetSink(Sink):
         return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
 
     def _staging(self, epoch: int, evaluation_id: str) -> str:
-        # Spark hides a folder of such a name from who reads the one above, and that only: so below
-        # the evaluation's there is one more for each level that published files are deeper.
+        # Spark hides a folder of this name only from a reader of the folder above it. So below the
+        # evaluation's folder there is one more for each level that published files are deeper.
         deep = [_ROWS] * (1 + len(self.partition_by))
         return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
 
@@ -375,14 +376,14 @@ def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     Parameters
     ----------
     transaction : mapping
-        As a manifest has it.
+        A transaction from a manifest.
     root : str
         The output's folder.
 
     Raises
     ------
     CheckpointError
-        The staged rows are neither where they were written nor where they belong, or differ from
+        The staged rows are neither in the staging folder nor in the published one, or differ from
         what the manifest names.
     """
     with shared([root]):
@@ -395,8 +396,8 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
     layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
     levels = len(layout)
-    # Another driver may commit the same at the same time: what is not found in one place may have
-    # gone to the other since, so that the final one is looked at again before anything is said.
+    # Another driver may commit the same at the same time: a folder that is not found in one place
+    # may have been moved to the other, so the final one is checked again before an error is raised.
     if data_files(final, levels) is None:
         staged = data_files(staging, levels)
         if staged is not None:
@@ -408,7 +409,7 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
     published = data_files(final, levels)
     if published is None:
         if os.path.isdir(staging):
-            os.rename(staging, final)  # fails once more, and says why
+            os.rename(staging, final)  # fails again, with the reason
         raise CheckpointError(
             f"output is lost: neither {staging} nor {final} exists, but the checkpoint says that "
             f"the epoch's {len(wanted)} files were written; put them back from a backup"
@@ -437,7 +438,7 @@ def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[st
 
 
 def sweep_staging(root: str, epoch: int) -> None:
-    """Remove what lost: of an epoch that is published, no other evaluation ever will be."""
+    """Remove losing evaluations, which are never published once the epoch is."""
     parent = os.path.join(root, _STAGING)
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(parent):
@@ -447,7 +448,7 @@ def sweep_staging(root: str, epoch: int) -> None:
 
 
 def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: WriteCounts) -> None:
-    """Compare a folder with what the tasks say that they wrote."""
+    """Compare a folder with what the tasks reported."""
     if written.files is None:
         from pyarrow.parquet import read_metadata
 
@@ -465,7 +466,7 @@ def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Writ
 
 
 def _save_schema(staging: str, frame: DataFrame) -> None:
-    """Keep the schema of an epoch without rows, of which a layout by values leaves no file."""
+    """Keep the schema of an epoch without rows, for which a partitioned write leaves no file."""
     os.makedirs(staging, exist_ok=True)
     path = os.path.join(staging, _SCHEMA)
     with open(path, "w", encoding="utf-8") as file:

@@ -1,14 +1,13 @@
 """Rows in a folder per value, as Hive lays them out: ``day=2026-01-01/country=DE/``.
 
-Such a folder's name is a text, and readers guess the type of what it says: they find 7 for a string
-``"007"``. So the output's folder remembers the types, in ``_layout.json``, for who reads it by
-`ParquetSink.read`.
+A folder's name is text, and readers guess the type of the value in it: the string ``"007"`` is read
+as 7. So the output's folder keeps the types, in ``_layout.json``, for `ParquetSink.read`.
 
 Thread safety: functions and types without state.
 
 Invariants
 ----------
-1. A value that the names could not give back is refused before it is published, and so is a type.
+1. A value, or a type, that cannot be read back from the names is refused before it is published.
 2. All epochs of a folder have one layout: readers could not read them together otherwise.
 """
 
@@ -39,10 +38,10 @@ __all__ = ["Layout", "Partitioning", "read_layout", "save_layout", "with_types"]
 Layout = tuple[tuple[str, str], ...]
 
 _FILE = "_layout.json"
-#: What Hive writes for null, and Spark for an empty string, too.
+#: What Hive writes for null, and Spark also for an empty string.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _REFUSED = re.compile(r"pystate cannot lay out '(\d+)'")
-#: Types whose values have one text each, in whatever session it is written or read.
+#: Types whose values have the same text in every session that writes or reads them.
 _TYPES = (
     st.StringType,
     st.BooleanType,
@@ -56,14 +55,14 @@ _TYPES = (
 
 
 class Partitioning:
-    """The columns that an output is laid out by.
+    """The columns that determine the folders of an output.
 
     Parameters
     ----------
     columns : str or sequence of str
         Outermost first; none for a flat layout.
     owner : str
-        What the errors begin with.
+        What error messages begin with.
     """
 
     def __init__(self, columns: Any, owner: str) -> None:
@@ -100,9 +99,9 @@ class Partitioning:
         Raises
         ------
         InvalidArgumentError
-            A column is missing, or there is no other one.
+            A column is missing, or no other column is left.
         WrongTypeError
-            A column has a type that texts do not give back.
+            A column has a type that cannot be read back from text.
         """
         columns = FrameColumns(frame, self._owner)
         layout = []
@@ -129,7 +128,7 @@ class Partitioning:
         return tuple(layout)
 
     def checked(self, frame: DataFrame, layout: Layout) -> DataFrame:
-        """The frame, which fails where a value's folder would be read as another value."""
+        """The frame, which fails if a value's folder would be read as another value."""
         for i, (name, ddl) in enumerate(layout):
             if ddl == "string":
                 column = column_named(name)
@@ -139,7 +138,7 @@ class Partitioning:
         return frame
 
     def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
-        """Return what to raise where `checked` has made a write fail."""
+        """Return the error to raise if `checked` has made a write fail."""
         found = _REFUSED.search(str(error))
         if found is None:
             return None
@@ -157,7 +156,7 @@ def layout_names(layout: Layout) -> list[str]:
 
 
 def read_layout(root: str) -> Layout | None:
-    """The layout of an output's folder, None where nobody has written one down."""
+    """The layout of an output's folder; None if there is no layout file."""
     try:
         with open(os.path.join(root, _FILE), encoding="utf-8") as file:
             columns = json.load(file)["partition_by"]
@@ -167,7 +166,7 @@ def read_layout(root: str) -> Layout | None:
 
 
 def save_layout(root: str, layout: Layout) -> None:
-    """Write the layout of an output's folder down, durably."""
+    """Store the layout of an output's folder durably."""
     if read_layout(root) == layout:
         return
     temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
@@ -179,7 +178,7 @@ def save_layout(root: str, layout: Layout) -> None:
 
 
 def with_types(schema: st.StructType, layout: Layout) -> st.StructType:
-    """A schema with the types of a layout in the place of those that a reader has guessed."""
+    """A schema with the types of a layout instead of those that a reader has guessed."""
     types = dict(layout)
     return st.StructType(
         [

@@ -1,18 +1,18 @@
-"""The sink protocol: what an output of one's own does in an epoch's two-phase commit.
+"""The sink protocol: what a user's output does in an epoch's two-phase commit.
 
-An epoch's output is staged where no reader looks, the manifest that makes the epoch exist names
-what was staged, and only then it is committed: by this driver, or by the one that comes after a
-crash, which knows no more of it than the manifest says, and finds the sink by its name.
+An epoch's output is first staged where readers do not see it. Then the epoch's manifest is
+published, which names what was staged. Only then is the output committed: by this driver, or after
+a crash by the next one, which knows only what the manifest says, and finds the sink by its name.
 
 Thread safety: the driver calls a sink from one thread at a time; tasks have copies of it.
 
 Invariants
 ----------
-1. Nothing is visible under the output's name before the manifest that names it.
+1. Nothing is visible under the output's name before the manifest that names it is published.
 2. A commit may be repeated: after a crash, by another process, from the manifest alone.
-3. Rows of an evaluation that lost are never visible, whenever its tasks end.
-4. A transaction that cannot be committed stops the job: rows would be missing. What nobody could
-   commit never gets into a manifest.
+3. Rows of a losing evaluation are never visible, however late its tasks end.
+4. A transaction that cannot be committed stops the job, since rows would be missing. A transaction
+   that no sink could commit never gets into a manifest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "registered_sink",
 ]
 
-#: What a manifest keeps of a sink's part in an epoch: plain JSON, with ``"kind"``.
+#: A manifest's record of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
 
 _RECEIPTS = "partition int, receipt string"
@@ -53,14 +53,14 @@ _RECEIPTS = "partition int, receipt string"
 
 @dataclass(frozen=True)
 class SinkTask:
-    """Which rows a call of `Sink.stage` has.
+    """Identifies the rows of one call of `Sink.stage`.
 
     Attributes
     ----------
     epoch : int
         The checkpoint's number of the epoch.
     evaluation_id : str
-        Of the evaluation: an epoch that is computed again has another one.
+        The evaluation's id: an epoch that is computed again has another one.
     partition : int
         Number of the partition within the evaluation.
     attempt_id : int
@@ -74,19 +74,19 @@ class SinkTask:
 
 
 class Sink:
-    """An output of one's own: derive from it, give it a name, and write `stage` and `commit`.
+    """Base of users' outputs: derive from it, give it a name, and write `stage` and `commit`.
 
     Attributes
     ----------
     name : str
-        What manifests call the sink. By this name a driver that starts again finds the sink that
-        can commit what its predecessor has staged: the one that the job is given, or one that was
+        The sink's name in manifests. By this name a driver that starts again finds the sink that
+        can commit what its predecessor has staged: a sink that the job is given, or one that was
         passed to `register_sink`. Set it in the class or in ``__init__``, and do not change it
         while a checkpoint may name it.
 
     Notes
     -----
-    In each epoch, on the driver unless it says otherwise::
+    The calls in each epoch, on the driver unless noted otherwise::
 
         begin(epoch, evaluation_id)               # before anything is computed
         stage(batches, task) -> receipt           # in each task of the output
@@ -94,9 +94,9 @@ class Sink:
         ...the epoch is published: its manifest has the transaction...
         commit(epoch, transaction)
 
-    An evaluation that does not count ends with `abort` in the place of the steps that are left. An
-    error in `begin`, `stage` or `prepare` fails the job, and nothing was published. After an error
-    in `commit` the epoch exists and its rows wait: the next start of the job commits them before
+    An evaluation that does not count ends with `abort` instead of the remaining steps. An error in
+    `begin`, `stage` or `prepare` fails the job, and nothing is published. After an error in
+    `commit` the epoch is published and its rows wait: the next start of the job commits them before
     anything else.
 
     Tasks get copies of the sink, made by pickling: keep connections out of its attributes, and
@@ -117,43 +117,43 @@ class Sink:
     name: str = ""
 
     def begin(self, epoch: int, evaluation_id: str) -> None:
-        """Fail now if the epoch could not be committed later; nothing is computed before.
+        """Fail now if the epoch could not be committed later; nothing has been computed yet.
 
         Do not remove here what other evaluations of the epoch have staged: another driver may be
-        about to publish one.
+        about to publish one of them.
         """
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise an error if the rows cannot have these columns; nothing was written by then."""
+        """Raise an error if the rows cannot have these columns; nothing has been written yet."""
 
     def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
-        """Write a partition's rows where no reader looks, durably. Runs in a Spark task.
+        """Write a partition's rows durably, where readers do not see them. Runs in a Spark task.
 
         Parameters
         ----------
         batches : iterator of pyarrow.RecordBatch
             The rows; read them to the end.
         task : SinkTask
-            Whose rows they are.
+            Identifies the rows.
 
         Returns
         -------
         JSON
-            A receipt, which goes to `prepare`: small, such as the name of a file.
+            A receipt for `prepare`; it should be small, such as the name of a file.
 
         Notes
         -----
         Spark may run it several times for one partition, at the same time or after a failure, and
-        for an evaluation that was aborted: only the receipts that `prepare` gets count. Write
-        each attempt to a place of its own.
+        even for an aborted evaluation: only the receipts that `prepare` gets count. Write each
+        attempt to its own place.
         """
         raise NotImplementedError
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Stage all rows of an evaluation, and return the receipts for `prepare`.
 
-        It runs `stage` in each task. Override it instead of `stage` to write by a writer of
-        Spark's, ``frame.write...``, in one action that reads `frame` to its end.
+        It runs `stage` in each task. Override it instead of `stage` to write with one of Spark's
+        writers, ``frame.write...``, in one action that reads `frame` to its end.
         """
         call = _Stage(self, epoch, evaluation_id)
         rows = frame.mapInArrow(call, _RECEIPTS).collect()
@@ -165,56 +165,57 @@ class Sink:
         Parameters
         ----------
         receipts : list
-            What `stage` has returned, one for each partition, by its number; none for no rows.
+            The return values of `stage`, one per partition in order of its number; empty without
+            rows.
 
         Returns
         -------
         JSON
-            The transaction: all that `commit` needs beside the sink's own settings. The receipts,
-            unless it is overridden.
+            The transaction: all that `commit` needs beside the sink's own settings. By default the
+            receipts.
         """
         return receipts
 
     def commit(self, epoch: int, transaction: Any) -> None:
         """Make the rows of an epoch visible, all at once; it may have been done before.
 
-        It is called again where nobody knows whether it was done: after a crash, and then by
-        another process. The step that shows the rows must therefore leave something behind by which
-        a second call knows that it was done: a row with the epoch's number in the same database
-        transaction, or a file that was renamed. What other evaluations of this epoch and of earlier
-        ones have staged can be removed now.
+        It is called again if it is not known whether it was done, as after a crash, and then by
+        another process. So the step that makes the rows visible must also leave a mark by which a
+        second call knows that it was done: a row with the epoch's number in the same database
+        transaction, or a renamed file. What other evaluations of this epoch and of earlier ones
+        have staged can be removed now.
 
         Parameters
         ----------
         epoch : int
             The checkpoint's number of the epoch.
         transaction : JSON
-            What `prepare` has returned, as it comes back from JSON: a tuple is a list.
+            The return value of `prepare`, after a round trip through JSON: a tuple is a list.
         """
         raise NotImplementedError
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
-        """Remove what an evaluation has staged that will not be published.
+        """Remove what an evaluation that will not be published has staged.
 
-        Nobody calls it after a crash: see `commit` for what is left then.
+        It is not called after a crash: see `commit` for what is left then.
         """
 
     def read(self, session: SparkSession, epoch: int | None = None) -> DataFrame | None:
-        """Read what is published, or one epoch of it; None where the output cannot be read here."""
+        """Read the published rows, or one epoch's; None if the output cannot be read here."""
         return None
 
     def _bound(self, checkpoint: str | None, session: SparkSession | None) -> Sink:
-        """The sink as it works for one job, whose checkpoint is in that folder."""
+        """The sink as used by one job, whose checkpoint is in that folder."""
         return self
 
 
 def check_sink(sink: Sink, what: str) -> None:
-    """Refuse a sink of which nobody could commit a transaction, or that tasks could not run.
+    """Refuse a sink whose transactions could not be committed, or that tasks could not run.
 
     Raises
     ------
     InvalidArgumentError, DeclarationError
-        It has no name, lacks a method, or cannot be pickled; messages begin with `what`.
+        The sink has no name, lacks a method, or cannot be pickled; messages begin with `what`.
     """
     kind = type(sink)
     name: Any = sink.name
@@ -261,25 +262,25 @@ _registering = threading.Lock()
 
 
 def register_sink(sink: Sink, *, replace: bool = False) -> Sink:
-    """Let this process commit what was staged in a sink that the job is not given any more.
+    """Let this process commit rows that were staged in a sink that the job no longer has.
 
     Parameters
     ----------
     sink : Sink
-        It is found by its name. A sink that the job is given need not be registered, and comes
-        before a registered one of the same name.
+        It is found by its name. A sink that the job is given need not be registered, and takes
+        precedence over a registered one of the same name.
     replace : bool
-        Let it take the place of another registered sink of that name.
+        Replace another registered sink of that name.
 
     Returns
     -------
     Sink
-        The same.
+        The same sink.
 
     Raises
     ------
     InvalidArgumentError
-        It is no sink, has no name, or there is another one of that name.
+        It is not a sink, has no name, or another sink of that name is registered.
     """
     given: Any = sink
     if not isinstance(given, Sink):
@@ -312,10 +313,10 @@ def registered_names() -> list[str]:
 
 
 def raise_failed(error: Exception, what: str, then: str) -> NoReturn:
-    """Raise what is to be raised where a sink's method has raised an error.
+    """Raise the right error after a sink's method has raised one.
 
-    What pystate says itself stays as it is, and so does the end of a query, which Spark knows by
-    its text alone.
+    pystate's own errors are kept as they are, and so is the error of a stopped query, which Spark
+    recognises only by its text.
     """
     if isinstance(error, PystateError) or is_stop(error) or stopped_its_query(error):
         raise error
@@ -323,19 +324,19 @@ def raise_failed(error: Exception, what: str, then: str) -> NoReturn:
 
 
 def because(what: str, error: Exception, then: str) -> SinkError:
-    """The error that says in one line what another one was, and what follows."""
+    """An error that says in one line what failed, with which error, and what follows."""
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {shortened(lines[0])}" if lines else type(error).__name__
     return SinkError(f"{what} failed: {reason}; {then}")
 
 
 def as_json(value: Any, what: str) -> Any:
-    """What is left of a value in a manifest, so that every commit sees the same.
+    """A value after a round trip through JSON, so that every commit sees the same.
 
     Raises
     ------
     SinkError
-        It is not plain JSON; the message begins with `what`.
+        The value is not plain JSON; the message begins with `what`.
     """
     try:
         return json.loads(json.dumps(value, allow_nan=False))
@@ -367,13 +368,13 @@ class _Stage:
         )
 
     def run(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
-        """Stage the rows; returns the receipt."""
+        """Stage the rows; return the receipt."""
         what = f"sink {self._sink.name!r}, epoch {task.epoch}, partition {task.partition}: stage"
         rows = _Rows(batches)
         try:
             receipt = self._sink.stage(rows, task)
         except Exception as error:
-            # What the rows come from fails with an error of its own.
+            # An error of the rows' source is raised as it is.
             if rows.failed or isinstance(error, PystateError):
                 raise
             raise because(what, error, "nothing of the epoch was published") from error
@@ -387,7 +388,7 @@ class _Stage:
 
 
 class _Rows:
-    """An iterator that knows whether it was itself that failed."""
+    """An iterator that knows whether it was the one that failed."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = iter(batches)

@@ -1,7 +1,8 @@
-"""Writing a frame to Parquet files, counted by the tasks that write them.
+"""Writes a frame to Parquet files, which the writing tasks count.
 
-Spark's tasks count rows, files and bytes as they close each file, and tell the driver when they
-are committed, one attempt of each. A listing of the folder says what is there, not what should be.
+Spark's tasks count rows, files and bytes as they close each file, and report them to the driver
+when they are committed, for one attempt per task. A listing of the folder shows which files exist,
+not which should.
 
 Thread safety: functions without state.
 """
@@ -22,21 +23,21 @@ __all__ = ["WriteCounts", "write_parquet"]
 
 
 class WriteCounts(NamedTuple):
-    """What the tasks of a write have counted."""
+    """The counts of the tasks of a write."""
 
     rows: int
     files: int | None
-    """None, as the bytes, where this version of Spark keeps it to itself."""
+    """None, as for the bytes, if this version of Spark does not provide it."""
     size_bytes: int | None
 
 
 def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
-    """Write a frame to a folder that does not exist yet, laid out by columns."""
+    """Write a frame to a folder that does not exist yet, with subfolders by the columns' values."""
     session, jvm = frame.sparkSession, frame.sparkSession._jvm
     assert jvm is not None
     writer = frame.write.format("parquet").partitionBy(*partition_by)._jwrite
     try:
-        # `DataFrameWriter.save` drops the execution, which holds what was counted.
+        # `DataFrameWriter.save` drops the execution, which holds the counts.
         command = writer.saveCommand(jvm.scala.Option.apply(uri))
     except Py4JError as error:
         if "does not exist" not in str(error):
@@ -60,7 +61,7 @@ def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> W
 
 
 def _writing(plan: Any) -> Any:
-    """Find the node that writes: adaptive execution wraps it."""
+    """Find the writing node, which adaptive execution wraps."""
     while not plan.metrics().contains("numFiles"):
         kind = plan.getClass().getSimpleName()
         if kind == "AdaptiveSparkPlanExec":
