@@ -1,4 +1,4 @@
-"""What the examples share: a quiet Spark session, a table that grows, errors in one line."""
+"""Helpers of the examples: a quiet Spark session, a growing table, and errors in one line."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
     Parameters
     ----------
     name : str
-        Of the application.
+        The name of the application.
     cores : int
-        Tasks at a time; a task that fails runs up to four times.
+        Tasks at a time; a failing task is tried up to four times.
     folder : str
-        Takes Spark's log and its temporary files.
+        The folder for Spark's log and temporary files.
 
     Raises
     ------
     MissingRequirementError
         There is no Java that Spark can run on, or it does not start.
     """
-    # What is missing is said in one line, by failing_softly.
+    # Missing packages are reported in one line, by failing_softly.
     from pystate.spark.environment import require_java
 
     require_java()
@@ -103,7 +103,7 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", cores)
-        # Instants that other readers than Spark know for instants.
+        # Timestamps that other readers than Spark also read as instants.
         .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         .config("spark.local.dir", scratch)
         .config("spark.sql.warehouse.dir", os.path.join(scratch, "warehouse"))
@@ -123,7 +123,7 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _stderr_to(path: str) -> Iterator[None]:
-    """Let processes that are started meanwhile write their errors to a file."""
+    """Send the error output of processes that are started meanwhile to a file."""
     sys.stderr.flush()
     saved = os.dup(2)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -137,7 +137,7 @@ def _stderr_to(path: str) -> Iterator[None]:
 
 
 def await_query(job: Job, query: StreamingQuery) -> None:
-    """Wait for a query; raises what ended it, without Spark's account of it."""
+    """Wait for a query; raise the error that ended it, without Spark's report of it."""
     from pyspark.errors import StreamingQueryException
 
     try:
@@ -152,7 +152,7 @@ def await_query(job: Job, query: StreamingQuery) -> None:
 
 @contextlib.contextmanager
 def failing_softly() -> Iterator[None]:
-    """End the program with one line where the reason is known, without a trace."""
+    """If the reason of a failure is known, end the program with one line instead of a trace."""
     try:
         yield
     except MissingRequirementError as error:
@@ -162,7 +162,7 @@ def failing_softly() -> Iterator[None]:
     except Exception as error:
         if not _is_known(error):
             raise
-        # What Java threw is in the line after py4j's own.
+        # Java's exception is in the line after py4j's own.
         lines = [line.lstrip(": ") for line in str(error).strip().splitlines()] or [""]
         said = (
             lines[1] if len(lines) > 1 and "error occurred while calling" in lines[0] else lines[0]

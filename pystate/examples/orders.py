@@ -7,16 +7,16 @@ be cancelled:
            |              |
            +--------------+----> cancelled
 
-Each event names an order and the status that it takes. A step that is not an arrow above (shipped
-before it was paid, paid twice, anything after the end) changes nothing, and goes to the side output
+Each event names an order and its new status. A step that is not an arrow above (shipped before it
+was paid, paid twice, anything after the end) changes nothing, and goes to the side output
 ``illegal`` with the status that the order had. An order that has ended is emitted with all of its
 steps, which are kept in a list of structs until then.
 
-What is kept of an order is forgotten after 30 days, by event time: what nobody touches leaves the
-state and the checkpoints by itself (``ps.StateTtl``).
+The state of an order expires after 30 days, by event time: state that is not touched is removed
+from memory and from the checkpoints by itself (``ps.StateTtl``).
 
 The input is made up, always the same. At the end a dictionary does the same work in plain Python,
-and everything is compared: the orders that ended, the illegal steps, and the orders that go on.
+and everything is compared: the orders that ended, the illegal steps, and the open orders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from pystate.spark import Job
 
-#: From a status to those that may follow; None is that of an order which is not known yet.
+#: For each status those that may follow; None is the status of an order that is not known yet.
 NEXT: dict[str | None, tuple[str, ...]] = {
     None: ("pending payment",),
     "pending payment": ("paid", "cancelled"),
@@ -68,13 +68,13 @@ ILLEGAL = "number long, order_id long, status string, refused string"
 
 
 class OrderMachine(ps.KeyedProcessFunction):
-    """One order."""
+    """The state machine of one order."""
 
     status = ps.ValueState("string", ttl=MONTH)
     steps = ps.ListState("struct<status: string, at: timestamp>", ttl=MONTH)
 
     def process(self, key: int, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
-        """Take a step, if it is a legal one."""
+        """Take a step if it is legal."""
         status = self.status.value()
         if row.status not in NEXT[status]:
             ctx.output("illegal", (row.number, key, status, row.status))
@@ -93,7 +93,7 @@ def pipeline(events: DataFrame, job: Job) -> DataFrame:
 
 
 def make_events(orders: int) -> list[dict[str, Any]]:
-    """Make the events of some orders, most of which do as they should."""
+    """Make the events of some orders, most of which take only legal steps."""
     rng = random.Random(2015)
     start = datetime(2015, 5, 17, tzinfo=timezone.utc)
     events: list[tuple[datetime, int, str]] = []
@@ -120,7 +120,7 @@ def make_events(orders: int) -> list[dict[str, Any]]:
 def recompute(
     events: list[dict[str, Any]],
 ) -> tuple[dict[int, list[dict[str, Any]]], list[tuple[Any, ...]]]:
-    """Do the same with a dictionary: the steps of each order, and what was illegal."""
+    """Do the same with a dictionary: the steps of each order, and the illegal ones."""
     steps: dict[int, list[dict[str, Any]]] = {}
     illegal = []
     for event in events:

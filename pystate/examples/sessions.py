@@ -1,10 +1,10 @@
 """Cut the requests in a web server's access log into the sessions of its visitors.
 
-A visitor is an address; a session ends when nothing came from it for 30 minutes. The lines of a log
-are not quite in order of time, since servers write a request when it ends; so a session may grow at
-both ends, and two may turn out to be one. Each visitor has a map of open sessions, from their first
-request to a struct of the rest, and an event-time timer for the end of each: when the watermark has
-reached it, no earlier request is to come, and the session is emitted, once.
+A visitor is an address; a session ends when no request came from it for 30 minutes. The lines of a
+log are not quite in order of time, since servers write a request when it ends; so a session may
+grow at both ends, and two may turn out to be one. Each visitor has a map of open sessions, from the
+time of the first request to a struct of the rest, and an event-time timer for the end of each. When
+the watermark has reached the end, no earlier request can come, and the session is emitted, once.
 
 Lines that are not in the combined (or common) log format are skipped. Requests that come more than
 five minutes late go to a side output.
@@ -49,7 +49,7 @@ class Visitor(ps.KeyedProcessFunction):
     open_sessions = ps.MapState("long", "struct<last: long, requests: long, bytes: long>")
 
     def process(self, key: str, row: Any, ctx: ps.RuntimeContext) -> None:
-        """Let a request join the sessions that are near, one before it and one after at most."""
+        """Join a request with the sessions near it: at most one before it and one after it."""
         first = last = row.at
         requests, size = 1, row.bytes
         for start, session in self.open_sessions.items():
@@ -77,7 +77,7 @@ def pipeline(lines: DataFrame, job: Job) -> DataFrame:
     from pyspark.sql import functions as F
 
     host, time, size = (F.regexp_extract("line", LINE, group) for group in (1, 2, 3))
-    # Of an empty time, where the line is no request, this is null.
+    # If the line is not a request, the time is empty and this is null.
     at = F.try_to_timestamp(time, F.lit("dd/MMM/yyyy:HH:mm:ss Z"))
     requests = lines.select(
         host.alias("visitor"),
@@ -158,7 +158,7 @@ def _run(run: Run) -> int:
 
 
 def read_lines(path: str) -> list[str]:
-    """Read a log; what is no UTF-8 is replaced."""
+    """Read a log; bytes that are not UTF-8 are replaced."""
     data = Path(path).read_bytes()
     if data.startswith(b"\x1f\x8b"):
         data = gzip.decompress(data)

@@ -1,7 +1,7 @@
 """Count the words of a text, as a stream of its lines.
 
 The smallest stateful job: one state, a number per word, and a function that sees whole batches. A
-`ps.VectorizedFunction` is given a batch with the key of each row, each hashed and looked up once; a
+`ps.VectorizedFunction` gets a batch with the key of each row, hashed and looked up once. A
 ``ps.ReducingState`` of sums adds a column to those keys in the core, without a Python loop.
 
 Without a file it reads pystate's own README. A word is a run of letters, of any alphabet, in lower
@@ -106,7 +106,7 @@ def _run(run: Run) -> int:
 
 
 def readme() -> str:
-    """Read pystate's README, beside the package in a clone, else as pip keeps it."""
+    """Read pystate's README: beside the package in a clone, else from the installed metadata."""
     beside = Path(__file__).parents[2] / "README.md"
     if beside.exists():
         return beside.read_text("utf-8")

@@ -1,1 +1,1 @@
-"""A stateful operator's calls over one task's rows, without Spark."""
+"""Runs a stateful operator over one task's rows, without Spark."""

@@ -35,11 +35,11 @@ __all__ = [
     "is_batch",
 ]
 
-#: Rows that a function may emit one by one before they leave as a batch.
+#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
 OUTPUT_ROWS = 16_384
-#: Timers that are taken from the table at once.
+#: Timers that are read from the table at once.
 _TIMERS = 8_192
-#: The same where callbacks keep registering timers that are due too.
+#: The same if callbacks keep registering timers that are due, too.
 _FEW_TIMERS = 16
 
 _ROWS_KEYS = (
@@ -47,12 +47,12 @@ _ROWS_KEYS = (
     "update_all(keys, values), or make row i's key current first with keys.select(i)"
 )
 
-#: Yields what the function emits, returns how many timers have fired.
+#: Yields the function's output, and returns how many timers have fired.
 Firing: TypeAlias = "Generator[Any, None, int]"
 
 
 class Run(Protocol):
-    """The run of a function in a task, as its calls see it."""
+    """What the calls use of a function's run in a task."""
 
     spec: FunctionSpec
     backend: KeyedStateBackend
@@ -60,9 +60,9 @@ class Run(Protocol):
     named: bool
     """Whether there are namespaces."""
     row_clock: Callable[[int | None], None] | None
-    """Tells the backend the event time of what is handled next, where a state needs it."""
+    """Sets the backend's event time before each row or timer, if a state needs it."""
     ending: EndingTimers | None
-    """Where timers are registered once event time has ended."""
+    """Registers timers once event time has ended."""
 
     def leave_namespace(self) -> None:
         """Go back to the default namespace, after a call that may have left it."""
@@ -71,7 +71,7 @@ class Run(Protocol):
 class Calls:
     """How a function of one shape is called; the shapes below fill it in."""
 
-    #: Whether a call is about one key, which is current.
+    #: Whether a call handles one key, which is the current one.
     one_key = True
 
     def __init__(self, run: Run) -> None:
@@ -90,7 +90,7 @@ class Calls:
         return iter(())
 
     def fire(self, domain: TimeDomain, until: int) -> Firing:
-        """Call the function for every timer that is due, and those that it makes due meanwhile."""
+        """Call the function for every due timer, and for due timers that it registers meanwhile."""
         self.context.time_domain = domain
         most, fired = _TIMERS, 0
         while True:
@@ -101,7 +101,7 @@ class Calls:
             fired += handled
             if self.run.ending is not None and domain == "event":
                 self.run.ending.check(handled)
-            # After a timer that was registered meanwhile the rest of the batch is asked for anew.
+            # If a due timer was registered meanwhile, the rest of the batch is read again.
             most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
             most = min(most, _TIMERS)
         self.context.time_domain = None
@@ -116,11 +116,11 @@ class Calls:
         return [leaf(rows, name) for name in self.run.spec.key]
 
     def returns(self, method: str) -> bool:
-        """Whether what a method returns is to be looked at: a generator is all right."""
+        """Whether a method's return value must be checked; a generator need not be."""
         return not inspect.isgeneratorfunction(getattr(self.function, method))
 
     def refuse(self, method: str, returned: object, wanted: str) -> NoReturn:
-        """Raise the error of what a method returned in place of rows."""
+        """Raise the error for a return value that is not rows."""
         name, shown = type(self.run.spec.function).__name__, " ".join(repr(returned).split())
         raise WrongTypeError(
             f"operator {self.context.uid!r}: {name}.{method} returned {shown:.80} of type "
@@ -128,19 +128,19 @@ class Calls:
         )
 
     def note(self, error: Exception, method: str, what: str) -> None:
-        """Say below an error of the user's code where it happened; before Python 3.11 nothing."""
+        """Add a note to a user's error that says where it happened; needs Python 3.11."""
         if sys.version_info >= (3, 11):
             name = type(self.run.spec.function).__name__
             error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
 
     def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
-        """Have an error say what a function can do where no key is current."""
+        """Add advice to the error for a missing current key."""
         found, missing, _ = str(error).partition("no key is current")
         if missing:
             error.args = (f"{found}{missing}: {advice}",)
 
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
-        """The keys as a function sees them: values, or tuples where there are several columns."""
+        """The keys as a function sees them: values, or tuples if there are several columns."""
         values = map(python_values, columns, self.run.spec.key)
         if self.run.spec.key_types:
             return map(key_maker(self.run.spec.key_types), zip(*values, strict=True))
@@ -148,17 +148,17 @@ class Calls:
 
 
 class _KeyedCalls(Calls):
-    """What the shapes of `KeyedProcessFunction` share: `on_timer`, and rows that are held back."""
+    """Base of `KeyedProcessFunction`'s shapes: `on_timer`, and rows that are held back."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.emitted: list[Any] = []
         self._timers_return = self.returns("on_timer")
-        #: Whatever has one of these types can be gone through.
+        #: Values of these types can be iterated over.
         self.iterables: set[type] = {list, GeneratorType}
 
     def check(self, method: str, returned: object) -> None:
-        """Refuse what cannot be rows: one row in place of several, a batch, a number."""
+        """Refuse a value that cannot be rows: a single row, a batch, a number."""
         if not are_rows(returned):
             self.refuse(
                 method,
@@ -170,7 +170,7 @@ class _KeyedCalls(Calls):
             self.iterables.add(type(returned))
 
     def drain(self) -> Iterator[Any]:
-        """Let the rows go that were emitted."""
+        """Output the collected rows."""
         if self.emitted:
             emitted, self.emitted = self.emitted, []
             yield self.output.from_rows(emitted)
@@ -379,19 +379,19 @@ SHAPES: dict[str, type[Calls]] = {
 
 
 def is_batch(value: object) -> bool:
-    """Whether a value of a vectorised function is rows by column."""
+    """Whether an output of a vectorised function is a batch."""
     return is_arrow_batch(value) or isinstance(value, dict)
 
 
 def is_arrow_batch(value: object) -> bool:
-    """Whether a value is rows by column in any function; a dict is one row to the others."""
+    """Whether a value is a batch for any function; to other functions a dict is one row."""
     return isinstance(value, (pa.RecordBatch, pa.Table))
 
 
 def are_rows(returned: object) -> bool:
-    """Whether what a function returned can be gone through row by row.
+    """Whether a function's return value can be iterated over row by row.
 
-    A tuple cannot: it is one row, of which each value would be taken for a row.
+    A tuple cannot: it is one row, and each of its values would be taken for a row.
     """
     if isinstance(returned, tuple):
         return not returned
@@ -403,7 +403,7 @@ def are_rows(returned: object) -> bool:
 
 
 def are_batches(returned: object) -> bool:
-    """Whether what a vectorised function returned is a batch, or can be gone through by batch."""
+    """Whether a vectorised function's return value is a batch, or an iterable of batches."""
     if is_batch(returned):
         return True
     return (
@@ -418,7 +418,7 @@ def _is_frame(value: object) -> bool:
 
 
 def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows in one batch, in columns of 64-bit offsets where those of 32 do not reach."""
+    """All rows in one batch; columns have 64-bit offsets if 32 bits do not suffice."""
     table = pa.Table.from_batches(batches)
     combined = table.combine_chunks().to_batches()
     if len(combined) > 1:
@@ -434,7 +434,7 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Some of those rows, with the columns that the input has."""
+    """Some of those rows, with the input's column types."""
     try:
         columns = [c.cast(field.type) for c, field in zip(rows.columns, schema, strict=True)]
     except pa.ArrowInvalid as error:
@@ -446,9 +446,9 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Order rows by key, stably: the order, and where in it each key starts.
+    """Sort rows by key, stably; return the order, and where in it each key starts.
 
-    Equal keys get equal codes; -0.0 and 0.0, and all NaNs, are one key as they are in SQL.
+    Equal keys get equal codes; as in SQL, -0.0 and 0.0 are one key, and so are all NaNs.
     """
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:

@@ -1,14 +1,15 @@
-"""The end of event time: what a drain takes the watermark to.
+"""The end of event time, to which a drain advances the watermark.
 
-A bounded input has an end, and what waits for the watermark would wait for ever: the last windows,
-and every timer of an event time that no later row passes. An epoch that drains handles its rows as
-any other, and then, operator by operator, takes the watermark to the end of event time, so that all
-event-time timers fire. What that emits reaches the operators below as rows of the same epoch, and
-they end theirs after it. All of it is one epoch: it is published with its rows, or not at all.
+When a bounded input ends, some timers would wait for the watermark for ever: those of the last
+windows, and all others for which no later row comes. An epoch that drains first handles its rows
+like any other. Then, operator by operator, it advances the watermark to the end of event time, so
+that all event-time timers fire. Their output reaches later operators as rows of the same epoch, and
+event time ends there after these rows. All of it is one epoch: it is published as a whole, or not
+at all.
 
-The watermark that the epoch leaves behind is the one that its rows have made, as if there had been
-no drain, so that the checkpoint can go on with more input. Time to live does not end with event
-time, and processing-time timers keep waiting for theirs.
+The next epoch's watermark is computed from the rows, as if there had been no drain, so that the
+checkpoint can continue with more input. A drain expires no time to live, and fires no
+processing-time timers.
 
 Thread safety: an `EndingTimers` belongs to its task.
 """
@@ -23,21 +24,22 @@ from pystate.state.key_batch import KeyBatch
 
 __all__ = ["MAX_WATERMARK", "EndingTimers"]
 
-#: The end of event time: what a function sees as the watermark when a drain fires its timers.
+#: The end of event time, which is the watermark for a function while a drain fires its timers.
 MAX_WATERMARK = (1 << 63) - 1
 
-#: Timers that callbacks register while event time ends: so many in any case, and so many for each
-#: timer that was there before. A callback that always registers the next one would never end.
+#: The most timers that callbacks may register while event time ends: this many in any case, and
+#: this many for each timer that was there before. Otherwise a callback that always registers the
+#: next one would never end.
 _MOST, _MOST_EACH = 1_000_000, 1_000
 
 
 class EndingTimers:
-    """Where timers are registered while event time ends: each is due at once.
+    """Registers timers while event time ends: each of them is due at once.
 
     Parameters
     ----------
     timers : Timers
-        Where they go.
+        The timers to register with.
     uid : str
         The operator.
     """
@@ -67,12 +69,12 @@ class EndingTimers:
         self._timers.delete_timers(keys, domain, timestamps)
 
     def check(self, fired: int) -> None:
-        """Make sure that there is an end, after some more event-time timers have fired.
+        """After some more event-time timers have fired, make sure that the drain will end.
 
         Raises
         ------
         EvaluationError
-            Callbacks register one timer after the other.
+            Callbacks keep registering timers.
         """
         self._fired += fired
         before = max(self._fired - self._registered, 1)

@@ -38,8 +38,7 @@ def event_times(column: pa.Array[Any], what: str) -> pa.Array[Any]:
     Returns
     -------
     pyarrow.Array
-        64-bit integers, null where the column is. What is finer than a millisecond is cut off,
-        towards the past.
+        64-bit integers, null where the column is null. Fractions of a millisecond are rounded down.
 
     Raises
     ------
@@ -62,7 +61,7 @@ def event_times(column: pa.Array[Any], what: str) -> pa.Array[Any]:
     per_second = _PER_SECOND[kind.unit]
     if per_second <= 1_000:
         return _multiplied(ticks, 1_000 // per_second)
-    # Arrow divides towards zero, which before 1970 is towards the future.
+    # Arrow's division rounds towards zero, which before 1970 is towards the future.
     values = ticks.fill_null(0).to_numpy() // (per_second // 1_000)
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     times: pa.Array[Any] = pa.array(values, pa.int64(), mask=nulls)
@@ -75,12 +74,12 @@ def _multiplied(values: pa.Array[Any], factor: int) -> pa.Array[Any]:
 
 
 def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
-    """Python objects as `event_times` has the instants of a column; None is null.
+    """Python objects as instants in the form of `event_times`; None is null.
 
     Raises
     ------
     WrongTypeError
-        One is no instant, or outside 64 bits of milliseconds.
+        An object is not an instant, or exceeds 64 bits of milliseconds.
     """
     times = [None if value is None else milliseconds(value, what) for value in values]
     try:
@@ -97,7 +96,7 @@ def milliseconds(instant: object, what: str) -> int:
     Raises
     ------
     WrongTypeError
-        It is neither an int nor a datetime or date, or a datetime without a time zone.
+        The object is not an int, datetime or date, or is a datetime without a time zone.
     """
     if isinstance(instant, date) and not isinstance(instant, datetime):
         instant = datetime.combine(instant, time(), timezone.utc)

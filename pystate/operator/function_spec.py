@@ -1,4 +1,4 @@
-"""What a function of the user's is to its operator: how rows become its calls, and what it yields.
+"""A user's function as its operator sees it: how it is called for rows, and what it yields.
 
 Thread safety: a `FunctionSpec` is immutable.
 """
@@ -19,44 +19,45 @@ from pystate.types.state_type import StateType
 
 __all__ = ["DROP_LATE", "PROCESS_LATE", "FunctionSpec", "checked_late", "late_tag"]
 
-#: What becomes of late rows, where it is not the tag of a side output.
+#: What happens to late rows, if it is not the tag of a side output.
 PROCESS_LATE, DROP_LATE = "process", "drop"
 
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """A function and how an operator's rows become its calls. Pickled to the workers.
+    """A function and how it is called for an operator's rows; pickled for the workers.
 
     Attributes
     ----------
     function : KeyedProcessFunction or VectorizedFunction
-        An instance.
+        An instance of the function's class.
     key : tuple of str
         The key columns.
     columns : tuple of str
         All columns of the input, in order.
     output : Output
-        What it yields.
+        The declared output.
     event_time : str or callable, optional
-        The column that says when a row happened; see `event_times` for its types. For elements
-        that are not rows, a function from one to a datetime, a date or milliseconds since 1970.
+        The column with the time at which a row happened; see `event_times` for its types. For
+        elements that are not rows, a function from an element to a datetime, a date or milliseconds
+        since 1970.
     side_outputs : mapping of str to Output
-        By tag, what `RuntimeContext.output` takes.
+        By tag, the rows that `RuntimeContext.output` takes.
     late : str
-        What becomes of rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
-        output to which they go instead of the function. If `side_outputs` has the tag too, they
-        are cast to its columns, else they have the input's.
+        What happens to rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
+        output to which they go instead. If `side_outputs` has the tag, too, they are cast to its
+        columns; otherwise they have those of the input.
     key_types : tuple of StateType
-        Of the columns that the key is made of, where one of them is a struct, of which `key` names
-        the fields.
+        The types of the key's columns, if one of them is a struct; `key` then names the struct's
+        fields.
 
     Raises
     ------
     DeclarationError
-        The function has none or too many of the methods.
+        The function has none or several of the methods.
     InvalidArgumentError
-        Two columns have one name, there is no column of that name for the event time, or none at
-        all for late rows.
+        Two columns have the same name, the event-time column does not exist, or `late` needs event
+        time and there is none.
     """
 
     function: StatefulFunction
@@ -95,12 +96,12 @@ def late_tag(late: str) -> str | None:
 
 
 def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
-    """Return what becomes of late rows.
+    """Return a valid `late`.
 
     Raises
     ------
     InvalidArgumentError
-        It is no string; or a side output is called as one of the two words is.
+        It is not a string; or a side output has the name ``"process"`` or ``"drop"``.
     """
     found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
     for word in (PROCESS_LATE, DROP_LATE):

@@ -1,7 +1,7 @@
 """What an operator yields: the declared columns, and how rows and batches get their types.
 
-Spark says neither which column nor which type was wrong where an Arrow batch differs from the
-declared schema; here every column is cast, or refused with its name and both types.
+If an Arrow batch differs from the declared schema, Spark's error names neither the column nor the
+type. Here every column is cast, or refused with its name and both types.
 
 Thread safety: all objects are immutable.
 """
@@ -44,26 +44,26 @@ SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
 
 
 class Output(Protocol):
-    """What becomes of yielded rows; `OutputColumns` and `RowsAsYielded` are two."""
+    """Converts yielded rows; `OutputColumns` and `RowsAsYielded` implement it."""
 
     def from_rows(self, rows: list[Any]) -> Any:
         """One piece of output from rows."""
 
     def from_value(self, value: object) -> list[Any]:
-        """Pieces of output from what a vectorised function yielded."""
+        """Pieces of output from a value that a vectorised function yielded."""
 
 
 class OutputColumns:
-    """The declared result of an operator, and how values get its types.
+    """The declared result of an operator, and the conversion of values to its types.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The declared columns; of one that is not nullable a null is refused.
+        The declared columns; nulls are refused in a column that is not nullable.
     owner : str
-        What the errors name, e.g. ``"operator 'aircraft'"``.
+        What error messages name, e.g. ``"operator 'aircraft'"``.
     ddl : sequence of str, optional
-        What the errors call the columns' types; Arrow's names by default.
+        The names of the columns' types in error messages; Arrow's names by default.
     """
 
     def __init__(self, schema: pa.Schema, owner: str, ddl: Sequence[str] | None = None) -> None:
@@ -75,18 +75,19 @@ class OutputColumns:
         self._nested = tuple(NestedColumn.of(field.name, field.type) for field in schema)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn what a function yielded, row by row, into a batch.
+        """Turn rows that a function yielded into a batch.
 
         Parameters
         ----------
         rows : sequence
-            A `Row`, a mapping and a named tuple go by their names; tuples and lists by position.
+            The values of a `Row`, a mapping or a named tuple are taken by name, those of a tuple or
+            list by position.
 
         Raises
         ------
         WrongTypeError
-            A row that is none of these, has other names or another number of values, or holds a
-            value that its column cannot; the message names the column, the value and both types.
+            A row is none of these, has other names or another number of values, or has a value that
+            its column cannot hold; the message names the column, the value and both types.
         """
         kinds = set(map(type, rows))
         if kinds - BY_PLACE:
@@ -102,7 +103,8 @@ class OutputColumns:
             return self.empty()
         if kinds != {tuple}:
             rows = list(map(tuple, rows))
-        # zip(*rows) would make an iterator per row, and Python's collector look at all of them.
+        # zip(*rows) would make an iterator per row, and Python's garbage collector would visit
+        # each.
         arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(self.names))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -121,7 +123,7 @@ class OutputColumns:
         )
 
     def from_value(self, value: object) -> list[pa.RecordBatch]:
-        """Turn what a vectorised function yielded into batches of the declared types.
+        """Turn a value that a vectorised function yielded into batches of the declared types.
 
         Parameters
         ----------
@@ -151,7 +153,7 @@ class OutputColumns:
         return _exact_array(values, self.schema.field(index).type)
 
     def _misfit(self, index: int, values: Sequence[Any]) -> tuple[str, Exception] | None:
-        """The first value that does not fit alone, and why: of many the error may be another's."""
+        """The first value that by itself does not fit, and the reason."""
         for value in values:
             try:
                 self._made(index, [value])
@@ -203,15 +205,15 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
     Parameters
     ----------
     schema : str, mapping of str to type, pyarrow.Schema or pyspark StructType
-        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow
-        schema, whose columns may have any type; or a schema of Spark.
+        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow schema,
+        whose columns may have any type; or a Spark schema.
     owner : str
         What the errors name.
 
     Raises
     ------
     InvalidArgumentError
-        It is none of these, does not parse, or names a column twice.
+        The schema is none of these, does not parse, or names a column twice.
     DeclarationError
         A type is not known.
 
@@ -246,7 +248,7 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
 def parse_sides(
     declared: Sequence[str] | Mapping[str, SchemaLike], owner: str
 ) -> dict[str, Output]:
-    """Read declared side outputs: tags whose rows are taken as they are, or columns by tag."""
+    """Read declared side outputs: tags whose rows are not converted, or columns by tag."""
     if isinstance(declared, (str, bytes)) or not isinstance(declared, Iterable):
         raise InvalidArgumentError(
             f"{owner}: side_outputs is a list of tags, or a dict of their columns, not "
@@ -307,12 +309,12 @@ def _split(text: str) -> list[str]:
 
 
 class RowsAsYielded:
-    """Hands on what a function yields as Python objects.
+    """Passes on the Python objects that a function yields.
 
     Parameters
     ----------
     check : OutputColumns, optional
-        Refuses what these columns do not allow.
+        If given, rows that do not match these columns are refused.
     owner : str
         What the errors name.
     """
@@ -328,7 +330,7 @@ class RowsAsYielded:
         return rows
 
     def from_value(self, value: object) -> list[Any]:
-        """The batches of a vectorised function, likewise."""
+        """The batches of a vectorised function, unchanged."""
         if self._check is not None:
             return self._check.from_value(value)
         if not isinstance(value, pa.RecordBatch):
@@ -337,9 +339,9 @@ class RowsAsYielded:
 
 
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether a cast keeps the meaning; whether it keeps each value, a safe cast finds out.
+    """Whether a cast keeps the meaning; a safe cast then checks whether it keeps each value.
 
-    Numbers become numbers and text stays text; a number never becomes text or the reverse.
+    Numbers are cast to numbers and text to text; numbers and text are never cast to each other.
     """
     if source == target or at.is_null(source):
         return True
@@ -388,10 +390,10 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
-#: What a value that does not fit its column may raise.
+#: The exceptions that a value may raise that does not fit its column.
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NUMBERS = (int, float, np.number)
-#: Python types that Arrow would take for these columns, where a batch of them is refused.
+#: Python types that Arrow would accept for these columns, although a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
     bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
     str: _is_bytes,
@@ -400,10 +402,10 @@ _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
 
 
 def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
-    """An array of the values where `pyarrow.array` alone would round, cut or guess.
+    """An array of the values, for types where `pyarrow.array` would round, truncate or guess.
 
-    It makes integers of floats and dates of datetimes by cutting them, and takes a datetime
-    without a time zone for one in UTC. Nested types have `NestedColumn`.
+    `pyarrow.array` truncates floats to integers and datetimes to dates, and takes a datetime
+    without a time zone as UTC. `NestedColumn` handles nested types.
     """
     kinds = set(map(type, values)) - {type(None)}
     if at.is_integer(arrow_type) and kinds - {int}:
@@ -439,7 +441,7 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
 
 def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:
     cast: pa.Array[Any] = pc.cast(array, arrow_type, safe=True)
-    # Of floats alone, a safe cast looks at no range.
+    # For floats only, a safe cast does not check the range.
     narrowed = at.is_float32(arrow_type) and at.is_float64(array.type)
     return as_floats(cast, array) if narrowed else cast
 

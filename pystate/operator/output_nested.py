@@ -1,7 +1,7 @@
-"""Yielded structs, arrays and maps: columns of them under the rules that states have.
+"""Columns of yielded structs, arrays and maps, under the same rules as states.
 
-Arrow alone takes a named tuple by position, cuts floats inside to integers, takes a datetime
-without a time zone for one in UTC, and a number for an instant.
+Arrow itself would take a named tuple by position, truncate floats inside to integers, and accept a
+datetime without a time zone as UTC and a number as an instant.
 
 Thread safety: all objects are immutable.
 """
@@ -29,15 +29,15 @@ class NestedColumn:
     name : str
         The column.
     arrow_type : pyarrow.DataType
-        Its declared type; inside it a field that is not nullable refuses nulls.
+        Its declared type; a field inside it that is not nullable refuses nulls.
     codec : NestedCodec
-        Of that type.
+        The codec of that type.
 
     Notes
     -----
-    Each value goes through the bytes that a state would keep: a map comes out in the order of its
-    keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and lists, and up to 8
-    times for structs as tuples.
+    Each value is converted to the bytes that a state would keep, and back: a map's entries come out
+    in the order of its keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and
+    lists, and up to 8 times for structs as tuples.
     """
 
     def __init__(self, name: str, arrow_type: pa.DataType, codec: NestedCodec) -> None:
@@ -47,7 +47,7 @@ class NestedColumn:
 
     @classmethod
     def of(cls, name: str, arrow_type: pa.DataType) -> NestedColumn | None:
-        """For a column; None where its type is not nested, or holds types that states have not."""
+        """Make it for a column; None if the type is not nested, or unknown to states."""
         if not at.is_nested(arrow_type):
             return None
         try:
@@ -61,7 +61,7 @@ class NestedColumn:
         Raises
         ------
         WrongTypeError
-            One is not of the type; the message begins with the field's path.
+            A value is not of the type; the message begins with the field's path.
         """
         try:
             encoded = self._codec.encode_array(values)
@@ -70,13 +70,13 @@ class NestedColumn:
         return _as_declared(self._codec.decode_array(encoded), self._arrow_type, "")
 
     def _reason(self, message: str) -> str:
-        """What a state's error says behind the state's name and type."""
+        """The part of a state's error after the state's name and type."""
         message = message.removeprefix(self._label).removeprefix(f" is {self._codec.type.ddl}")
         return message.removeprefix(": ").removesuffix("; nothing was written")
 
 
 def _as_declared(array: Any, wanted: Any, path: str) -> pa.Array[Any]:
-    """The array with the declared names and nullability of what is inside."""
+    """The array with the declared names and nullability of its fields."""
     kind = array.type
     if kind.equals(wanted):
         return array  # type: ignore[no-any-return]
@@ -108,7 +108,7 @@ def _child(
 ) -> pa.Array[Any]:
     if not field.nullable and array.null_count:
         nulls: Any = array.is_null()
-        # Under a struct that is null, its fields are too.
+        # The fields of a null struct are null, too.
         if parents is None or pc.any(pc.call_function("and", [nulls, parents])).as_py():
             raise WrongTypeError(
                 f"field {path.removeprefix('.')} is declared not null and got a null"

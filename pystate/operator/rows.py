@@ -22,15 +22,16 @@ __all__ = ["Row", "RowFactory", "key_maker", "python_values"]
 
 
 class Row(tuple[Any, ...]):
-    """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` where that is an identifier.
+    """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` if that is an identifier.
 
-    A tuple: it compares, unpacks and hashes like one, and may be kept. Like Spark's `Row` it
-    answers ``"name" in row`` and `asDict`. A column's name comes before a method's: ``row.count``
-    and ``row.asDict`` are the columns where there are such, and ``row["count"]`` always is.
+    It is a tuple: it compares, unpacks and hashes like one, and may be kept. Like Spark's `Row` it
+    supports ``"name" in row`` and `asDict`. A column takes precedence over a method: if there are
+    columns of these names, ``row.count`` and ``row.asDict`` are the columns; ``row["count"]``
+    always is the column.
 
     Notes
     -----
-    There is no ``get``, ``keys``, ``values`` or ``items``, which could well be columns:
+    There is no ``get``, ``keys``, ``values`` or ``items``, since columns may have these names:
     ``row.asDict()`` has them. `_fields` of the class holds the column names.
 
     Examples
@@ -56,7 +57,7 @@ class Row(tuple[Any, ...]):
         return tuple.__getitem__(self, item)
 
     def __contains__(self, item: object) -> bool:
-        # As in row[item]: a string is a column's name, anything else is of the tuple.
+        # As in row[item]: a string is a column's name; anything else is looked up in the tuple.
         return item in self._positions if type(item) is str else tuple.__contains__(self, item)
 
     def asDict(self, recursive: bool = False) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -65,13 +66,13 @@ class Row(tuple[Any, ...]):
         Parameters
         ----------
         recursive : bool
-            Whether structs inside the row become dicts too, in lists and maps as well.
+            Whether structs inside the row become dicts, too, also in lists and maps.
         """
         values = map(_as_dicts, self) if recursive else self
         return dict(zip(self._fields, values, strict=True))
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only where no column and no tuple attribute has that name.
+        # Reached only if no column and no tuple attribute has that name.
         method = hasattr(dict, name) and not name.startswith("_")
         hint = "; row.asDict() is a dict" if method else ""
         raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}{hint}")
@@ -113,12 +114,12 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def key_maker(types: Sequence[StateType]) -> Callable[[Iterable[Any]], Any]:
-    """What makes a key of its parts: a row of each struct, a tuple where there are several.
+    """Return a function that makes a key of its parts: rows of structs, a tuple of several.
 
     Parameters
     ----------
     types : sequence of StateType
-        Of the columns that make the key up; the parts are those of `pystate.types.keys.leaves`.
+        The types of the key's columns; the parts are those of `pystate.types.keys.leaves`.
     """
     makers = [_part_maker(type_) for type_ in types]
 
@@ -144,7 +145,7 @@ class RowFactory:
     Raises
     ------
     InvalidArgumentError
-        Two columns of one name: ``row["x"]`` could mean either.
+        Two columns have the same name: ``row["x"]`` could mean either.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -169,16 +170,16 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     ----------
     array : pyarrow.Array
         A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a struct
-        a `Row` and a map a dict, also inside other values. Of a map that has a key twice, the last
-        value stays, as in PySpark. Only a map whose keys are structs, arrays or maps stays a list
-        of pairs.
+        becomes a `Row` and a map a dict, also inside other values. If a map has a key twice, the
+        last value is kept, as in PySpark. Only a map whose keys are structs, arrays or maps becomes
+        a list of pairs.
     name : str
         The column, for the error.
 
     Raises
     ------
     InvalidArgumentError
-        A timestamp is outside the years that Python knows.
+        A timestamp is outside Python's years 1 to 9999.
     """
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
@@ -193,16 +194,16 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
         ) from None
 
 
-#: Makes rows of structs and dicts of maps in a value, which is not used by anyone else yet.
+#: Converts structs to rows and maps to dicts in a value, in place.
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 
 @lru_cache(maxsize=1024)
 def _converter(arrow_type: Any) -> _Convert | None:
-    """What makes rows of the structs, and dicts of the maps, in `to_pylist`'s values.
+    """Return a converter of structs to rows, and of maps to dicts, for the values of `to_pylist`.
 
-    None where the type holds neither. Arrow makes dicts of structs, and of maps only in versions
-    that are newer than the oldest supported one.
+    It is None if the type has neither. Arrow makes dicts of structs; of maps only newer versions do
+    than the oldest supported one.
     """
     if at.is_map(arrow_type):
         return _map_converter(arrow_type)

@@ -4,12 +4,12 @@ Thread safety: a `FunctionRuntime` belongs to one task and thread.
 
 Invariants
 ----------
-1. A task handles all of its rows first. Then the event-time timers fire that the watermark has
-   reached, then the processing-time timers that the epoch's processing time has, until none is
-   left; only then does the last output leave. An epoch that drains takes the watermark to its end
-   between the rows and the timers.
-2. Rows, times and timers depend on the input, the state, the watermark and the processing time
-   that the context was made with: a replay of the epoch does the same again. No clock is read.
+1. A task handles all of its rows first. Then all event-time timers fire that the watermark has
+   reached, then all processing-time timers that the epoch's processing time has reached. Only then
+   is the last output emitted. An epoch that drains advances the watermark to its end between the
+   rows and the timers.
+2. Rows, times and timers depend only on the input, the state, and the watermark and processing time
+   of the context, so that a replay of the epoch does the same again. No clock is read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NO_EVENT_TIME = (
     "event_time='column', in key_by or the harness (over an RDD a function, in partition_by)"
 )
 
-#: Takes a tag and a piece of that side output.
+#: A function that takes a tag and a piece of that side output.
 Side: TypeAlias = "Callable[[str, Any], None]"
 
 
@@ -73,14 +73,14 @@ class FunctionRuntime:
     backend : KeyedStateBackend
         The task's state.
     context : RuntimeContext
-        What the function is told: its watermark decides what is late, and which timers fire.
+        The function's context; its watermark determines which rows are late, and which timers fire.
     side : callable, optional
-        Called with a tag and a piece of that side output (what the tag's `Output` makes: for
-        `OutputColumns` a RecordBatch), between calls of the function. Needed where the
-        specification has side outputs.
+        Called between calls of the function, with a tag and a piece of that side output (made by
+        the tag's `Output`: for `OutputColumns` a RecordBatch). Required if the specification has
+        side outputs.
     watermarks : bool
-        Whether there is a watermark also where the function's own rows have no event time: another
-        operator's rows have one.
+        Whether there is a watermark even if the function's own rows have no event time, because
+        another operator's rows have it.
     drain : bool
         Whether event time ends after the rows; see `pystate.operator.drain`.
 
@@ -107,10 +107,10 @@ class FunctionRuntime:
         self.context = context
         self.late_rows = 0
         self.max_event_time: int | None = None
-        #: Where timers are registered once event time has ended.
+        #: Registers timers once event time has ended.
         self.ending: EndingTimers | None = None
         self._drain = drain
-        # The watermark that the rows have made: what times to live go by, whatever drains.
+        # The watermark from the rows, which times to live use even during a drain.
         self._watermark = context.watermark
         self._sides = _SideOutputs(spec, side, context.uid)
         self._has_timers = has_timers(spec.function)
@@ -121,7 +121,7 @@ class FunctionRuntime:
         )
         domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
         self._has_ttl = bool(domains)
-        #: Tells the backend the event time of what is handled next, where a state needs it.
+        #: Sets the backend's event time before each row or timer, if a state needs it.
         self.row_clock: Callable[[int | None], None] | None = (
             self._set_clock if "event" in domains else None
         )
@@ -162,7 +162,7 @@ class FunctionRuntime:
         self.spec.function.close()
 
     def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call the function for some rows; yields what it emits."""
+        """Call the function for some rows; yield its output."""
         times = None
         if isinstance(self.spec.event_time, str):
             rows, times = self._on_time(rows, self.spec.event_time)
@@ -180,7 +180,7 @@ class FunctionRuntime:
         columns : sequence of pyarrow.Array
             The key columns.
         keys, rows : sequence
-            What each call is given.
+            The arguments of each call.
         """
         assert isinstance(self._calls, RowCalls), "only for the shape process"
         if not callable(self.spec.event_time):
@@ -200,9 +200,9 @@ class FunctionRuntime:
         return self._calls.process_elements(columns, keys, rows, times.to_pylist())
 
     def finish(self) -> Iterator[Any]:
-        """End the input: handle what was held back, fire timers, let side outputs go.
+        """End the input: handle rows that were held back, fire timers, and emit side outputs.
 
-        To be called, and consumed, also where there were no rows.
+        It must be called, and its result consumed, even if there were no rows.
         """
         yield from self._calls.finish()
         if self._drain:
@@ -214,7 +214,7 @@ class FunctionRuntime:
             yield from self._fire_timers()
         self._sides.flush()
 
-    # -- what a function asks of its task
+    # -- calls of the function's context
 
     def output(self, tag: str, row: Any) -> None:
         """See `RuntimeContext.output`."""
@@ -276,7 +276,7 @@ class FunctionRuntime:
         return rows.filter(on_time), times.filter(on_time)
 
     def _late(self, times: pa.Array[Any]) -> pa.BooleanArray | None:
-        """Note event times, and count what is late; which, where the function is not to see it."""
+        """Note event times, count late rows, and return which rows the function must not see."""
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
@@ -290,7 +290,7 @@ class FunctionRuntime:
 
 
 class _SideOutputs:
-    """Collects what goes to side outputs until it is worth a batch."""
+    """Collects rows for side outputs until they fill a batch."""
 
     def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
         self._outputs = spec.side_outputs
@@ -339,7 +339,7 @@ def _nowhere(tag: str, piece: Any) -> None:
 
 
 class _ProcessingTimers:
-    """Refuses the timers that no watermark would ever reach."""
+    """Refuses event-time timers, which would never fire without a watermark."""
 
     def __init__(self, timers: KeyedStateBackend, uid: str) -> None:
         self._timers = timers
@@ -368,7 +368,7 @@ class _ProcessingTimers:
 
 
 class _NoTimers:
-    """Refuses the timers of a function that could not handle them."""
+    """Refuses timers if the function has no method to handle them."""
 
     def __init__(self, function: StatefulFunction) -> None:
         self._name = type(function).__name__

@@ -1,4 +1,4 @@
-"""Rows that have names, brought into the order of declared columns.
+"""Puts the values of rows with names into the order of declared columns.
 
 Thread safety: functions without state.
 """
@@ -19,29 +19,29 @@ BY_PLACE = frozenset([tuple, list])
 
 
 def names_of(row: object) -> tuple[Any, ...] | None:
-    """The names of a row's values, None where they only have places.
+    """The names of a row's values; None if they only have positions.
 
     Parameters
     ----------
     row : object
-        Names are those of a mapping, a named tuple, a `Row` of Spark or of pystate.
+        A mapping, a named tuple, and a `Row` of Spark or of pystate have names.
     """
     if isinstance(row, Mapping):
         return tuple(row)
     if isinstance(row, tuple):
-        # Spark keeps the names on the row; one without any is a tuple to it, too.
+        # Spark stores the names on the row; a row without names is a tuple to Spark, too.
         names = getattr(type(row), "_fields", None) or getattr(row, "__fields__", None)
         return None if names is None else tuple(names)
     return None
 
 
 def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterator[Any]:
-    """Rows with a value for each of `names`: by name where they have names, else as they are.
+    """Rows with a value for each of `names`: reordered by name if they have names, else unchanged.
 
     Parameters
     ----------
     rows : iterable
-        Mappings and tuples with names; whatever else there is stays as it is.
+        Rows; those other than mappings and tuples with names are not changed.
     names : tuple of str
         The columns.
     owner : str
@@ -50,7 +50,7 @@ def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterato
     Raises
     ------
     WrongTypeError
-        A row has names, and not exactly those of the columns.
+        A row has names, but not exactly those of the columns.
     """
     for row in rows:
         given = None if type(row) in BY_PLACE else names_of(row)
@@ -69,7 +69,7 @@ _AS_IT_IS = (-1,)
 
 @lru_cache(maxsize=256)
 def _places(given: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Where the value of each name is, None where the names are not the same."""
+    """The position of each name's value; None if the names are not the same."""
     if given == names:
         return _AS_IT_IS
     if len(given) != len(names) or set(given) != set(names):
