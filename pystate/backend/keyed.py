@@ -238,7 +238,12 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         return self.seal()
 
     def rollback(self, back: int = 0) -> None:
-        """Undo the open epoch, and then `back` sealed epochs (at most 2).
+        """Undo the open epoch, and then `back` sealed epochs.
+
+        Parameters
+        ----------
+        back : int
+            Number of sealed epochs to undo, at most 2.
 
         Raises
         ------

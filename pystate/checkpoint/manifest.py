@@ -243,7 +243,7 @@ class Manifest:
         if fields.version >= 4:
             content = fields.anything("part")
             if content is not None and parts is None:
-                raise InvalidArgumentError(f"{path}: to read it takes its part, too")
+                raise InvalidArgumentError(f"{path}: it cannot be read without its part")
             use = None if parts is None else parts.use(content, path, max_parallelism)
             part = None if use is None else use.part
             operators = decode_operators(fields.items("operators"), path, max_parallelism, part)

@@ -156,9 +156,8 @@ class RangeState:
     next_processing_timer_ms: int | None = None
     """The same for processing-time timers."""
     since: tuple[tuple[str, int], ...] = ()
-    """From which epoch on files count, for some states by name: older files have another state of that
-    name, which was dropped. A state that the operator does not have counts in no file.
-    """
+    """From which epoch on files count, for some states by name: older files hold a dropped state of
+    that name. A state that the operator does not have counts in no file."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:

@@ -86,8 +86,8 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
     last = base.clock
     if time_ms < base.processing_time_ms:
         _LOG.warning(
-            "processing time goes back from %s to the clock's %s, as allow_time_back asks: leave "
-            "that out from the next start on",
+            "processing time goes back from %s to the clock's %s, because of allow_time_back: "
+            "leave that option out at the next start",
             _shown(base.processing_time_ms),
             _shown(time_ms),
         )
@@ -95,8 +95,8 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
         if always or now.doubted_since_ms != last.doubted_since_ms:
             _LOG.warning(
                 "the clock says %s, %s after the last epoch's processing time: the epoch has %s. "
-                "The clock is believed when it has gone on for as long as max_clock_step; make "
-                "that longer than the pauses that the job makes",
+                "The clock is trusted once it has run for as long as max_clock_step; make that "
+                "longer than the pauses of the job",
                 _shown(now.read_ms),
                 timedelta(milliseconds=now.read_ms - base.processing_time_ms),
                 _shown(time_ms),
@@ -105,9 +105,9 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
         always or last.read_ms >= base.processing_time_ms - _TOLERANCE_MS
     ):
         _LOG.warning(
-            "processing time stands still at %s until the clock gets there, which says %s: it was "
-            "wrong before, or is now. To take processing time back to the clock at once, start "
-            "the job once with allow_time_back=True",
+            "processing time stands still at %s until the clock, which says %s, gets there: the "
+            "clock was wrong before, or is wrong now. To set processing time back to the clock at "
+            "once, start the job once with allow_time_back=True",
             _shown(time_ms),
             _shown(now.read_ms),
         )

@@ -78,7 +78,8 @@ def evaluate_epoch(
                 if not isinstance(error, RepeatableError):
                     raise
                 raise EvaluationError(
-                    f"{error}. So it went in {len(epoch.discarded_evaluations) + 1} evaluations: "
+                    f"{error}. This happened in "
+                    f"{len(epoch.discarded_evaluations) + 1} evaluations: "
                     f"{error.hint}"
                 ) from error
             previous, discarded = signature, _brief(error)

@@ -138,11 +138,23 @@ class RuntimeContext:
         self._timers.register_timer("processing", timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Delete a timer of the current key and namespace; nothing happens if there is none."""
+        """Delete a timer of the current key and namespace; nothing happens if there is none.
+
+        Parameters
+        ----------
+        timestamp : int
+            The timer's time, in milliseconds since 1970.
+        """
         self._timers.delete_timer("event", timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Delete a timer of the current key and namespace; nothing happens if there is none."""
+        """Delete a timer of the current key and namespace; nothing happens if there is none.
+
+        Parameters
+        ----------
+        timestamp : int
+            The timer's time, in milliseconds since 1970.
+        """
         self._timers.delete_timer("processing", timestamp)
 
     def register_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
@@ -151,7 +163,7 @@ class RuntimeContext:
         Parameters
         ----------
         keys : KeyBatch
-            The keys to write to.
+            The keys of the timers.
         timestamps : array-like or int
             Milliseconds since 1970, as many as there are keys, or one for all; a null registers
             none.
@@ -163,11 +175,17 @@ class RuntimeContext:
         self._timers.register_timers(keys, "processing", timestamps)
 
     def delete_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; absent timers are ignored."""
+        """Delete a timer per key; absent timers are ignored.
+
+        The parameters are those of `register_event_time_timers`.
+        """
         self._timers.delete_timers(keys, "event", timestamps)
 
     def delete_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; absent timers are ignored."""
+        """Delete a timer per key; absent timers are ignored.
+
+        The parameters are those of `register_event_time_timers`.
+        """
         self._timers.delete_timers(keys, "processing", timestamps)
 
     def output(self, tag: str, row: Any) -> None:

@@ -107,6 +107,6 @@ def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
     for word in (PROCESS_LATE, DROP_LATE):
         if word in sides:
             raise InvalidArgumentError(
-                f"{owner}: side_outputs: {word!r} says what becomes of late rows, and is no tag"
+                f"{owner}: side_outputs: {word!r} is a choice of late=, and cannot be a tag"
             )
     return found

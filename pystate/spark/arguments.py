@@ -110,8 +110,8 @@ def checked_drain(drain: bool, trigger: Mapping[str, Any] | None) -> bool:
     """Refuse to drain a stream that has no end."""
     if drain and not any((trigger or {}).get(name) for name in _BOUNDED):
         raise InvalidArgumentError(
-            "drain=True takes the watermark to its end once the input has ended, which with "
-            f"trigger={trigger!r:.80} never is: pass trigger={{'availableNow': True}}"
+            "drain=True takes the watermark to its end once the input has ended, and with "
+            f"trigger={trigger!r:.80} it never ends: pass trigger={{'availableNow': True}}"
         )
     return drain
 
@@ -176,8 +176,8 @@ def allowed_delay_ms(
     if event_time is None:
         if allowed_delay is not None:
             raise InvalidArgumentError(
-                f"{owner}: allowed_delay is how late a row may be by its event time: name the "
-                "column of that, event_time='column', too"
+                f"{owner}: allowed_delay is how late a row may be by its event time: also name "
+                "the column of the event time, event_time='column'"
             )
         return None
     data_type = schema[event_time].dataType
@@ -194,8 +194,8 @@ def element_delay_ms(event_time: object, allowed_delay: Duration | None, owner: 
     if event_time is None:
         if allowed_delay is not None:
             raise InvalidArgumentError(
-                f"{owner}: allowed_delay is how late an element may be by its event time: pass "
-                "the function that says it, event_time=lambda element: ..., too"
+                f"{owner}: allowed_delay is how late an element may be by its event time: also "
+                "pass a function that returns the event time, event_time=lambda element: ..."
             )
         return None
     if not callable(event_time):
@@ -232,5 +232,5 @@ def session_of(data: Any) -> SparkSession:
     require_pandas("run_epoch")
     session = frame.sparkSession
     if session.sparkContext._jsc is None:
-        raise InvalidArgumentError("data belongs to a session that was stopped: make it anew")
+        raise InvalidArgumentError("data belongs to a session that was stopped: make it again")
     return session

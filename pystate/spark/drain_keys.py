@@ -38,7 +38,7 @@ def checked_run_key(run_key: str | None) -> str | None:
     """Return a user's run key, which may be None; refuse one of the keys made here."""
     if run_key is not None and drains_a_stream(text(run_key, "run_key")):
         raise InvalidArgumentError(
-            f"run_key={run_key!r:.80}: run keys that begin like this are those of epochs that "
-            "drain a stream: take another one, with drain=True if it is to drain"
+            f"run_key={run_key!r:.80}: run keys that begin like this are reserved for epochs "
+            "that drain a stream: take another one, with drain=True if the run is to drain"
         )
     return run_key

@@ -69,6 +69,11 @@ class StateSource(DataSource):
 def register_state_source(session: SparkSession) -> None:
     """Register the data source ``pystate`` with a session; a `Job` does it for its own session.
 
+    Parameters
+    ----------
+    session : SparkSession
+        A classic session, not one of Spark Connect.
+
     Examples
     --------
     >>> register_state_source(session)  # doctest: +SKIP

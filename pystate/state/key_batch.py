@@ -70,7 +70,7 @@ class KeyBatch(core.Batch):
         return self._columns()[-1]
 
     def namespace_at(self, i: int) -> Any:
-        """The namespace of row `i`, None for the default one."""
+        """The namespace of row `i`; None for the default one."""
         return self._namespace_names()[i] if self._spaces else None
 
     def in_namespaces(self, namespaces: Any) -> KeyBatch:
@@ -128,7 +128,13 @@ class KeyBatch(core.Batch):
         return self._arrays
 
     def key_at(self, i: int) -> Any:
-        """Key `i` as a Python value, a tuple where it has several columns."""
+        """Key `i` as a Python value; a tuple if it has several columns.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The batch has no row `i`.
+        """
         if not 0 <= integer(i, "key_at: the row") < len(self):
             raise InvalidArgumentError(f"there is no row {i} in a key batch of {len(self)}")
         values = [array[i].as_py() for array in self.key_arrays()]

@@ -123,7 +123,15 @@ class ListHandle(Elements, core.ListElements):
         return iter(self.get())
 
     def add_all(self, values: Iterable[Any], /) -> None:
-        """Append items; if one of them is refused, none is appended."""
+        """Append items; if one of them is refused, none is appended.
+
+        Raises
+        ------
+        WrongTypeError
+            An item is None or of another type, or `values` is not an iterable of items.
+        NoCurrentKeyError
+            No key is current, or another one became current while the items were read.
+        """
         turn = self.table.turn
         items = self._items("add_all", values)
         self.table.check_turn(turn, self.name)
@@ -144,7 +152,13 @@ class ListHandle(Elements, core.ListElements):
         return items
 
     def update(self, values: Iterable[Any] | None, /) -> None:
-        """Replace the list's items; None or no items clear it."""
+        """Replace the list's items; None or no items clear it.
+
+        Raises
+        ------
+        WrongTypeError, NoCurrentKeyError
+            As for `add_all`; nothing was written.
+        """
         turn = self.table.turn
         items = [] if values is None else self._items("update", values)
         self.table.check_turn(turn, self.name)

@@ -152,7 +152,14 @@ class MapHandle(Elements, core.MapElements):
         )
 
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /) -> None:
-        """Store several entries: a mapping, or pairs of a key and a value."""
+        """Store several entries: a mapping, or pairs of a key and a value.
+
+        Raises
+        ------
+        WrongTypeError
+            `entries` is neither, or a key or value is of another type. In the latter case the
+            entries before it were stored.
+        """
         turn = self.table.turn
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):

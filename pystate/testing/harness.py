@@ -250,6 +250,11 @@ class Harness:
         -------
         list
             What the function has yielded.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It would go back.
         """
         return self._epoch(None, self._clock.with_watermark(to))
 
@@ -265,6 +270,11 @@ class Harness:
         -------
         list
             What the function has yielded.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It would go back.
         """
         return self._epoch(None, self._clock.with_processing_time(to))
 
@@ -395,11 +405,17 @@ class Harness:
         return self._ranges.look(name, key, namespace)
 
     def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
-        """All states of one key by name; see `state`."""
+        """All states of one key by name; parameters and values are those of `state`."""
         return {n: self.state(n, key, namespace) for n in declarations(self._function)}
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """When the earliest timer is due, in milliseconds since 1970; None if there is none."""
+        """When the earliest timer is due, in milliseconds since 1970; None if there is none.
+
+        Parameters
+        ----------
+        domain : {"event", "processing"}
+            The clock that the timer waits for.
+        """
         choice(domain, "next_timer: domain", ("event", "processing"))
         return None if self._ranges is None else self._ranges.next_timer(domain)
 

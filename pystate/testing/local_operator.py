@@ -97,8 +97,8 @@ class OperatorOptions:
             ):
                 if given:
                     raise InvalidArgumentError(
-                        f"{owner}: {name} is about how late rows are by their event time: name "
-                        "the column of that, event_time='column', too"
+                        f"{owner}: {name} is about how late rows are by their event time: also "
+                        "name the column of the event time, event_time='column'"
                     )
         if columns is not None:
             self._check_columns(function, columns, owner)

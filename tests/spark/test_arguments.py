@@ -159,7 +159,7 @@ START: dict[str, list[tuple[Any, str]]] = {
         ({"availableNoww": True}, "^trigger has 'availableNoww', .*did you mean 'availableNow'"),
     ],
     "heartbeat": [("often", "^heartbeat='often': write a length"), (0, "^heartbeat=0 is 0 ms")],
-    "drain": [*RUN["drain"], (True, "^drain=True takes .* with trigger=None never is: pass trigg")],
+    "drain": [*RUN["drain"], (True, "^drain=True takes .* trigger=None it never ends: pass trig")],
     "observe": [
         (True, "^observe is the name of a metric .* such as 'pystate', not True"),
         ("", "^observe is the name of a metric"),

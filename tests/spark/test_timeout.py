@@ -94,7 +94,7 @@ def test_an_epoch_that_hangs_again_fails_and_says_where(
     text = str(raised.value)
     for part in ("no progress in 7200 s", "operator 'hanging', range", "process ", "epoch_timeout"):
         assert part in text
-    assert "So it went in 2 evaluations" in text and "tasks done" in text
+    assert "This happened in 2 evaluations" in text and "tasks done" in text
     assert not (tmp_path / "checkpoint" / "manifests").exists()
     assert list((tmp_path / "checkpoint/results/_staging").iterdir()) == []
 

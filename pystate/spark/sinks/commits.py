@@ -94,9 +94,9 @@ class SinkCommitter:
                 name = transaction["name"]
                 if self._find(name) is None:
                     raise SinkError(
-                        f"epoch {epoch}: rows were staged in a sink {name!r}, and nobody of that "
-                        "name could commit them: a sink must keep its name; nothing of the epoch "
-                        "was published"
+                        f"epoch {epoch}: rows were staged in a sink {name!r}, and no known "
+                        "sink of that name could commit them: a sink must keep its name; nothing "
+                        "of the epoch was published"
                     )
             elif transaction.get("kind") != KIND:
                 raise SinkError(

@@ -121,6 +121,13 @@ class Sink:
 
         Do not remove here what other evaluations of the epoch have staged: another driver may be
         about to publish one of them.
+
+        Parameters
+        ----------
+        epoch : int
+            The checkpoint's number of the epoch.
+        evaluation_id : str
+            Hexadecimal id of this evaluation; an epoch that is computed again has another one.
         """
 
     def check_columns(self, names: Sequence[str]) -> None:

@@ -244,7 +244,7 @@ def test_damaged_part(work: FakeWork, damage: str) -> None:
     with work.coordinator() as coordinator:
         assert coordinator.run(work.evaluate()).epoch == 2
     # Who has only the manifest's own bytes cannot read it, and is told so.
-    with pytest.raises(InvalidArgumentError, match="takes its part"):
+    with pytest.raises(InvalidArgumentError, match="without its part"):
         Manifest.decode(work.storage.read_bytes(manifest_path(1)), "m")
 
 
