@@ -21,7 +21,7 @@ STEP = 1.03
 
 
 def key_counts(first: int, last: int) -> Iterator[int]:
-    """From first to last by `STEP`."""
+    """Key counts from first to last, growing by `STEP`."""
     count = float(first)
     while count < last:
         yield int(count)

@@ -111,7 +111,7 @@ def checked_uid(uid: str | None) -> str:
 
 
 def choice(value: Any, what: str, choices: Iterable[str]) -> str:
-    """One of some words.
+    """A word out of a choice of words.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """What a misspelt name may have meant, to be appended to a message; empty if no name is near.
+    """The name that a misspelt one may stand for, as the end of a message; empty if none is near.
 
     Examples
     --------

@@ -65,7 +65,7 @@ class TableIdentity(NamedTuple):
 
 @dataclass(frozen=True)
 class TableHome:
-    """Where the tables of one owner live on this host."""
+    """The folders of one owner's tables on this host."""
 
     folder: str | None
     """None if there is no place for shared tables: use the heap."""
@@ -159,8 +159,8 @@ def choose_home(
         The process whose end makes the tables worthless: for a Spark worker its executor's JVM.
         This process by default.
     fallback : str, optional
-        A local folder to use where `shm` is missing, too small or not safe to use, and for tables
-        that have outgrown it.
+        A local folder to use if `shm` is missing, too small or not safe to use, and for tables that
+        have outgrown it.
     shm : str
         A folder of a memory file system.
     least_bytes : int

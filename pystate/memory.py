@@ -18,7 +18,7 @@ _LIMIT_VARIABLE = "PYSTATE_MEMORY_LIMIT_BYTES"
 
 
 class MemoryUse(NamedTuple):
-    """What counts for the memory limit of this process."""
+    """Memory that counts towards the limit of this process."""
 
     limit_bytes: int
     private_bytes: int
@@ -59,7 +59,7 @@ class _Process:
 
 
 def _chosen_limit() -> int:
-    """The environment's limit; 0 where there is none."""
+    """The environment's limit; 0 if there is none."""
     text = os.environ.get(_LIMIT_VARIABLE, "0")
     if not text.strip().isdecimal():
         raise InvalidArgumentError(f"{_LIMIT_VARIABLE} is a number of bytes, got {text!r}")

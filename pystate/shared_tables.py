@@ -89,7 +89,7 @@ class Attachment:
     how : {"current", "undone", "caught up", "restored", "replica"}
         How the table was brought to the base.
     reason : str
-        Why it is a replica; empty if it is none.
+        Why it is a replica; empty if it is not one.
     files, rows : int
         Files and records that were applied for it.
     duration_ns : int
@@ -324,7 +324,7 @@ def _attach_entry(entry: _Entry, spec: TableSpec, base: RangeState) -> Attachmen
 
 
 def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
-    """Take the table's lock, opening or creating the table where it is not mapped."""
+    """Take the table's lock, opening or creating the table if it is not mapped."""
     if entry.backend is not None:
         try:
             if entry.shared:
@@ -429,7 +429,7 @@ def _apply(
 
 @contextmanager
 def _source(storage: CheckpointStorage, ref: FileRef) -> Iterator[Source]:
-    """Open a file: by path where there is one, since that is read without the GIL."""
+    """Open a file: by path if there is one, since that is read without the GIL."""
     path = storage.local_path(ref.path)
     if path is not None and storage.exists(ref.path):
         yield path

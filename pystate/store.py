@@ -86,7 +86,7 @@ class Store:
     path : str
         The store's folder.
     set_current_key : callable
-        ``set_current_key(key)`` makes a key current; a tuple where the key has several columns.
+        ``set_current_key(key)`` makes a key current; a tuple if the key has several columns.
 
     Notes
     -----
@@ -206,7 +206,7 @@ class Store:
         self._backend.delete(keys)
 
     def to_arrow(self) -> pa.Table:
-        """All rows: key columns, then state columns, null where absent; objects are pickled."""
+        """All rows: key columns, then state columns; null if absent; objects in pickled form."""
         return self._backend.to_arrow()
 
     def __iter__(self) -> Iterator[Any]:
@@ -434,7 +434,7 @@ class Store:
         return f"<Store {self.path!r} at checkpoint {self.epoch}{closed}>"
 
     def _repr_html_(self) -> str:
-        """Where it is, how much it holds, and its states."""
+        """The store's path, size and states, for a notebook."""
         facts: dict[str, object] = {"checkpoint": self.epoch}
         if not self._closed:
             stats = self.stats()

@@ -40,7 +40,7 @@ class BackendFiles(BackendTable):
         expected : FileInfo, optional
             The expected content of the file.
         allow_unclaimed_state : bool
-            Whether states that nobody declares are dropped.
+            Whether states that are not declared are dropped.
         since : mapping of str to int, optional
             For some states the epoch from which on files count: an older state of that name was
             dropped.
@@ -97,7 +97,7 @@ class BackendFiles(BackendTable):
         expected : iterable of FileInfo, optional
             The expected content of each file.
         allow_unclaimed_state : bool
-            Whether states that nobody declares are dropped.
+            Whether states that are not declared are dropped.
 
         Returns
         -------

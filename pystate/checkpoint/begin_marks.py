@@ -47,7 +47,7 @@ _TOUCH_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Mark:
-    """What a task writes when it begins."""
+    """The content of a task's begin mark."""
 
     uid: str
     index: int

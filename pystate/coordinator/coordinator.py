@@ -453,7 +453,7 @@ class Coordinator:
     def _publish(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
         operators = self._publisher.collect(epoch)
         if self._merges is not None:
-            # A driver's first epoch may be its only one. It may take up to twice as long to wait
+            # A driver's first epoch may be its only one. It may take up to twice as long, to wait
             # for the merge, since the next driver would have to start the merge again.
             first = not self._has_published
             patience_s = time.monotonic() - self._opened_s if first else 0.0

@@ -1,4 +1,4 @@
-"""Which epoch may follow which.
+"""Rules for which epoch may follow another.
 
 Thread safety: functions without state.
 """
@@ -19,7 +19,7 @@ Restore = Literal["latest"]
 
 @dataclass(frozen=True)
 class Position:
-    """Where an epoch's input comes from.
+    """The source of an epoch's input.
 
     Either a batch of a streaming query (`query_id`, `batch_id`, `offsets_hash`), or a run, which
     may have a key (`run_key`).

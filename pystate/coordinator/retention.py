@@ -59,7 +59,7 @@ def merged_name(term: int, unique: str) -> str:
     Parameters
     ----------
     term : int
-        The driver's.
+        The driver's term.
     unique : str
         Hexadecimal digits that no other file has.
     """

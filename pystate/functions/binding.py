@@ -188,7 +188,7 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
 
 
 def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
-    """Which of its methods a function wants to be called.
+    """The shape of a function, by the methods that it has.
 
     Raises
     ------

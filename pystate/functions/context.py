@@ -19,7 +19,7 @@ TimeDomain: TypeAlias = Literal["event", "processing"]
 
 
 class Timers(Protocol):
-    """Where timers are registered: a backend."""
+    """Registers timers; a backend does."""
 
     def register_timer(self, domain: TimeDomain, timestamp: int) -> None: ...  # noqa: D102
     def delete_timer(self, domain: TimeDomain, timestamp: int) -> None: ...  # noqa: D102

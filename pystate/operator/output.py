@@ -1,4 +1,4 @@
-"""What an operator yields: the declared columns, and how rows and batches get their types.
+"""The output of an operator: its declared columns, and the conversion of rows and batches to them.
 
 If an Arrow batch differs from the declared schema, Spark's error names neither the column nor the
 type. Here every column is cast, or refused with its name and both types.

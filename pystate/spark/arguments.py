@@ -1,4 +1,4 @@
-"""What users pass to a `Job`, checked and brought into one form.
+"""The arguments that users pass to a `Job`, checked and converted to one form.
 
 Thread safety: functions without state.
 """

@@ -1,4 +1,4 @@
-"""What the keyed operators do inside a task: call a function, or keep aggregates.
+"""The work of keyed operators inside a task: calling a function, or keeping aggregates.
 
 Thread safety: a body belongs to its task.
 """
@@ -111,7 +111,7 @@ Operation = Literal["add", "min", "max"]
 
 
 class StateUpdate(NamedTuple):
-    """What each batch does to one state of an aggregate."""
+    """How a batch updates one state of an aggregate."""
 
     state: str
     operation: Operation

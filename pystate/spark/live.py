@@ -38,7 +38,7 @@ Show: TypeAlias = Literal["always"] | bool
 
 
 class Screen(Protocol):
-    """Where a line is shown."""
+    """A place to show the line."""
 
     def show(self, line: str) -> None:
         """Show the line instead of the one before."""

@@ -1,4 +1,4 @@
-"""What a task does with a table that has outgrown its file system.
+"""Moves a table that has outgrown its file system.
 
 The rows that the task has read are gone, so that it cannot continue in another table. It moves the
 table to the next folder and fails. A retry of the task, or the epoch's next evaluation, finds the

@@ -26,7 +26,7 @@ _HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed",
 
 @dataclass(frozen=True)
 class OperatorProgress:
-    """What an operator did in an epoch.
+    """The progress of an operator in an epoch.
 
     Attributes
     ----------

@@ -130,7 +130,7 @@ def rdd_operator(
 
 
 class RoutedOperator:
-    """What ``Job.partitions`` returns.
+    """The function that ``Job.partitions`` returns.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which streaming query runs on each checkpoint, as far as this process knows.
+"""The streaming queries that this process runs, by checkpoint.
 
 In a notebook a `Job` may be made again while a query of the previous one still runs.
 

@@ -1,4 +1,4 @@
-"""What a Spark task runs for an operator: attach its range's table, process, seal, write, report.
+"""The work of an operator's Spark task: attach its range's table, process, seal, write, report.
 
 Runs in Spark's Python workers, inside `mapInArrow` or `mapPartitions`.
 

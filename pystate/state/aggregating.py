@@ -102,12 +102,12 @@ class AggregatingState(State["AggregatingHandle"]):
 
     @property
     def aggregate(self) -> Aggregator | AggregateFunction[Any, Any, Any]:
-        """What is computed."""
+        """The declared aggregate."""
         return self._aggregate
 
     @property
     def bound(self) -> BoundAggregator | None:
-        """What the core keeps; None for an `AggregateFunction`."""
+        """The aggregate bound to its type, for the core; None for an `AggregateFunction`."""
         return self._bound
 
     def _column(self, name: str) -> Column:
@@ -153,7 +153,7 @@ class AggregatingState(State["AggregatingHandle"]):
 
 
 def _accumulator_column(name: str, bound: BoundAggregator) -> Column:
-    """What an aggregator keeps: a struct of fixed width, or bytes."""
+    """The column of an aggregator's accumulators: structs of fixed width, or bytes."""
     shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
     if bound.width is None:
         return column_of(name, _BINARY)._replace(ddl=shown)

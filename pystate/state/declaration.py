@@ -77,7 +77,7 @@ class State(Generic[H]):
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The type of the state's column where rows are exported."""
+        """The type of the state's column in exported rows."""
         return self._type.arrow
 
     def loaded(self, name: str, stored: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the handles of lists and maps share.
+"""The common base of the handles of lists and maps.
 
 Thread safety: a handle belongs to its table, and a table to one thread at a time.
 """
@@ -23,7 +23,7 @@ __all__ = ["Elements"]
 
 
 class Elements(Named, StateHandle, core.CollectionHandle):
-    """What lists and maps share."""
+    """Base of the handles of lists and maps."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class Fold(NoValue, StateHandle):
         raise NotImplementedError
 
     def get(self) -> Any:
-        """The current key's result; None where nothing was added."""
+        """The current key's result; None if nothing was added."""
         raise NotImplementedError
 
     def _merge(self, kept: Any) -> None:

@@ -93,7 +93,7 @@ class ReducingState(State["ReducingHandle"]):
 
     @property
     def function(self) -> Callable[[Any, Any], Any]:
-        """What makes one value of two."""
+        """The function that makes one value of two."""
         return self._function
 
     def _column(self, name: str) -> Column:

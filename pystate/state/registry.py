@@ -27,7 +27,7 @@ class StateRegistry:
     table : Table
         Not open yet; its handles must be made before it is opened.
     reserved : mapping of str to str
-        Names that no state may have, and what has them.
+        Names that no state may have, and what uses them.
     timers : bool
         Whether keys have timers.
     """

@@ -25,7 +25,7 @@ class InjectedFailureError(Exception):
 
 
 class Fault:
-    """Where an epoch is to fail. Rows and timers are counted across epochs until then.
+    """The point where an epoch is to fail. Rows and timers are counted across epochs until then.
 
     Parameters
     ----------

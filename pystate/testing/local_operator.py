@@ -148,7 +148,7 @@ class OperatorOptions:
 
 @dataclass
 class Attempt:
-    """What one computation of an epoch did; it counts once the epoch is published."""
+    """The result of one computation of an epoch; it counts once the epoch is published."""
 
     clock: Clock
     rows: list[Any] = field(default_factory=list)

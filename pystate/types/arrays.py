@@ -1,7 +1,6 @@
 """Columns in and out: anything column-like -> Arrow arrays of the declared type -> addresses.
 
-Buffers are never copied where their type is the declared one already. Pure functions, safe from
-any thread.
+Buffers that already have the declared type are never copied. Pure functions, safe from any thread.
 """
 
 from __future__ import annotations
@@ -336,7 +335,7 @@ def from_parts(
     length : int
         Rows.
     valid, values, offsets : buffer
-        A byte of validity per row, or None where no value is null; values of the type's width
+        A byte of validity per row, or None if no value is null; values of the type's width
         (booleans: a byte each), or the bytes' data with their 32-bit `offsets`.
     """
     nulls, validity = 0, None

@@ -50,7 +50,7 @@ def is_nested(text: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A field's name as DDL has it: in backticks where it is no identifier."""
+    """A field's name in DDL: in backticks if it is not an identifier."""
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         return name
     return f"`{name.replace('`', '``')}`"

@@ -118,7 +118,7 @@ class NestedCodec(core.NestedCodec):
         ----------
         values : array-like
             An Arrow array or chunked array, or a sequence of Python values. An Arrow column may
-            differ from the declared type where a cast loses nothing, at any depth: see
+            differ from the declared type if a cast loses nothing, at any depth: see
             `pystate.types.arrays.as_array`. Fields of structs are matched by name.
 
         Returns

@@ -210,7 +210,7 @@ class StateType:
 
 @lru_cache(maxsize=1024)
 def inline_layout(type: StateType) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """Where the fields of an inline struct lie.
+    """The layout of an inline struct.
 
     Returns
     -------

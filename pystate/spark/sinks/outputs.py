@@ -104,7 +104,7 @@ class Outputs:
             _LOG.warning("%s", _message(sink, epoch, "abort", error), exc_info=error)
 
     def side_folder(self, tag: str, names: Sequence[str], epoch: int, evaluation_id: str) -> str:
-        """Where the tasks write the rows of a tag that has a sink."""
+        """The folder where tasks write the rows of a tag that has a sink."""
         self.sides[tag].check_columns(names)
         return self._side_store(tag).task_folder(epoch, evaluation_id)
 

@@ -211,7 +211,7 @@ class ParquetSink(Sink):
         return [{"files": sorted(files)}]
 
     def staged_folder(self, epoch: int, evaluation_id: str) -> str:
-        """Where the staged files are, until they are committed."""
+        """The folder of the staged files, until they are committed."""
         return self._staging(epoch, evaluation_id)
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
