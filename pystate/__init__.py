@@ -57,6 +57,7 @@ from pystate.backend.keyed import (
     range_of,
     verify_file,
 )
+from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.errors import PystateError
 from pystate.functions.aggregates import count, max, mean, min, sum
 from pystate.functions.base import KeyedProcessFunction, RuntimeContext, VectorizedFunction
@@ -133,6 +134,7 @@ __all__ = [
     "ReducingHandle",
     "ReducingState",
     "RuntimeContext",
+    "Savepoint",
     "SealedReader",
     "Snapshot",
     "StateTtl",
@@ -156,6 +158,7 @@ __all__ = [
     "range_bounds",
     "range_of",
     "read_state",
+    "savepoint",
     "scan_state",
     "sum",
     "testing",

@@ -25,6 +25,8 @@ from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
     "JOB_FILE",
+    "RESTORED_FILE",
+    "SAVEPOINT_FILE",
     "JobFile",
     "OperatorEntry",
     "check_schemas",
@@ -36,6 +38,10 @@ __all__ = [
 
 _FORMAT_VERSION = 1
 JOB_FILE = "job.json"
+#: What makes a folder a savepoint: see `pystate.checkpoint.savepoint`.
+SAVEPOINT_FILE = "savepoint.json"
+#: In a checkpoint that begins with a savepoint: with which.
+RESTORED_FILE = "restored.json"
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,14 @@ class JobFile:
     def save(self, storage: CheckpointStorage) -> None:
         """Replace the file atomically."""
         storage.replace(JOB_FILE, self._encode())
+
+    def create(self, storage: CheckpointStorage) -> bool:
+        """Write the file unless there is one; whether there was none."""
+        try:
+            storage.publish(JOB_FILE, self._encode())
+        except AlreadyPublishedError:
+            return False
+        return True
 
     def _encode(self) -> bytes:
         return encode_document(
@@ -155,7 +169,17 @@ def open_job(
         raise InvalidArgumentError(
             f"max_parallelism {wanted} is not between 1 and {MAX_PARALLELISM}"
         )
+    if storage.exists(SAVEPOINT_FILE):
+        raise InvalidArgumentError(
+            f"{storage.uri} is a savepoint, which no job changes: begin with it in a checkpoint of "
+            "the job's own, by Job(..., restore=...)"
+        )
     job = read_job(storage)
+    if job is None and storage.exists(RESTORED_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: a job began to restore a savepoint here, and did not end: "
+            "start it again with the same restore, or remove the folder"
+        )
     if job is None and storage.list(MANIFESTS):
         # It is not lost if another driver has made the file and an epoch meanwhile.
         job = read_job(storage)
@@ -169,11 +193,9 @@ def open_job(
         _check_parallelism(storage, parallelism, wanted)
         now_ms = time.time_ns() // 1_000_000
         job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
-        try:
-            storage.publish(JOB_FILE, job._encode())
+        if job.create(storage):
             return job
-        except AlreadyPublishedError:
-            job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
+        job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
     if job.name != name:
         raise InvalidArgumentError(
             f"checkpoint {storage.uri} belongs to the job {job.name!r}, not {name!r}"

@@ -134,6 +134,28 @@ class RunKeys:
                 return
         raise self._unsteady()
 
+    def copy_to(self, destination: CheckpointStorage, until: int) -> None:
+        """Keep the keys of runs up to an epoch in another checkpoint, too, which has none.
+
+        Raises
+        ------
+        CorruptFileError, CheckpointError
+            As for `find`.
+        """
+        keys: dict[str, int] | None = None
+        for _ in range(_LISTINGS):
+            listing = self._list()
+            with suppress(FileNotFoundError):
+                keys = dict(self._single(path) for path in listing.singles)
+                for file in listing.covering:
+                    keys.update(self._keys(file))
+                break
+        if keys is None:
+            raise self._unsteady()
+        keys = {digest: epoch for digest, epoch in keys.items() if epoch <= until}
+        if keys:
+            RunKeys(destination)._write(_File(1, max(keys.values())), keys)
+
     # ---- within --------------------------------------------------------------------------------
 
     def _list(self) -> _Listing:

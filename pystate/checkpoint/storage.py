@@ -87,6 +87,20 @@ class CheckpointStorage(Protocol):
             full file system becomes `NoSpaceError`.
         """
 
+    def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
+        """Give another storage's file a name here without a copy, durably; False if that cannot be.
+
+        Both names are then of one file, which exists as long as either does. It is for files that
+        never change.
+
+        Raises
+        ------
+        AlreadyPublishedError
+            The name is taken.
+        FileNotFoundError
+            The other storage has no such file.
+        """
+
     def read_bytes(self, path: str) -> bytes:
         """Read the whole file; `FileNotFoundError` if there is none."""
 
@@ -220,6 +234,26 @@ class LocalStorage:
             _sync_folder(os.path.dirname(final))
         except OSError as error:
             _fail("sync the folder of", final, error)
+
+    def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
+        """See `CheckpointStorage.share`."""
+        origin, final = other.local_path(other_path), self.local_path(path)
+        if origin is None:
+            return False
+        self._temporary(final)  # makes the folder
+        try:
+            os.link(origin, final)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.EXDEV, *_NO_LINKS):
+                return False
+            _fail("write", final, error)
+        try:
+            _sync_folder(os.path.dirname(final))
+        except OSError as error:
+            _fail("sync the folder of", final, error)
+        return True
 
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""

@@ -30,7 +30,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from pystate.checkpoint.job_file import JobFile, open_job
@@ -39,6 +40,7 @@ from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.clock import MAX_STEP_MS, advance, warn
 from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.coordinator.holds import Holds
 from pystate.coordinator.merges import BaseMerges, Maintenance, MergePolicy
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.position import AlreadyDone, Position, Restore, check_follows, find_done
@@ -156,6 +158,7 @@ class Coordinator:
         self._publisher = Publisher(storage, identity, self._ownership, self._history, self._rivals)
         self._settling = Settling(self._history, self._ownership, commit_sinks)
         self._maintenance = Maintenance()
+        self._holds = Holds()
         self._merges = (
             BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
             if merge_policy
@@ -373,6 +376,37 @@ class Coordinator:
         finally:
             self._leave()
 
+    @contextmanager
+    def held_head(self) -> Iterator[Manifest | None]:
+        """Keep the files of the newest epoch within the block, whatever is retired meanwhile.
+
+        Waits for an epoch that is open to end. Epochs may be run within the block.
+
+        Yields
+        ------
+        Manifest or None
+            The newest epoch, whose output is committed; None for an empty checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            As for `open_epoch`.
+        """
+        self._enter()
+        try:
+            head = self._own()
+            if head is not None:
+                self._settling.settle(head)
+                self._holds.hold(head)
+        finally:
+            self._leave()
+        try:
+            yield head
+        finally:
+            freed = frozenset() if head is None else self._holds.release(head)
+            if freed and not self._closed:
+                self._maintenance.submit(lambda: delete_files(self.storage, sorted(freed)))
+
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
         if self._ownership.term:
@@ -483,6 +517,7 @@ class Coordinator:
                 "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error
             )
             doomed = frozenset()
+        doomed = self._holds.spare(doomed)
         if doomed:
             self._maintenance.submit(lambda: delete_files(self.storage, sorted(doomed)))
         if manifest.epoch % _ORPHANS_EVERY == 0:
@@ -493,6 +528,10 @@ class Coordinator:
             self.storage,
             term=self._ownership.term,
             grace_ms=self._orphan_grace_ms,
-            live=self._merges.live if self._merges is not None else frozenset,
+            live=self._live,
             check_owner=self._ownership.check,
         )
+
+    def _live(self) -> frozenset[str]:
+        merging = self._merges.live() if self._merges is not None else frozenset()
+        return frozenset(merging) | self._holds.paths()

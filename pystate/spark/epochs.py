@@ -13,9 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
+from pystate.errors import CheckpointError
 from pystate.spark.environment import use_this_python
 from pystate.spark.evaluation import Evaluation, Learned
 from pystate.spark.failures import is_retryable
@@ -137,6 +140,21 @@ class EpochRunner:
             notify(on_epoch, progress)
         return result
 
+    def savepoint(
+        self, destination: CheckpointStorage, previous: CheckpointStorage | None, *, copy: bool
+    ) -> Savepoint:
+        """Take a savepoint of the newest epoch, while epochs go on."""
+        coordinator = self.coordinator
+        if coordinator is None or not coordinator.term:
+            # This job has run nothing: it does not take the checkpoint from whoever has.
+            return take_savepoint(self.storage, destination, previous=previous, copy=copy)
+        with coordinator.held_head() as manifest:
+            if manifest is None:
+                raise CheckpointError(f"{self.storage.uri} has no epoch to take a savepoint of")
+            return write_savepoint(
+                self.storage, manifest, destination, previous=previous, copy=copy
+            )
+
     def give_up_output(self, epoch: int) -> list[str]:
         """Mark the output of the newest epoch as committed; return the sinks that lack it."""
         if self.coordinator is not None:
@@ -153,6 +171,16 @@ class EpochRunner:
 
     def _open(self, parallelism: int) -> Coordinator:
         options = self.options
+        if options.restore is not None:
+            restore = options.restore
+            begin_with(
+                restore.origin,
+                self.storage,
+                job=options.name,
+                max_parallelism=options.max_parallelism,
+                claim=restore.claim,
+                uid_map=restore.uid_map,
+            )
         return Coordinator(
             self.storage,
             job=options.name,

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from pystate.arguments import checked_uid, flag, folder_path, integer
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.restored import begun_epoch
+from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.storage import open_storage
 from pystate.coordinator.clock import MAX_STEP_MS
 from pystate.errors import InvalidArgumentError, PystateError
@@ -109,6 +111,16 @@ class Job(PipelineContext):
         Whether states may be pickled: those of type ``object`` or of an `AggregateFunction`. Anyone
         who can write to the checkpoint can then run any code in the processes that read such a
         state.
+    restore : str or PathLike, optional
+        A savepoint to begin with, where the checkpoint is empty: with its state, its run keys and
+        its stream's position, as a new query. The job may have another name, other code, and
+        another parallelism. Once the job has begun, `restore` means nothing any more: a program
+        that is killed and started again continues from its own checkpoint.
+    claim : bool
+        Remove the savepoint once the job has begun with it. Without it the savepoint is never
+        changed, and any number of jobs may begin with it.
+    uid_map : mapping from str to str, optional
+        New uids of operators that were renamed, by their uid in the savepoint.
     replace : bool
         Stop the query that this process runs on the checkpoint, if there is one, both when the job
         is made and when it is started. If False, `start` raises `InUseError`. It is meant for
@@ -146,6 +158,9 @@ class Job(PipelineContext):
         allow_time_back: bool = False,
         epoch_timeout: Duration | None = "1 hour",
         allow_pickle: bool = True,
+        restore: str | os.PathLike[str] | None = None,
+        claim: bool = False,
+        uid_map: Mapping[str, str] | None = None,
         replace: bool = False,
     ) -> None:
         options = checked_options(
@@ -162,6 +177,9 @@ class Job(PipelineContext):
             allow_time_back=allow_time_back,
             epoch_timeout=epoch_timeout,
             allow_pickle=allow_pickle,
+            restore=restore,
+            claim=claim,
+            uid_map=uid_map,
         )
         self._storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
         super().__init__(name, self._storage.uri)
@@ -376,7 +394,9 @@ class Job(PipelineContext):
         number, manifest, done = outcome.epoch, outcome.manifest, outcome.already_done
         if done and manifest is not None and manifest.sinks:
             outputs.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
-        rows = outputs.read(number)
+        # The rows of an epoch before the savepoint are where the job before this one has put them.
+        before = done and number <= begun_epoch(self._storage)
+        rows = None if before else outputs.read(number)
         return EpochResult(number, run_key, rows, done, manifest, outputs.main)
 
     def read_state(self, uid: str) -> pa.Table:
@@ -403,6 +423,42 @@ class Job(PipelineContext):
         """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
         manifest = read_head(self._storage)
         return None if manifest is None else manifest.epoch
+
+    def savepoint(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        previous: str | os.PathLike[str] | None = None,
+        copy: bool = False,
+    ) -> Savepoint:
+        """Take a savepoint of the newest epoch, while the job runs or after it.
+
+        Waits for an epoch that is being computed. While the files are copied, epochs go on.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A folder that is empty, or is not there yet.
+        previous : str or PathLike, optional
+            An earlier savepoint, for what it has already; see `pystate.savepoint`.
+        copy : bool
+            Copy all files, rather than share them by hard links where the file system can do it.
+
+        Returns
+        -------
+        Savepoint
+
+        Raises
+        ------
+        InvalidArgumentError, CheckpointError
+            As for `pystate.savepoint`.
+        """
+        target = open_storage(folder_path(destination, "savepoint: destination"))
+        flag(copy, "savepoint: copy")
+        earlier = None
+        if previous is not None:
+            earlier = open_storage(folder_path(previous, "savepoint: previous"))
+        return self._epochs.savepoint(target, earlier, copy=copy)
 
     def abandon_output(self, epoch: int) -> list[str]:
         """Give up, for good, the rows that an epoch has staged and that no sink can commit.

@@ -10,12 +10,12 @@ import hashlib
 import json
 from typing import NamedTuple
 
+from pystate.checkpoint.source_position import SPARK_FOLDER
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.spark.environment import local_uri
 
 __all__ = [
-    "SPARK_FOLDER",
     "BatchOffsets",
     "is_complete",
     "newest_sources",
@@ -23,8 +23,6 @@ __all__ = [
     "spark_folder",
 ]
 
-#: Spark's own part of a checkpoint.
-SPARK_FOLDER = "spark"
 _OFFSETS, _COMMITS = f"{SPARK_FOLDER}/offsets", f"{SPARK_FOLDER}/commits"
 
 

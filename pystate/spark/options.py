@@ -6,14 +6,26 @@ Thread safety: immutable.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pystate.arguments import flag, integer, text
+from pystate.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.backend.options import TableOptions
+from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.arguments import checked_count, checked_home
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["JobOptions", "checked_options"]
+__all__ = ["JobOptions", "RestoreOptions", "checked_options"]
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """With which savepoint a job begins, and how."""
+
+    origin: CheckpointStorage
+    claim: bool
+    uid_map: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class JobOptions:
     allow_time_back: bool
     epoch_timeout_ms: int | None
     tables: TableOptions
+    restore: RestoreOptions | None
 
 
 def checked_options(
@@ -48,6 +61,9 @@ def checked_options(
     allow_time_back: bool,
     epoch_timeout: Duration | None,
     allow_pickle: bool,
+    restore: str | os.PathLike[str] | None,
+    claim: bool,
+    uid_map: Mapping[str, str] | None,
 ) -> JobOptions:
     """Check what a user gave to `Job`.
 
@@ -76,4 +92,32 @@ def checked_options(
             integer(memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
         ),
+        restore=_checked_restore(restore, claim, uid_map, owner),
     )
+
+
+def _checked_restore(
+    restore: object, claim: object, uid_map: object, owner: str
+) -> RestoreOptions | None:
+    claims = flag(claim, f"{owner}: claim")
+    if restore is None:
+        if claims or uid_map is not None:
+            raise InvalidArgumentError(
+                f"{owner}: claim and uid_map say how to begin with a savepoint: pass its folder as "
+                "restore"
+            )
+        return None
+    if restore == "latest":
+        raise InvalidArgumentError(
+            f'{owner}: restore is the folder of a savepoint; restore="latest", for a query that is '
+            "new to the checkpoint, belongs to start"
+        )
+    origin = open_storage(folder_path(restore, f"{owner}: restore"))
+    names = {} if uid_map is None else uid_map
+    if not isinstance(names, Mapping):
+        raise WrongTypeError(
+            f"{owner}: uid_map is a mapping from an operator's uid in the savepoint to its uid in "
+            f"the job, not {shown(uid_map)}"
+        )
+    checked = {checked_uid(old): checked_uid(new) for old, new in names.items()}
+    return RestoreOptions(origin, claims, checked)

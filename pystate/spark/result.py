@@ -59,7 +59,8 @@ class EpochResult:
         if self.rows is None:
             raise InvalidArgumentError(
                 f"the rows of epoch {self.epoch} went to {self.sink!r}, and cannot be read from "
-                "here: the sink has no read, or has compacted them with others'"
+                "here: the sink has no read, it has compacted them with others', or the epoch is "
+                "one of the job whose savepoint this job began with"
             )
         return self.rows
 

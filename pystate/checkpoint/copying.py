@@ -1,0 +1,82 @@
+"""Files of a checkpoint that become another folder's: copied or shared, and looked at there.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pystate.checkpoint.refs import FileRef
+from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import AlreadyPublishedError, CheckpointError
+
+__all__ = ["for_all", "keep", "place"]
+
+_THREADS = 8
+
+Item = TypeVar("Item")
+
+
+def for_all(act: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Call for each, several at a time; the first failure is raised, and ends the others."""
+    with ThreadPoolExecutor(_THREADS, "pystate-savepoint") as pool:
+        pending = [pool.submit(act, item) for item in items]
+        try:
+            for future in pending:
+                future.result()
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+
+
+def place(
+    ref: FileRef,
+    origins: Sequence[CheckpointStorage],
+    destination: CheckpointStorage,
+    *,
+    copy: bool,
+) -> None:
+    """Have a state file in `destination`, from one of `origins`, and read it there once.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is in none of them.
+    CorruptFileError
+        It is not the file that the manifest names.
+    """
+    try:
+        shared = not copy and any(
+            destination.share(ref.path, origin, ref.path) for origin in origins
+        )
+        if not shared:
+            with origins[0].open_read(ref.path) as data, destination.create(ref.path) as out:
+                shutil.copyfileobj(data, out, 1 << 20)
+    except AlreadyPublishedError:
+        pass  # by an attempt that was killed: it is looked at like any other
+    path = destination.local_path(ref.path)
+    with destination.open_read(ref.path) as data, open_file(path or data, ref) as opened:
+        opened.check(ref)
+
+
+def keep(destination: CheckpointStorage, path: str, data: bytes) -> None:
+    """Write a file, unless it is there and has that content.
+
+    Raises
+    ------
+    CheckpointError
+        It is there, and has another one.
+    """
+    try:
+        destination.publish(path, data)
+    except AlreadyPublishedError:
+        if destination.read_bytes(path) != data:
+            raise CheckpointError(
+                f"{destination.uri}: {path} is there with another content: use an empty folder"
+            ) from None

@@ -1,0 +1,430 @@
+"""Savepoints: one epoch of a job in a folder of its own, which nobody changes.
+
+A savepoint has the layout of a checkpoint that has one manifest: the state files that it names, the
+keys of all runs, and the position of the streaming query, if there is one. All names in it are
+relative to its root, so that it may be copied anywhere.
+
+``savepoint.json`` is written last: without it there is no savepoint, only what an attempt left.
+
+Thread safety: functions without state; a `Savepoint` is immutable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pystate.arguments import flag, folder_path
+from pystate.checkpoint.copying import for_all, keep, place
+from pystate.checkpoint.job_file import (
+    JOB_FILE,
+    SAVEPOINT_FILE,
+    OperatorEntry,
+    library,
+    read_job,
+)
+from pystate.checkpoint.manifest import (
+    MANIFESTS,
+    FileRef,
+    Manifest,
+    OperatorState,
+    manifest_path,
+    read_manifest,
+)
+from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.run_keys import RUNS, RunKeys
+from pystate.checkpoint.source_position import (
+    METADATA,
+    SPARK_FOLDER,
+    position_files,
+    query_of,
+)
+from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    FencedError,
+    InvalidArgumentError,
+)
+
+__all__ = [
+    "FOLDERS",
+    "Savepoint",
+    "entries_of",
+    "files_of",
+    "lost",
+    "manifest_of",
+    "read_savepoint",
+    "savepoint",
+    "sha256",
+    "take_savepoint",
+    "write_savepoint",
+]
+
+_FORMAT_VERSION = 1
+#: Everything in a savepoint but its first and last file.
+FOLDERS = ("state", MANIFESTS, RUNS, SPARK_FOLDER)
+_TRIES = 10
+_COMMIT_WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """An epoch of a job, in a folder of its own.
+
+    Attributes
+    ----------
+    location : str
+        Its folder.
+    savepoint_id : str
+        Made with it; copies of the folder share it.
+    job : str
+        The name of the job that it was taken of.
+    epoch : int
+        The epoch that it holds.
+    created_ms : int
+        When it was taken, in milliseconds since 1970.
+    library : str
+        ``pystate <version>`` that wrote it.
+    files, size_bytes : int
+        Number of its state files, and their size together.
+    """
+
+    location: str
+    savepoint_id: str
+    job: str
+    epoch: int
+    created_ms: int
+    library: str
+    files: int
+    size_bytes: int
+    digests: Mapping[str, str]
+    """SHA-256, hexadecimal, of the files that have the run keys and the stream's position."""
+
+    def _encode(self) -> bytes:
+        return encode_document(
+            "savepoint",
+            _FORMAT_VERSION,
+            {
+                "savepoint_id": self.savepoint_id,
+                "job": self.job,
+                "epoch": self.epoch,
+                "created_ms": self.created_ms,
+                "library": self.library,
+                "files": self.files,
+                "size_bytes": self.size_bytes,
+                "digests": dict(self.digests),
+            },
+        )
+
+
+def read_savepoint(storage: CheckpointStorage) -> Savepoint:
+    """Read what a savepoint says of itself.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The folder holds no savepoint, or none that is complete.
+    CorruptFileError, NewerFormatError
+        It cannot be understood.
+    """
+    try:
+        data = storage.read_bytes(SAVEPOINT_FILE)
+    except FileNotFoundError:
+        found = "holds nothing"
+        if storage.exists(JOB_FILE):
+            found = (
+                f"has no {SAVEPOINT_FILE}: it is a checkpoint, of which a savepoint can be taken, "
+                "or a savepoint whose making or copying was interrupted"
+            )
+        raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {found}") from None
+    fields = decode_document("savepoint", _FORMAT_VERSION, data, SAVEPOINT_FILE)
+    content = fields.mapping("digests")
+    inner = Fields(content, SAVEPOINT_FILE)
+    savepoint = Savepoint(
+        location=storage.uri,
+        savepoint_id=fields.text("savepoint_id"),
+        job=fields.text("job"),
+        epoch=fields.integer("epoch", least=1),
+        created_ms=fields.integer("created_ms"),
+        library=fields.text("library"),
+        files=fields.integer("files"),
+        size_bytes=fields.integer("size_bytes"),
+        digests={path: inner.hexadecimal(path, 64) for path in content},
+    )
+    fields.finish()
+    return savepoint
+
+
+def savepoint(
+    checkpoint: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    previous: str | os.PathLike[str] | None = None,
+    copy: bool = False,
+) -> Savepoint:
+    """Take a savepoint of a checkpoint's newest epoch.
+
+    The job may be stopped, or be running in another process; `pystate.spark.Job.savepoint` is for
+    the process that runs it.
+
+    Parameters
+    ----------
+    checkpoint : str or path
+        The checkpoint of a job, or of a store that is closed.
+    destination : str or path
+        A folder that is empty, or is not there yet.
+    previous : str or path, optional
+        An earlier savepoint of the job. Files that it has already are taken from it where the
+        checkpoint is on another file system, so that only what is new is copied.
+    copy : bool
+        Copy all files. By default files are shared by hard links where the file system can do it.
+        State files never change, and each of their names keeps them: a savepoint does not need the
+        checkpoint, nor the checkpoint the savepoint. Both are then the same bytes on one disk.
+
+    Returns
+    -------
+    Savepoint
+
+    Raises
+    ------
+    InvalidArgumentError
+        The destination is not empty, or `previous` is not a savepoint.
+    CheckpointError
+        The checkpoint has no epoch; the output of its newest epoch is not committed; or a file
+        cannot be written.
+    CorruptFileError
+        A file of the epoch is damaged; it is named. All files are read once, and compared with the
+        checksums in the manifest.
+    """
+    source = open_storage(folder_path(checkpoint, "savepoint: checkpoint"))
+    target = open_storage(folder_path(destination, "savepoint: destination"))
+    flag(copy, "savepoint: copy")
+    earlier = (
+        None if previous is None else open_storage(folder_path(previous, "savepoint: previous"))
+    )
+    return take_savepoint(source, target, previous=earlier, copy=copy)
+
+
+# ---- taking one ----------------------------------------------------------------------------------
+
+
+def take_savepoint(
+    source: CheckpointStorage,
+    destination: CheckpointStorage,
+    *,
+    previous: CheckpointStorage | None = None,
+    copy: bool = False,
+) -> Savepoint:
+    """Take a savepoint of a checkpoint's newest epoch, whose job may be running anywhere.
+
+    Parameters and exceptions are those of `write_savepoint`. Where the job goes on and removes the
+    epoch's files meanwhile, its next epoch is taken.
+    """
+    for _ in range(_TRIES):
+        manifest = _settled_head(source)
+        try:
+            return write_savepoint(source, manifest, destination, previous=previous, copy=copy)
+        except _RetiredError:
+            for entry in destination.list(""):  # it was empty
+                destination.delete(entry.path)
+    raise CheckpointError(
+        f"checkpoint {source.uri}: each of {_TRIES} epochs was retired while it was copied: take "
+        "the savepoint by the job that runs (Job.savepoint), or retain more epochs"
+    )
+
+
+def _settled_head(source: CheckpointStorage) -> Manifest:
+    """Return the newest epoch, whose output is committed."""
+    history = History(source)
+    until_s = time.monotonic() + _COMMIT_WAIT_S
+    while True:
+        history.refresh()
+        head = history.head
+        if head is None:
+            raise CheckpointError(f"checkpoint {source.uri} has no epoch to take a savepoint of")
+        if not head.sinks or history.is_committed(head):
+            return head
+        if time.monotonic() >= until_s:
+            raise CheckpointError(
+                f"checkpoint {source.uri}: the output of its newest epoch, {head.epoch}, is not "
+                "committed, and would be missing after a start from the savepoint: start the job "
+                "once, which commits it, or give it up by Job.abandon_output"
+            )
+        time.sleep(0.1)  # a running job commits right after it publishes
+
+
+class _RetiredError(CheckpointError):
+    """A file of the epoch was removed while it was copied."""
+
+
+def write_savepoint(
+    source: CheckpointStorage,
+    manifest: Manifest,
+    destination: CheckpointStorage,
+    *,
+    previous: CheckpointStorage | None = None,
+    copy: bool = False,
+) -> Savepoint:
+    """Write an epoch into an empty folder.
+
+    Parameters
+    ----------
+    source : CheckpointStorage
+        The checkpoint.
+    manifest : Manifest
+        The epoch, whose output is committed.
+    destination : CheckpointStorage
+        Where to.
+    previous : CheckpointStorage, optional
+        An earlier savepoint: files that it has already are taken from it where the checkpoint is on
+        another file system.
+    copy : bool
+        Copy all files. By default they are shared (by hard links) where the file system can: state
+        files never change, and each name keeps them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The folder is not empty; or `previous` is no savepoint.
+    CorruptFileError
+        A file of the epoch is damaged; it is named.
+    NoSpaceError, CheckpointError
+        A file cannot be written.
+    """
+    _check_empty(source, destination)
+    earlier = frozenset() if previous is None else _known_files(previous)
+    job = read_job(source)
+    if job is None:
+        raise CheckpointError(f"checkpoint {source.uri}: {JOB_FILE} is lost")
+    files = files_of(manifest.operators)
+
+    def save(ref: FileRef) -> None:
+        origins = [source]
+        if previous is not None and (ref.path, ref.checksum, ref.file_bytes) in earlier:
+            origins.append(previous)
+        try:
+            place(ref, origins, destination, copy=copy)
+        except FileNotFoundError as error:
+            raise _RetiredError(
+                f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
+            ) from error
+
+    for_all(save, files.values())
+    _copy_runs(source, manifest, destination)
+    progress = query_of(source, manifest)
+    if progress is not None:
+        _copy_position(source, progress.batch_id, destination)
+    small = [entry.path for folder in (RUNS, SPARK_FOLDER) for entry in destination.list(folder)]
+    alone = replace(manifest, sinks=(), part=None)
+    destination.publish(alone.path, alone.encode())
+    own = replace(job, checkpoint_id=str(uuid.uuid4()), operators=entries_of(manifest.operators))
+    own.create(destination)
+    savepoint = Savepoint(
+        location=destination.uri,
+        savepoint_id=str(uuid.uuid4()),
+        job=job.name,
+        epoch=manifest.epoch,
+        created_ms=time.time_ns() // 1_000_000,
+        library=library(),
+        files=len(files),
+        size_bytes=sum(ref.file_bytes for ref in files.values()),
+        digests={path: sha256(destination.read_bytes(path)) for path in small},
+    )
+    destination.publish(SAVEPOINT_FILE, savepoint._encode())
+    return savepoint
+
+
+def _check_empty(source: CheckpointStorage, destination: CheckpointStorage) -> None:
+    inside = f"{source.uri}/"
+    if destination.uri.startswith(inside) and not destination.uri.startswith(
+        f"{inside}savepoints/"
+    ):
+        raise InvalidArgumentError(
+            f"{destination.uri} is within the checkpoint, where the job removes what it does not "
+            f"know: choose another folder, or one in {inside}savepoints/"
+        )
+    found = destination.list("")
+    if not found:
+        return
+    if any(entry.path == SAVEPOINT_FILE for entry in found):
+        raise InvalidArgumentError(
+            f"{destination.uri} holds a savepoint already, which nothing changes: choose another "
+            "folder"
+        )
+    raise InvalidArgumentError(
+        f"{destination.uri} is not empty (it holds {found[0].path}): a savepoint is written into a "
+        "folder of its own. If an attempt that was interrupted left these files, remove the folder"
+    )
+
+
+def files_of(operators: Iterable[OperatorState]) -> dict[str, FileRef]:
+    """The state files of operators, by path: ranges may share them."""
+    return {ref.path: ref for operator in operators for ref in operator.files}
+
+
+def _known_files(previous: CheckpointStorage) -> frozenset[tuple[str, int, int]]:
+    files = files_of(manifest_of(previous, read_savepoint(previous)).operators)
+    return frozenset((ref.path, ref.checksum, ref.file_bytes) for ref in files.values())
+
+
+def manifest_of(storage: CheckpointStorage, savepoint: Savepoint) -> Manifest:
+    """Read the epoch of a savepoint."""
+    path = manifest_path(savepoint.epoch)
+    try:
+        return read_manifest(storage, path)
+    except FileNotFoundError:
+        raise lost(storage, path) from None
+
+
+def lost(storage: CheckpointStorage, path: str) -> CorruptFileError:
+    """Say that a file of a savepoint is not there."""
+    return CorruptFileError(
+        f"savepoint {storage.uri}: its file {path} is lost: copy the whole folder once more"
+    )
+
+
+def entries_of(operators: Iterable[OperatorState]) -> tuple[OperatorEntry, ...]:
+    """Return what ``job.json`` says of operators."""
+    entries = (OperatorEntry(o.uid, o.key_schema, o.state_schema) for o in operators)
+    return tuple(sorted(entries, key=lambda entry: entry.uid))
+
+
+def _copy_runs(
+    source: CheckpointStorage, manifest: Manifest, destination: CheckpointStorage
+) -> None:
+    """Keep the keys of all runs before an epoch."""
+    history = History(source)
+    history.refresh()
+    retained = []
+    for epoch in history.epochs:
+        with suppress(FencedError):  # retired meanwhile: its key is among the others then
+            retained.append(history.manifest(epoch))
+    RunKeys(source).copy_to(destination, manifest.epoch)
+    for entry in source.list(RUNS):
+        if not entry.path.endswith((".keys", ".run")):
+            keep(destination, entry.path, source.read_bytes(entry.path))
+    kept = RunKeys(destination)
+    for other in retained:
+        if other.epoch < manifest.epoch and other.run_key is not None:
+            kept.add(other.run_key, other.epoch)
+
+
+def _copy_position(
+    source: CheckpointStorage, batch_id: int, destination: CheckpointStorage
+) -> None:
+    """Copy where a query stood after a batch."""
+    for path in (METADATA, *position_files(source, batch_id)):
+        with suppress(FileNotFoundError):  # Spark removes what is older than its newest batches
+            keep(destination, path, source.read_bytes(path))
+
+
+def sha256(data: bytes) -> str:
+    """Return the digest of a small file."""
+    return hashlib.sha256(data).hexdigest()

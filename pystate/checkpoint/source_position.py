@@ -1,0 +1,80 @@
+"""Spark's part of a checkpoint: what of it makes a query go on after a certain batch.
+
+A streaming query keeps its positions in ``spark/``. ``metadata`` has the query's id,
+``offsets/<n>`` what batch n reads, and ``commits/<n>`` that it has ended. ``sources/`` holds the
+logs of sources that keep one, and ``state/`` the state of Spark's own operators.
+
+Thread safety: functions without state. The query may go on meanwhile: logs only grow, and a source
+reads from the position that ``offsets`` names, whatever its log has beyond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from pystate.checkpoint.manifest import Manifest, QueryProgress
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CorruptFileError
+
+__all__ = [
+    "METADATA",
+    "SPARK_FOLDER",
+    "encode_query_id",
+    "position_files",
+    "query_of",
+    "read_query_id",
+]
+
+SPARK_FOLDER = "spark"
+METADATA = f"{SPARK_FOLDER}/metadata"
+#: Folders with a file for each batch.
+_BATCHES = (f"{SPARK_FOLDER}/offsets/", f"{SPARK_FOLDER}/commits/")
+
+
+def read_query_id(storage: CheckpointStorage) -> str | None:
+    """Return the id of the query that a checkpoint belongs to, or None if it never had one.
+
+    Raises
+    ------
+    CorruptFileError
+        The file is not what Spark writes.
+    """
+    try:
+        data = storage.read_bytes(METADATA)
+    except FileNotFoundError:
+        return None
+    try:
+        query_id = json.loads(data)["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFileError(f"{METADATA}: not what Spark writes: {error}") from None
+    if not isinstance(query_id, str):
+        raise CorruptFileError(f"{METADATA}: {query_id!r:.60} is not the id of a query")
+    return query_id
+
+
+def encode_query_id(query_id: str) -> bytes:
+    """Return the content of ``metadata`` for a query."""
+    return json.dumps({"id": query_id}, separators=(",", ":")).encode()
+
+
+def query_of(storage: CheckpointStorage, manifest: Manifest) -> QueryProgress | None:
+    """Find where the checkpoint's streaming query stood at an epoch; None where it has none."""
+    query_id = read_query_id(storage)
+    return None if query_id is None else manifest.progress(query_id)
+
+
+def position_files(storage: CheckpointStorage, batch_id: int) -> Iterator[str]:
+    """Name the files from which a query goes on after a batch, but for ``metadata``.
+
+    Of the batches those are the last two: Spark asks for the one before, too, where it does not
+    find that the last one has ended.
+    """
+    wanted = {str(batch_id), str(batch_id - 1)}
+    for entry in storage.list(SPARK_FOLDER):
+        name = entry.path.rpartition("/")[2]
+        if entry.path == METADATA or (name.startswith(".") and name.endswith(".crc")):
+            continue  # Hadoop's checksums are optional, and that of `metadata` would be wrong
+        if entry.path.startswith(_BATCHES) and name not in wanted:
+            continue
+        yield entry.path
