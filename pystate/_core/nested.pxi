@@ -349,6 +349,8 @@ cdef class NestedCodec(Codec):
         return found
 
     @cython.final
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
     cdef list take_array(self, NestedNode node, int32_t at, pst_nested_parser *p):
         cdef uint64_t k, n = 0
         cdef const uint8_t *bits = NULL
@@ -371,6 +373,8 @@ cdef class NestedCodec(Codec):
         return found
 
     @cython.final
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
     cdef dict take_map(self, NestedNode node, int32_t at, pst_nested_parser *p):
         cdef uint64_t k, n = 0
         cdef const uint8_t *bits = NULL
@@ -384,14 +388,36 @@ cdef class NestedCodec(Codec):
         at += 1
         self.take_scalars(key, at, n, keys, p)
         at += key.span
+        if bits is NULL and below.type.kind == PST_NESTED_SCALAR:
+            self.take_entries(below, at, n, keys, found, p)
+            return found
         for k in range(n):
             if not pst_nested_is_valid(p, at, bits, k):
-                found[keys[k]] = None
+                found[<object> keys[k]] = None
             elif below.type.kind == PST_NESTED_SCALAR:
-                found[keys[k]] = self.take_scalar(below, at, p)
+                found[<object> keys[k]] = self.take_scalar(below, at, p)
             else:
-                found[keys[k]] = self.take(below, at, p)
+                found[<object> keys[k]] = self.take(below, at, p)
         return found
+
+    @cython.final
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef int take_entries(self, NestedNode below, int32_t at, uint64_t n, list keys, dict found,
+                          pst_nested_parser *p) except -1:
+        """Take a map's values, none of them null, behind its keys."""
+        cdef pst_cell cells[SCALARS]
+        cdef uint64_t k, some, done = 0
+        cdef pst_status status
+        while done < n:
+            some = min(n - done, <uint64_t> SCALARS)
+            status = pst_nested_take_scalars(p, at, some, cells)
+            if status != PST_OK:
+                self.read(p, status)
+            for k in range(some):
+                found[<object> keys[done + k]] = scalar(below, &cells[k])
+            done += some
+        return 0
 
 
 cdef inline object scalar(NestedNode node, const pst_cell *cell):
