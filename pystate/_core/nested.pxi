@@ -309,20 +309,21 @@ cdef class NestedCodec(Codec):
         return scalar(node, &cell)
 
     @cython.final
-    cdef int take_scalars(self, NestedNode node, int32_t at, uint64_t n, list found,
-                          pst_nested_parser *p) except -1:
+    cdef list take_scalars(self, NestedNode node, int32_t at, uint64_t n, pst_nested_parser *p):
+        """Take values of one type, none of them null."""
         cdef pst_cell cells[SCALARS]
-        cdef uint64_t k, some
+        cdef uint64_t k, some, done = 0
         cdef pst_status status
-        while n:
-            some = min(n, <uint64_t> SCALARS)
+        cdef list found = PyList_New(<Py_ssize_t> n)  # at most eight for each byte
+        while done < n:
+            some = min(n - done, <uint64_t> SCALARS)
             status = pst_nested_take_scalars(p, at, some, cells)
             if status != PST_OK:
                 self.read(p, status)
             for k in range(some):
-                found.append(scalar(node, &cells[k]))
-            n -= some
-        return 0
+                fill_item(found, done + k, scalar(node, &cells[k]))
+            done += some
+        return found
 
     @cython.final
     @cython.boundscheck(False)
@@ -354,22 +355,22 @@ cdef class NestedCodec(Codec):
     cdef list take_array(self, NestedNode node, int32_t at, pst_nested_parser *p):
         cdef uint64_t k, n = 0
         cdef const uint8_t *bits = NULL
-        cdef list found = []
+        cdef list found
         cdef NestedNode child = <NestedNode> node.children[0]
         cdef pst_status status = pst_nested_take_array(p, at, &n, &bits)
         if status != PST_OK:
             self.read(p, status)
         at += 1
         if bits is NULL and child.type.kind == PST_NESTED_SCALAR:
-            self.take_scalars(child, at, n, found, p)
-            return found
+            return self.take_scalars(child, at, n, p)
+        found = PyList_New(<Py_ssize_t> n)
         for k in range(n):
             if not pst_nested_is_valid(p, at, bits, k):
-                found.append(None)
+                fill_item(found, k, None)
             elif child.type.kind == PST_NESTED_SCALAR:
-                found.append(self.take_scalar(child, at, p))
+                fill_item(found, k, self.take_scalar(child, at, p))
             else:
-                found.append(self.take(child, at, p))
+                fill_item(found, k, self.take(child, at, p))
         return found
 
     @cython.final
@@ -378,7 +379,7 @@ cdef class NestedCodec(Codec):
     cdef dict take_map(self, NestedNode node, int32_t at, pst_nested_parser *p):
         cdef uint64_t k, n = 0
         cdef const uint8_t *bits = NULL
-        cdef list keys = []
+        cdef list keys
         cdef dict found = {}
         cdef NestedNode key = <NestedNode> node.children[0]
         cdef NestedNode below = <NestedNode> node.children[1]
@@ -386,7 +387,7 @@ cdef class NestedCodec(Codec):
         if status != PST_OK:
             self.read(p, status)
         at += 1
-        self.take_scalars(key, at, n, keys, p)
+        keys = self.take_scalars(key, at, n, p)
         at += key.span
         if bits is NULL and below.type.kind == PST_NESTED_SCALAR:
             self.take_entries(below, at, n, keys, found, p)
@@ -418,6 +419,12 @@ cdef class NestedCodec(Codec):
                 found[<object> keys[done + k]] = scalar(below, &cells[k])
             done += some
         return 0
+
+
+cdef inline void fill_item(list items, uint64_t at, object item) noexcept:
+    """Set an item of a list that has none there yet."""
+    Py_INCREF(item)
+    PyList_SET_ITEM(items, <Py_ssize_t> at, item)
 
 
 cdef inline object scalar(NestedNode node, const pst_cell *cell):
