@@ -78,8 +78,12 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def take(session: SparkSession, folder: Path, epochs: int, times_s: Sequence[float]) -> Figures:
-    """Look at everything."""
+def take(
+    job: Job, session: SparkSession, folder: Path, epochs: int, times_s: Sequence[float]
+) -> Figures:
+    """Look at everything, once what the last epoch retired is removed."""
+    assert job._epochs.coordinator is not None
+    job._epochs.coordinator._maintenance.wait()
     gc.collect()
     runtime: Any = session.sparkContext._jvm.java.lang.Runtime.getRuntime()
     runtime.gc()
@@ -112,7 +116,7 @@ def run(session: SparkSession, folder: Path, epochs: int, ranges: int) -> list[F
             )
             times_s.append(time.perf_counter() - began_s)
             if number % every == 0 or number in shown:
-                found.append(take(session, folder, number, times_s))
+                found.append(take(job, session, folder, number, times_s))
                 times_s = []
                 if number in shown:
                     print(found[-1], flush=True)

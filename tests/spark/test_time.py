@@ -315,7 +315,7 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         ),
         (one, {"event_time": "z"}, {}, InvalidArgumentError, "event_time: 'z' is not a column"),
         (one, {"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
-        (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "event_time='column', too"),
+        (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "name the column of the event time"),
         (one, {"event_time": "v", "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
         (one, {}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "which is no name"),
         (one, {}, {"side_outputs": {"odd": "k strin g"}}, InvalidArgumentError, "does not parse"),
