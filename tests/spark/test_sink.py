@@ -362,7 +362,7 @@ class Frames(Lines):
         (Odd, r"stage returned .* of type set, and must return plain JSON"),
         (Yields, "stage returned .* of type generator, and must return plain JSON"),
         (NotANumber, "epoch 1: prepare returned {'size': nan} .*, and must return plain JSON"),
-        (Renamed, "staged in a sink 'other', and nobody .*must keep its name; nothing"),
+        (Renamed, "staged in a sink 'other', and no known sink .*must keep its name; nothing"),
         (Frames, "stage_frame failed: TypeError: 'NoneType'"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
