@@ -53,6 +53,9 @@ JOB = {
     "allow_time_back": (NO_FLAG, "^job 'j': allow_time_back is True or False, not"),
     "replace": (NO_FLAG, "^job 'j': replace is True or False, not"),
     "allow_pickle": (NO_FLAG, "^job 'j': allow_pickle is True or False, not"),
+    "restore": (["3", "''", "b'x'", "'latest'"], "^job 'j': restore is the (path of a )?folder"),
+    "claim": ([*NO_FLAG, "True"], "^job 'j': claim (is True or False, not|and uid_map say how)"),
+    "uid_map": (["{}", "{'a': 'b'}", "3"], "^job 'j': claim and uid_map say how to begin"),
     "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', 'local', 'heap' or"),
     "max_clock_step": ([*NO_LENGTH, "None"], "^job 'j': max_clock_step=.*(length of time|between)"),
     "epoch_timeout": (NO_LENGTH, "^job 'j': epoch_timeout=.*(length of time|between)"),
@@ -86,6 +89,20 @@ BACKEND = {
     "create": (NO_FLAG, "^backend: create is True or False, not"),
     "namespace": (["'longg'", "3"], "namespace"),
     "timers": (NO_FLAG, "^backend: timers is True or False, not"),
+}
+
+#: What says how to begin, where there is a savepoint to begin with.
+RESTORE = {
+    "claim": (NO_FLAG, "^job 'j': claim is True or False, not"),
+    "uid_map": (["3", "'a'", "[('a', 'b')]"], "^job 'j': uid_map is a mapping from"),
+    "uid_map ": (["{'a': ''}", "{'': 'a'}", "{3: 'a'}", "{'a': None}"], "uid"),
+}
+
+SAVEPOINT = {
+    "checkpoint": (["3", "''", "None"], "^savepoint: checkpoint is the path of a folder"),
+    "destination": (["3", "''", "None"], "^savepoint: destination is the path of a folder"),
+    "previous": (["3", "''"], "^savepoint: previous is the path of a folder"),
+    "copy": (NO_FLAG, "^savepoint: copy is True or False, not"),
 }
 
 HARNESS = {
@@ -130,7 +147,13 @@ def cases(table: dict[str, tuple[list[str], str]]) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "table"),
-    [(Job, JOB), (ps.open, STORE), (ps.KeyedStateBackend, BACKEND), (Harness, HARNESS)],
+    [
+        (Job, JOB),
+        (ps.open, STORE),
+        (ps.KeyedStateBackend, BACKEND),
+        (Harness, HARNESS),
+        (ps.savepoint, SAVEPOINT),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_argument_is_in_its_table(function: Any, table: Any) -> None:
@@ -142,6 +165,25 @@ def test_job(name: str, bad: str, message: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"name": "j", "checkpoint": tmp_path / "checkpoint"}
     given[name] = eval(bad, dict(NAMES))
     refused(lambda: Job(**given), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@cases(RESTORE)
+def test_restore(name: str, bad: str, message: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"name": "j", "checkpoint": tmp_path / "checkpoint"}
+    given |= {"restore": tmp_path / "savepoint", name: eval(bad, dict(NAMES))}
+    refused(lambda: Job(**given), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@cases(SAVEPOINT)
+def test_savepoint(name: str, bad: str, message: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"checkpoint": tmp_path / "c", "destination": tmp_path / "s"}
+    given[name] = eval(bad, dict(NAMES))
+    refused(lambda: ps.savepoint(**given), message)
+    job = Job("j", given.pop("checkpoint") if name != "checkpoint" else tmp_path / "c")
+    if name != "checkpoint":
+        refused(lambda: job.savepoint(**given), message)
     assert list(tmp_path.iterdir()) == []
 
 
