@@ -746,7 +746,7 @@ pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_re
 void pst_sst_reader_close(pst_sst_reader *r);
 /* All valid as long as the reader. */
 const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r);
-/* The schema as written, owned by the reader. */
+/* The schema as written, or as pst_sst_reader_evolve made it; owned by the reader. */
 const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r);
 const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r);
 /* Positions before the first record of the inclusive range; reads only blocks that meet it.
@@ -766,10 +766,50 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
 
+/* Puts all rows and timers of some key groups, as another table has them, into the open epoch of a
+ * table, which has none of those keys; `rows` (may be NULL) counts the records. Both tables have
+ * one schema. PST_INVALID: not attached; a table does not have the key groups; or `from` has an
+ * open epoch. PST_SCHEMA; PST_POISONED; memory. If some rows were put by then the epoch is
+ * poisoned. */
+pst_status pst_table_copy(pst_table *to, pst_table *from, int32_t first_key_group,
+                          int32_t last_key_group, uint64_t *rows);
+
+/* A state of a file, and what it becomes. Both types are trees in preorder as in pst_nested_create,
+ * or one scalar. Of a list they are the items' type, of a map the values'. Without any types the
+ * values stay as they are. */
+typedef struct pst_evolution {
+    int32_t column;       /* of the file's states */
+    const pst_column *to; /* as in a file's schema; its name is not looked at */
+    const struct pst_nested_type *from_types;
+    int32_t n_from;
+    const struct pst_nested_type *to_types;
+    int32_t n_to;
+    /* For each of the latter, which of the former it is made of; -1: null. A struct's field is made
+     * of a field of the struct that its own is made of, an element of an element. Scalars may be
+     * wider: see pst_widens. */
+    const int32_t *from;
+} pst_evolution;
+
+/* Whether every value of a scalar type has exactly one of another type, in the same order: integers
+ * as wider ones, as floats and decimals that hold all their digits, floats as doubles, dates as the
+ * timestamp of their midnight in UTC, decimals with more digits on both sides of the point; and
+ * each type itself. */
+int pst_widens(const struct pst_nested_type *from, const struct pst_nested_type *to);
+
+/* From now on the reader gives these states as they become, and its schema says so; keys of maps
+ * are as the new column says, which must have the same bytes in files. Blocks are converted when
+ * they are read: PST_OVERFLOW then says that a date is beyond all timestamps, PST_TOO_LARGE that a
+ * value is, and PST_CORRUPT what a file's bytes are. Once at most, before the first record is read.
+ * PST_SCHEMA: it cannot become that; PST_INVALID: no such column, or no such trees; PST_NO_MEMORY.
+ * After a failure the reader can only be closed. */
+pst_status pst_sst_reader_evolve(pst_sst_reader *r, const pst_evolution *evolutions, int32_t n);
+
 /* Merges files, oldest first, into one writer (PST_BASE drops tombstones and cleared columns). All
  * must have the schema that the writer was made with, or a prefix mapping in columns[f] (NULL:
- * identity), else PST_SCHEMA. The readers are seeked by the call to the writer's range.
- * PST_INVALID: no readers, or a column is not the writer's; and what readers and the writer say. */
+ * identity), else PST_SCHEMA. The writer may have a multiple of a file's key groups, which are then
+ * split; PST_SCHEMA for any other number. The readers are seeked by the call to the writer's range.
+ * PST_INVALID: no readers; a column is not the writer's; the writer's range meets two parts of one
+ * key group; and what readers and the writer say. */
 pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                      pst_sst_writer *writer);
 
@@ -818,6 +858,7 @@ typedef struct pst_nested_type {
     uint8_t type;      /* of a scalar: PST_BOOL to PST_BINARY        */
     uint8_t precision; /* of a decimal: 1 to 38                      */
     uint32_t n_children;
+    uint8_t scale; /* of a decimal                               */
 } pst_nested_type;
 
 /* A tree of types. It is immutable, so any number of threads may use it. It must outlive the

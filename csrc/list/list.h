@@ -228,6 +228,12 @@ pst_status pst_list_pack(const uint8_t *heap, uint64_t heap_bytes, const pst_lis
                          const pst_list *l, uint64_t from, size_t max_bytes, uint8_t *out,
                          size_t *size, uint64_t *taken);
 
+/* The first byte of packed items. */
+uint8_t pst_packed_head(int timed, uint32_t width);
+/* Writes one item behind the first byte `head` and those before it, the last of which has the time
+ * *time, at first 0; how many bytes. REQUIRES: room for them and two varints. */
+size_t pst_packed_add(uint8_t *out, uint8_t head, uint64_t *time, const pst_item *item);
+
 typedef struct pst_packed {
     const uint8_t *p;
     const uint8_t *end;

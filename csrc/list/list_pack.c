@@ -59,13 +59,7 @@ static pst_status pack_items(pst_list_cursor *c, size_t most, size_t room, uint8
             *size += need;
             return PST_TOO_LARGE;
         }
-        if (c->shape.timed)
-            *size += pst_put_varint(out + *size, step);
-        if (!c->shape.width)
-            *size += pst_put_varint(out + *size, item.size);
-        pst_get_bytes(out + *size, item.data, item.size);
-        *size += item.size;
-        time = (uint64_t)item.time;
+        *size += pst_packed_add(out + *size, out[0], &time, &item);
         if (++*taken && *size >= most)
             return PST_OK;
     }
@@ -85,7 +79,7 @@ pst_status pst_list_pack_next(pst_list_cursor *c, size_t max_bytes, uint8_t *out
         *size = 1 + (size_t)first.size + 2 * PST_VARINT_MAX;
         return PST_TOO_LARGE;
     }
-    out[0] = (uint8_t)((c->shape.timed ? TIMED : 0) | (c->shape.width ? 0 : VARIABLE));
+    out[0] = pst_packed_head(c->shape.timed, c->shape.width);
     if (c->shape.width && !c->shape.timed && most > c->shape.width)
         return pack_runs(c, most, out, size, taken);
     return pack_items(c, most, room, out, size, taken);
@@ -103,8 +97,23 @@ pst_status pst_list_pack(const uint8_t *heap, uint64_t heap_bytes, const pst_lis
     *size = 1;
     if (!room)
         return PST_TOO_LARGE;
-    out[0] = (uint8_t)((s->timed ? TIMED : 0) | (s->width ? 0 : VARIABLE));
+    out[0] = pst_packed_head(s->timed, s->width);
     return PST_OK;
+}
+
+uint8_t pst_packed_head(int timed, uint32_t width) {
+    return (uint8_t)((timed ? TIMED : 0) | (width ? 0 : VARIABLE));
+}
+
+size_t pst_packed_add(uint8_t *out, uint8_t head, uint64_t *time, const pst_item *item) {
+    size_t size = 0;
+    if (head & TIMED)
+        size += pst_put_varint(out, zigzag((uint64_t)item->time - *time));
+    if (head & VARIABLE)
+        size += pst_put_varint(out + size, item->size);
+    pst_get_bytes(out + size, item->data, item->size);
+    *time = (uint64_t)item->time;
+    return size + item->size;
 }
 
 pst_status pst_packed_open(pst_packed *p, const pst_list_shape *s, pst_bytes blob) {

@@ -26,6 +26,7 @@
 typedef struct source {
     pst_sst_reader *reader;
     int rows_only;          /* without the element column that the others have */
+    int splits;             /* has fewer key groups than the writer, each of them several of its */
     const int32_t *columns; /* NULL: the identity */
     uint64_t taken;         /* a bit per state column of the writer's that it has */
     pst_record *record;
@@ -63,9 +64,12 @@ static pst_status check_source(const merge *m, source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
     if (from->n_keys + s->rows_only != m->schema->n_keys ||
-        pst_schema_hashed(from) != pst_schema_hashed(m->schema) ||
-        pst_sst_reader_info(s->reader)->max_parallelism != m->info->max_parallelism)
+        pst_schema_hashed(from) != pst_schema_hashed(m->schema))
         return PST_SCHEMA;
+    int32_t groups = pst_sst_reader_info(s->reader)->max_parallelism;
+    if (m->info->max_parallelism % groups)
+        return PST_SCHEMA;
+    s->splits = groups != m->info->max_parallelism;
     for (int32_t i = 0; i < from->n_keys; i++)
         if (!pst_column_same_type(&from->keys[i], &m->schema->keys[i]))
             return PST_SCHEMA;
@@ -354,8 +358,18 @@ static pst_status write_group(merge *m, int32_t n) {
     return n ? write_folded(m, fold(m, m->visible, n)) : PST_OK;
 }
 
+/* Gives a record of a file with fewer key groups its own; 0: it is outside the writer's range. */
+static int regroup(const merge *m, pst_record *r) {
+    r->key_group = pst_key_group(r->hash, m->info->max_parallelism);
+    return r->key_group >= m->info->first_key_group && r->key_group <= m->info->last_key_group;
+}
+
 static pst_status advance(merge *m, int32_t s) {
-    pst_status status = pst_sst_reader_next(m->sources[s].reader, m->sources[s].record);
+    const source *from = &m->sources[s];
+    pst_status status;
+    do {
+        status = pst_sst_reader_next(from->reader, from->record);
+    } while (!status && from->splits && !regroup(m, from->record));
     if (status == PST_NOT_FOUND)
         return PST_OK;
     if (!status) {
@@ -366,10 +380,19 @@ static pst_status advance(merge *m, int32_t s) {
     return status;
 }
 
+/* Key group g of a file with n of them becomes g, n + g, 2 n + g, ... So a range of the writer's has
+ * the order of the file as long as it meets no multiple of n but at its beginning. */
+static pst_status seek(const merge *m, const source *s) {
+    int32_t groups = pst_sst_reader_info(s->reader)->max_parallelism;
+    int32_t first = m->info->first_key_group, last = m->info->last_key_group;
+    if (first / groups != last / groups)
+        return PST_INVALID;
+    return pst_sst_reader_seek(s->reader, first % groups, last % groups);
+}
+
 static pst_status run(merge *m, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        pst_status s = pst_sst_reader_seek(m->sources[i].reader, m->info->first_key_group,
-                                           m->info->last_key_group);
+        pst_status s = seek(m, &m->sources[i]);
         if (!s)
             s = advance(m, i);
         if (s)

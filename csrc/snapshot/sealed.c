@@ -216,16 +216,24 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
     return present ? emit(s, t, row, 0, present, present) : PST_OK;
 }
 
+/* Words of an entry, at most. */
+static size_t entry_words(const pst_sealed *s, const pst_table *t) {
+    size_t words = 2 + (s->key_kind == PST_KEY_BYTES ? 2u : 0u) + (s->wide ? 2u : 0u);
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        words += pst_is_wide_value(t->schema.states[i].type) ? 2 : 1;
+    return words;
+}
+
+static pst_status take_buffers(pst_sealed *s, const pst_table *t, size_t words) {
+    s->pool = t->pool; /* to which they go back, also where only some can be had */
+    return pst_pool_take(s->pool, words, &s->entries, &s->bytes, &s->charge);
+}
+
 static pst_status gather(pst_sealed *s, const pst_table *t) {
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint32_t from = before->rings[PST_RING_SLOTS].head, to = t->m->rings[PST_RING_SLOTS].head;
-    size_t per_row = 1 + (s->key_kind == PST_KEY_BYTES ? 2u : 0u) + (s->wide ? 2u : 0u);
-    for (int32_t i = 0; i < t->lay.n_states; i++)
-        per_row += pst_is_wide_value(t->schema.states[i].type) ? 2 : 1;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
-    s->pool = t->pool;
-    pst_status st =
-        pst_pool_take(s->pool, rows * (per_row + 1) + 1, &s->entries, &s->bytes, &s->charge);
+    pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
         st = gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++)
@@ -235,27 +243,83 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     return !st && t->lay.timers >= 0 ? pst_sealed_timers(s, t) : st;
 }
 
-pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+/* What a part may have before it ends. */
+#ifndef PST_COPY_ROWS
+#define PST_COPY_ROWS (1u << 18) /* tests have many parts */
+#endif
+enum { PART_BYTES = 1 << 26 };
+
+static int is_large(const pst_sealed *s) {
+    return s->rows >= PST_COPY_ROWS || s->bytes.size >= PART_BYTES;
+}
+
+static pst_status gather_part(pst_sealed *s, const pst_table *t, uint64_t *cursor) {
+    uint64_t slots = t->m->slots, timers = t->lay.timers < 0 ? 0 : pst_group_count(t);
+    size_t words = entry_words(s, t);
+    pst_status st = take_buffers(s, t, PST_COPY_ROWS * words);
+    for (; !st && *cursor < slots && !is_large(s); ++*cursor) {
+        const uint64_t *row = pst_row(t, (uint32_t)*cursor);
+        if (!pst_is_live(row[0]))
+            continue;
+        int32_t group = pst_group_of(t, pst_row_hash(t, row));
+        if (group < s->first_key_group || group > s->last_key_group)
+            continue;
+        st = pst_sealed_reserve(s, words);
+        if (!st)
+            st = gather_inserted(s, t, (uint32_t)*cursor);
+    }
+    for (; !st && *cursor >= slots && *cursor < slots + timers && !is_large(s); ++*cursor) {
+        int32_t group = t->first_key_group + (int32_t)(*cursor - slots);
+        if (group >= s->first_key_group && group <= s->last_key_group)
+            st = pst_sealed_group_timers(s, t, group);
+    }
+    return st || s->rows ? st : PST_NOT_FOUND;
+}
+
+static pst_status begin(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
     pst_sealed *s = pst_calloc(1, sizeof *s);
     if (!s)
         return PST_NO_MEMORY;
-    pst_status st = pst_file_schema_create(&t->schema, &s->schema);
-    if (!st) {
-        s->lineage = *lineage;
-        s->tied = t->m->ties != 0;
-        s->key_kind = t->lay.has_elements ? PST_KEY_BYTES : t->lay.key_kind;
-        s->wide = t->lay.wide;
-        s->max_parallelism = t->max_parallelism;
-        s->first_key_group = t->first_key_group;
-        s->last_key_group = t->last_key_group;
-        st = gather(s, t);
-    }
+    *sealed = s;
+    s->lineage = *lineage;
+    s->tied = t->m->ties != 0;
+    s->key_kind = t->lay.has_elements ? PST_KEY_BYTES : t->lay.key_kind;
+    s->wide = t->lay.wide;
+    s->max_parallelism = t->max_parallelism;
+    s->first_key_group = t->first_key_group;
+    s->last_key_group = t->last_key_group;
+    return pst_file_schema_create(&t->schema, &s->schema);
+}
+
+static pst_status end(pst_table *t, pst_status st, pst_sealed *s, pst_sealed **sealed) {
     if (st) {
         t->arena.refused = 0;
         pst_sealed_destroy(s);
         return st;
     }
-    pst_huge_take(t, &s->huge);
     *sealed = s;
     return PST_OK;
+}
+
+pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
+    pst_sealed *s = NULL;
+    pst_status st = begin(t, lineage, &s);
+    if (!st)
+        st = gather(s, t);
+    if (!st)
+        pst_huge_take(t, &s->huge);
+    return end(t, st, s, sealed);
+}
+
+pst_status pst_sealed_part(pst_table *t, int32_t first_key_group, int32_t last_key_group,
+                           uint64_t *cursor, pst_sealed **part) {
+    pst_lineage unnamed = {0};
+    pst_sealed *s = NULL;
+    pst_status st = begin(t, &unnamed, &s);
+    if (!st) {
+        s->first_key_group = first_key_group;
+        s->last_key_group = last_key_group;
+        st = gather_part(s, t, cursor);
+    }
+    return end(t, st, s, part);
 }

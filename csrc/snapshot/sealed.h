@@ -73,6 +73,8 @@ pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *r
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before_presence, const uint64_t *before);
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
+/* Gathers all timers of a key group. */
+pst_status pst_sealed_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group);
 /* Prefetches what comparing the lists and maps of a touched row begins with. The row and its undo
  * record are in cache. */
 PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
@@ -92,6 +94,12 @@ PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_
 }
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
+
+/* Gathers rows of some key groups in full, as if they were all new; and, once there are no more
+ * rows, the timers. Begins at *cursor, which is 0 first, and stops where the part is large.
+ * PST_NOT_FOUND at the end. REQUIRES: nothing is written to the table until then. */
+pst_status pst_sealed_part(pst_table *t, int32_t first_key_group, int32_t last_key_group,
+                           uint64_t *cursor, pst_sealed **part);
 
 /* Charges for what is written after one more entry. PST_LIMIT. */
 static inline pst_status pst_sealed_charge(pst_sealed *s) {

@@ -354,22 +354,34 @@ static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_
     return PST_OK;
 }
 
+static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst_tree_root from,
+                              pst_tree_root to) {
+    pst_tree_diff d;
+    pst_tree_entry e;
+    pst_record_op op;
+    pst_status st = PST_OK;
+    if (!memcmp(&from, &to, sizeof to))
+        return PST_OK;
+    pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &pst_timer_shape, from, to);
+    while (!st && (st = pst_tree_diff_next(&d, &op, &e)) == PST_OK)
+        st = emit_timer(s, t, domain, op, &e);
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}
+
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t) {
     pst_meta *before = pst_meta_of(t, t->h->sealed);
     pst_status st = PST_OK;
     for (int32_t g = t->first_key_group; !st && g <= t->last_key_group; g++)
-        for (int domain = 0; !st && domain < 2; domain++) {
-            pst_tree_root from = *pst_timer_root(t, before, g, (pst_domain)domain);
-            pst_tree_root to = *pst_timer_root(t, t->m, g, (pst_domain)domain);
-            pst_tree_diff d;
-            pst_tree_entry e;
-            pst_record_op op;
-            if (!memcmp(&from, &to, sizeof to))
-                continue;
-            pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &pst_timer_shape, from, to);
-            while (!st && (st = pst_tree_diff_next(&d, &op, &e)) == PST_OK)
-                st = emit_timer(s, t, domain, op, &e);
-            st = st == PST_NOT_FOUND ? PST_OK : st;
-        }
+        for (int domain = 0; !st && domain < 2; domain++)
+            st = emit_timers(s, t, domain, *pst_timer_root(t, before, g, (pst_domain)domain),
+                             *pst_timer_root(t, t->m, g, (pst_domain)domain));
+    return st;
+}
+
+pst_status pst_sealed_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group) {
+    pst_status st = PST_OK;
+    for (int domain = 0; !st && domain < 2; domain++)
+        st = emit_timers(s, t, domain, (pst_tree_root){0, 0},
+                         *pst_timer_root(t, t->m, key_group, (pst_domain)domain));
     return st;
 }

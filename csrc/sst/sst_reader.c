@@ -24,6 +24,9 @@ struct pst_sst_reader {
     pst_file_info info;
     pst_detail detail;
     pst_schema schema;
+    pst_schema shown; /* as converted; without conversions it has no columns */
+    pst_sst_conversion *conversions;
+    int32_t n_conversions;
     pst_record_rules rules;
     pst_sst_ref *refs;
     size_t n_refs;
@@ -190,6 +193,11 @@ pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_re
 void pst_sst_reader_close(pst_sst_reader *r) {
     if (!r)
         return;
+    for (int32_t i = 0; i < r->n_conversions; i++)
+        r->conversions[i].destroy(r->conversions[i].ctx);
+    pst_free(r->conversions);
+    if (r->shown.n_keys)
+        pst_schema_clear(&r->shown);
     pst_schema_clear(&r->schema);
     pst_free(r->refs);
     pst_free(r->stored.data);
@@ -206,10 +214,47 @@ const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r) {
     return &r->info;
 }
 const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r) {
-    return &r->schema;
+    return r->shown.n_keys ? &r->shown : &r->schema;
 }
 const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r) {
     return &r->detail;
+}
+
+/* ---- conversions ----------------------------------------------------------------------------- */
+
+pst_status pst_sst_reader_convert(pst_sst_reader *r, const pst_sst_conversion *conversions,
+                                  int32_t n) {
+    pst_column states[PST_MAX_STATES];
+    pst_schema changed = r->schema;
+    pst_status s = r->n_conversions ? PST_INVALID : PST_OK;
+    pst_sst_conversion *own = s ? NULL : pst_malloc((size_t)n * sizeof *own);
+    if (!own) {
+        for (int32_t i = 0; i < n; i++)
+            conversions[i].destroy(conversions[i].ctx);
+        return s ? s : PST_NO_MEMORY;
+    }
+    memcpy(own, conversions, (size_t)n * sizeof *own);
+    r->conversions = own;
+    r->n_conversions = n;
+    memcpy(states, changed.states, (size_t)changed.n_states * sizeof *states);
+    for (int32_t i = 0; i < n; i++) {
+        states[own[i].column] = own[i].to;
+        states[own[i].column].name = changed.states[own[i].column].name;
+    }
+    changed.states = states;
+    return pst_schema_copy(&changed, &r->shown);
+}
+
+/* The block was checked as it was written. */
+static pst_status convert_block(pst_sst_reader *r, const pst_sst_ref *ref) {
+    for (int32_t i = 0; i < r->n_conversions; i++) {
+        pst_sst_conversion *c = &r->conversions[i];
+        pst_sst_values *values = &r->block.columns[r->schema.n_keys + c->column];
+        pst_status s = values->count ? c->run(c->ctx, &r->block, values) : PST_OK;
+        if (s)
+            return s == PST_CORRUPT ? fail_at(r, s, ref->offset) : s;
+    }
+    return PST_OK;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -257,9 +302,12 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
 static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t **raw) {
     size_t padded = pst_sst_align(ref->stored);
     uint64_t rows = ref->puts + ref->deletes;
-    /* Twice its raw size where the codec has a copy, and a hash and a key group per row. */
-    pst_status s =
-        pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded + 2 * ref->raw + rows * 12);
+    /* Twice its raw size where the codec has a copy, and a hash and a key group per row. Converted
+     * values are kept as such, as Arrow columns of both types, and once more as they are put
+     * together. */
+    uint64_t copies = r->n_conversions ? 8 : 2;
+    pst_status s = pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded +
+                                                    copies * ref->raw + rows * 12);
     if (!s)
         s = pst_sst_reserve(&r->stored, padded);
     if (s)
@@ -393,6 +441,8 @@ static pst_status load_block(pst_sst_reader *r) {
     s = hash_block(r, ref);
     if (!s)
         s = keep_last_key(r, ref);
+    if (!s && r->n_conversions)
+        s = convert_block(r, ref);
     if (s)
         return s;
     r->next_ref++;

@@ -1,5 +1,8 @@
 /* sst_reader.h: what a file says of rows before they are read.
  *
+ * It also says how a column is converted when its block is read, so that all who read the file see
+ * another type.
+ *
  * Thread safety: as the reader.
  */
 #ifndef PST_SST_READER_H
@@ -33,5 +36,20 @@ pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part);
 /* About how many rows a key group of the seeked range has, by the file's index alone: a block of
  * several groups counts for each of them alike. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);
+
+typedef struct pst_sst_conversion {
+    int32_t column; /* of the schema's states */
+    pst_column to;  /* its names are copied */
+    /* Replaces a column's values, as many, by those in buffers of `ctx`, which live until the next
+     * call. The rows of the view are all still to be read. */
+    pst_status (*run)(void *ctx, const pst_sst_view *view, pst_sst_values *values);
+    void (*destroy)(void *ctx);
+    void *ctx;
+} pst_sst_conversion;
+
+/* From now on these columns are read as they are converted. Takes the conversions over, whatever it
+ * returns; they are destroyed with the reader. PST_INVALID: it has some already; PST_NO_MEMORY. */
+pst_status pst_sst_reader_convert(pst_sst_reader *r, const pst_sst_conversion *conversions,
+                                  int32_t n);
 
 #endif

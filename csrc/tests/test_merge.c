@@ -386,7 +386,9 @@ static void test_refusals(void) {
     schema_add(&a, 2, PST_STRING, 0);
     schema_done(&a, 1, 2);
     CHECK_EQ(merge_one(&a.schema, 64, &a.schema, NULL), PST_OK);
-    CHECK_EQ(merge_one(&a.schema, 32, &a.schema, NULL), PST_SCHEMA);
+    CHECK_EQ(merge_one(&a.schema, 48, &a.schema, NULL), PST_SCHEMA);
+    CHECK_EQ(merge_one(&a.schema, 128, &a.schema, NULL), PST_SCHEMA);
+    CHECK_EQ(merge_one(&a.schema, 32, &a.schema, NULL), PST_INVALID); /* two parts of each group */
     b = a;
     schema_done(&b, 1, 1);
     CHECK_EQ(merge_one(&b.schema, 64, &a.schema, NULL), PST_SCHEMA);

@@ -385,6 +385,8 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record)
     pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                               int32_t n_columns, uint64_t *rows)
+    pst_status pst_table_copy(pst_table *to, pst_table *source, int32_t first_key_group,
+                              int32_t last_key_group, uint64_t *rows)
     # The header has two more consts, which make no difference to callers.
     pst_status pst_merge(pst_sst_reader **readers, const int32_t **columns, int32_t n,
                          pst_sst_writer *writer)
@@ -411,6 +413,20 @@ cdef extern from "pystate.h" nogil:
         uint8_t type
         uint8_t precision
         uint32_t n_children
+        uint8_t scale
+
+    ctypedef struct pst_evolution:
+        int32_t column
+        const pst_column *to
+        const pst_nested_type *from_types
+        int32_t n_from
+        const pst_nested_type *to_types
+        int32_t n_to
+        const int32_t *from_ "from"
+
+    bint pst_widens(const pst_nested_type *from_, const pst_nested_type *to)
+    pst_status pst_sst_reader_evolve(pst_sst_reader *r, const pst_evolution *evolutions,
+                                     int32_t n)
 
     ctypedef struct pst_nested:
         pass

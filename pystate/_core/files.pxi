@@ -1,4 +1,4 @@
-# Files: their I/O, sealed epochs that become one, readers and merges.
+# Files: their I/O, sealed epochs that become one, readers, merges, and copies between tables.
 
 
 # ---- I/O and codec -------------------------------------------------------------------------------
@@ -300,6 +300,33 @@ cdef class FileReader(_Guarded):
                 column_tuples(schema.states, schema.n_states),
                 schema.n_hashed if schema.n_hashed else schema.n_keys)
 
+    def evolve(self, list changes not None, Schema schema not None):
+        """Give states from now on as a later program declares them.
+
+        A change is (column of the file, types there, types now, what each of the latter is made
+        of); types are (name, code, precision, scale, children) in preorder. The schema's states
+        are the columns as a file has them then, one for each change.
+        """
+        cdef pst_evolution evolutions[PST_MAX_STATES_]
+        cdef list kept = []
+        cdef Numbers sources
+        cdef TypeList old, new
+        cdef pst_status status
+        cdef int32_t i, n = <int32_t> len(changes)
+        if n != schema.c.n_states:
+            raise errors.InvalidArgumentError(f"{n} changes, and columns for {schema.c.n_states}")
+        for i, (column, from_types, to_types, made_of) in enumerate(changes):
+            old, new = TypeList(from_types), TypeList(to_types)
+            sources = Numbers(made_of)
+            if sources.n != new.n:
+                raise errors.InvalidArgumentError(f"{new.n} types, and sources of {sources.n}")
+            kept.append((old, new, sources))
+            evolutions[i] = pst_evolution(column, &schema.c.states[i], old.c, old.n, new.c, new.n,
+                                          sources.c)
+        self.ready()
+        status = pst_sst_reader_evolve(self.r, evolutions, n)
+        self.check(status)
+
     def seek(self, int32_t first_key_group, int32_t last_key_group):
         """Position before the first record of the range."""
         cdef pst_status status
@@ -335,6 +362,53 @@ cdef class FileReader(_Guarded):
         if status != PST_NOT_FOUND:
             self.check(status)
         return puts, deletes
+
+
+cdef class TypeList:
+    """Types as the core takes them, from (name, code, precision, scale, children)."""
+
+    cdef pst_nested_type *c
+    cdef int32_t n
+
+    def __cinit__(self, types):
+        cdef int32_t i
+        given = tuple(types)
+        self.n = <int32_t> len(given)
+        self.c = <pst_nested_type *> malloc(<size_t> (self.n + 1) * sizeof(pst_nested_type))
+        if self.c is NULL:
+            raise MemoryError
+        for i, (name, code, precision, scale, children) in enumerate(given):
+            self.c[i] = nested_type(name, code, precision, children, scale)
+
+    def __dealloc__(self):
+        free(self.c)
+
+
+cdef class Numbers:
+    """Integers of 32 bits."""
+
+    cdef int32_t *c
+    cdef int32_t n
+
+    def __cinit__(self, numbers):
+        cdef int32_t i
+        given = tuple(numbers)
+        self.n = <int32_t> len(given)
+        self.c = <int32_t *> malloc(<size_t> (self.n + 1) * sizeof(int32_t))
+        if self.c is NULL:
+            raise MemoryError
+        for i, number in enumerate(given):
+            self.c[i] = number
+
+    def __dealloc__(self):
+        free(self.c)
+
+
+def widens(tuple old not None, tuple new not None):
+    """Whether values of one scalar type, (code, precision, scale), are all values of another."""
+    cdef pst_nested_type a = nested_type("", old[0], old[1], 0, old[2])
+    cdef pst_nested_type b = nested_type("", new[0], new[1], 0, new[2])
+    return bool(pst_widens(&a, &b))
 
 
 cdef list column_tuples(const pst_column *columns, int32_t n):
@@ -431,3 +505,30 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     check_limit(status, budget, name)
     check(status, NULL, name, schema)
     return info_tuple(&info)
+
+
+def copy_rows(Table source not None, Table to not None, int32_t first_key_group,
+              int32_t last_key_group):
+    """Put the rows of some key groups into the open epoch of another table; returns how many."""
+    cdef uint64_t rows = 0
+    cdef pst_status status
+    source.ready()
+    to.ready()
+    if source is to:
+        raise errors.InvalidArgumentError(f"{to.where}: a table is not copied into itself")
+    source.forget_key()
+    to.forget_key()
+    source.begin()
+    try:
+        to.begin()
+        try:
+            with nogil:
+                status = pst_table_copy(to.t, source.t, first_key_group, last_key_group, &rows)
+        finally:
+            to.end()
+    finally:
+        source.end()
+    if status == PST_CORRUPT:
+        source.check(status)
+    to.check(status)
+    return rows

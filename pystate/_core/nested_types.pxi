@@ -26,7 +26,7 @@ cdef class NestedNode:
         self.names = names
         self.children = children
         self.ddl = ddl
-        self.type = nested_type(name, code, precision, len(children))
+        self.type = nested_type(name, code, precision, len(children), scale)
         for child in children:
             self.span += child.span
             self.depth = max(self.depth, child.depth + 1)
@@ -59,12 +59,14 @@ cdef dict NESTED_KINDS = {
     "struct": PST_NESTED_STRUCT, "array": PST_NESTED_ARRAY, "map": PST_NESTED_MAP}
 
 
-cdef pst_nested_type nested_type(str name, int code, int precision, Py_ssize_t children):
+cdef pst_nested_type nested_type(str name, int code, int precision, Py_ssize_t children,
+                                 int scale=0):
     cdef pst_nested_type found
     found.kind = <uint8_t> <int> NESTED_KINDS.get(name, PST_NESTED_SCALAR)
     found.type = <uint8_t> code
     found.precision = <uint8_t> precision
     found.n_children = <uint32_t> children
+    found.scale = <uint8_t> scale
     return found
 
 
