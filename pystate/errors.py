@@ -33,7 +33,9 @@ __all__ = [
     "SinkError",
     "SnapshotTooOldError",
     "StaleKeyBatchError",
+    "StateLostError",
     "StateOverflowError",
+    "SwappedFileError",
     "SystemCallError",
     "TableBusyError",
     "TableMismatchError",
@@ -171,6 +173,10 @@ class CorruptFileError(CheckpointError, OSError):
     """A file's bytes contradict its checksums or bounds."""
 
 
+class SwappedFileError(CorruptFileError):
+    """A file is intact, but is another one than its name says."""
+
+
 class NewerFormatError(CheckpointError):
     """A file was written by a later version in a format that this one cannot read."""
 
@@ -185,6 +191,13 @@ class FencedError(CheckpointError):
 
 class EvaluationError(CheckpointError):
     """An epoch's reports were missing, repeated or contradictory, so that nothing was published."""
+
+
+class StateLostError(CheckpointError):
+    """State that was sealed after the last checkpoint is gone.
+
+    The batches since then are computed again, from the checkpoint.
+    """
 
 
 class SinkError(CheckpointError):

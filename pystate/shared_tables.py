@@ -6,6 +6,10 @@ restored. If the table cannot be had at all (another process holds its lock for 
 process uses it already, it cannot be mapped), the task works on a private replica, restored from
 the same files: the result is the same, and the shared table catches up later.
 
+After a change of parallelism a table is filled from the tables of the old ranges that this host
+has, as far as they are at the base, and from files for the rest. So key groups that stay on a host
+are not read again.
+
 Thread safety: `TableCache` may be used by any thread; an `Attachment` belongs to its task.
 
 Invariants
@@ -14,6 +18,8 @@ Invariants
 2. A lock is never stolen from a live holder, and no task waits for itself.
 3. A table that a failed task leaves behind is rolled back before its lock is released; if that
    fails, the table is closed and forgotten instead.
+4. The tables of old ranges are only read. They go when there is no room for the new ones beside
+   them, which then come from files, or in a later epoch (`pystate.upkeep`).
 """
 
 from __future__ import annotations
@@ -25,17 +31,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, Lineage
 from pystate.backend.options import TableOptions
+from pystate.checkpoint.held import HeldFiles, is_held
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
+from pystate.checkpoint.refs import RangeSource
 from pystate.checkpoint.state_files import Source
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AddressSpaceError,
     CheckpointError,
+    CorruptFileError,
     InUseError,
+    MemoryLimitError,
     NoSpaceError,
     PystateError,
     SystemCallError,
@@ -43,10 +53,8 @@ from pystate.errors import (
     TableMismatchError,
 )
 from pystate.host import TableHome
+from pystate.janitor import remove_table
 from pystate.state.operator_spec import OperatorSpec
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
 
@@ -61,7 +69,7 @@ _UNUSABLE = (
     FileNotFoundError,  # the folder was removed
 )
 
-How: TypeAlias = Literal["current", "undone", "caught up", "restored", "replica"]
+How: TypeAlias = Literal["current", "undone", "caught up", "copied", "restored", "replica"]
 _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
 
 
@@ -75,6 +83,7 @@ class TableSpec:
     options: TableOptions = TableOptions()  # noqa: RUF009
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
+    held: HeldFiles | None = None
     go_on: Callable[[], None] | None = None
     """Called between two files: gives a sign of life, or raises if nobody needs the table."""
 
@@ -86,12 +95,14 @@ class Attachment:
     ----------
     backend : KeyedStateBackend
         At the base's id; its open epoch is the task's.
-    how : {"current", "undone", "caught up", "restored", "replica"}
-        How the table was brought to the base.
+    how : {"current", "undone", "caught up", "copied", "restored", "replica"}
+        How the table was brought to the base; "copied" if no file was read for it.
     reason : str
         Why it is a replica; empty if it is not one.
     files, rows : int
         Files and records that were applied for it.
+    copied : int
+        Records that came from tables of another parallelism.
     duration_ns : int
         Duration of the attach, including the wait for the lock.
     """
@@ -103,6 +114,7 @@ class Attachment:
         *,
         files: int = 0,
         rows: int = 0,
+        copied: int = 0,
         reason: str = "",
         entry: _Entry | None = None,
     ) -> None:
@@ -110,6 +122,7 @@ class Attachment:
         self.how = how
         self.files = files
         self.rows = rows
+        self.copied = copied
         self.reason = reason
         self.duration_ns = 0
         self._entry = entry
@@ -246,26 +259,93 @@ class TableCache:
         if entry is None:
             return _replica(spec, base, reason)
         try:
-            return _attach_entry(entry, spec, base)
+            return self._attach_entry(entry, spec, base)
         except TableBusyError as error:
             entry.in_use = False
             return _replica(spec, base, str(error))
+        except (MemoryLimitError, CorruptFileError) as error:
+            entry.discard()
+            entry.in_use = False
+            if not _give_up(spec, base, error):
+                raise
         except _UNUSABLE as error:
             entry.discard(unlink=True)
             entry.in_use = False
             path = entry.path
             full = isinstance(error, NoSpaceError)
-            if not full or path is None or not spec.home.has_room_beside(path):
-                return _replica(spec, base, str(error))
-            spec.home.leave(path)
-            _LOG.warning(
-                "operator %r: a table does not fit into %s: %s", spec.operator.uid, path, error
-            )
+            if not (full and _give_up(spec, base, error)):
+                if not full or path is None or not spec.home.has_room_beside(path):
+                    return _replica(spec, base, str(error))
+                spec.home.leave(path)
+                _LOG.warning(
+                    "operator %r: a table does not fit into %s: %s", spec.operator.uid, path, error
+                )
         except BaseException:
             entry.discard()
             entry.in_use = False
             raise
         return self._attach(spec, base)
+
+    def _attach_entry(self, entry: _Entry, spec: TableSpec, base: RangeState) -> Attachment:
+        backend = _hold(entry, spec, base)
+        attachment = _stand_at(backend, spec, base, entry)
+        if attachment is None:
+            if backend.lineage() != EMPTY_LINEAGE:
+                # Unlinked while its lock is held: a process that waits for the lock then finds the
+                # new file.
+                entry.discard(unlink=True)
+                backend = _hold(entry, spec, base)
+            attachment = self._fill(backend, spec, base, entry)
+        return attachment
+
+    def _fill(
+        self, backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
+    ) -> Attachment:
+        """Fill an empty table from tables of another parallelism, and from files."""
+        sources = base.sources
+        # Held deltas go on top of what all sources have.
+        if not sources or not base.files or base.held:
+            rows = _apply(backend, spec, base, base.files)
+            return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
+        files = rows = copied = 0
+        for source in sources:
+            found = self._copy(backend, spec, source) if entry.shared else None
+            if found is None:
+                rows += _load(backend, spec, base, source.files)
+                files += len(source.files)
+            else:
+                copied += found
+        _seal(backend, spec, base)
+        how: How = "restored" if files else "copied"
+        return Attachment(backend, how, files=files, rows=rows, copied=copied, entry=entry)
+
+    def _copy(self, backend: KeyedStateBackend, spec: TableSpec, source: RangeSource) -> int | None:
+        """Copy rows from an old range's table; None if it is not here, or not at the base."""
+        path = _path_of(spec, source.range)
+        if source.range.id == EMPTY_ID or path is None or not os.path.exists(path):
+            return None
+        entry = self._reserve(spec, source.range)
+        if entry is None:
+            return None
+        try:
+            old = _hold(entry, spec, source.range)
+            if old.lineage() == EMPTY_LINEAGE:  # it was removed just now, and made again
+                raise FileNotFoundError(path)
+            attachment = _stand_at(old, spec, source.range, entry)
+        except TableBusyError:
+            entry.in_use = False
+            return None
+        except _UNUSABLE:
+            entry.discard(unlink=True)
+            entry.in_use = False
+            return None
+        if attachment is None:
+            entry.in_use = False
+            return None
+        with attachment:
+            if spec.go_on is not None:
+                spec.go_on()
+            return backend.copy_from(old, source.first_key_group, source.last_key_group)
 
     def close(self) -> None:
         """Unmap all tables that no task uses."""
@@ -281,8 +361,8 @@ class TableCache:
         self._entries = {}
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
-        fingerprint = spec.operator.fingerprint(base.since)
         bounds = (base.first_key_group, base.last_key_group)
+        fingerprint = spec.operator.fingerprint(base.since)
         identity = spec.home.identity
         application = "" if identity is None else identity.application.hex()
         key = (spec.storage.uri, application, spec.operator.uid, *bounds, fingerprint)
@@ -291,7 +371,7 @@ class TableCache:
                 # A mapping keeps a discarded file's memory, which nobody will use again.
                 if not other.in_use and other.is_stale:
                     other.discard()
-            path = spec.home.table_path(spec.operator.uid, *bounds, fingerprint)
+            path = _path_of(spec, base)
             entry = self._entries.get(key)
             if entry is None or entry.path != path:
                 if entry is not None and entry.in_use:
@@ -310,17 +390,23 @@ tables = TableCache()
 os.register_at_fork(after_in_child=tables.forget)
 
 
-def _attach_entry(entry: _Entry, spec: TableSpec, base: RangeState) -> Attachment:
-    backend = _hold(entry, spec, base)
-    attachment = _stand_at(backend, spec, base, entry)
-    if attachment is None:
-        if backend.lineage() != EMPTY_LINEAGE:
-            # Unlinked while its lock is held: a process that waits for the lock then finds the new
-            # file.
-            entry.discard(unlink=True)
-            backend = _hold(entry, spec, base)
-        attachment = _restore(backend, spec, base, entry)
-    return attachment
+def _give_up(spec: TableSpec, base: RangeState, error: Exception) -> bool:
+    """Remove the tables that the base would be copied from; return whether there were any."""
+    found = False
+    for source in base.sources:
+        path = _path_of(spec, source.range)
+        if path is not None and os.path.exists(path):
+            remove_table(path)
+            found = True
+    if found:
+        _LOG.warning("operator %r: read from files: %s", spec.operator.uid, error)
+    return found
+
+
+def _path_of(spec: TableSpec, base: RangeState) -> str | None:
+    """The file of a range's table, whether it exists or not."""
+    bounds = (base.first_key_group, base.last_key_group)
+    return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
 
 
 def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
@@ -363,6 +449,8 @@ def _stand_at(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
+    if base.sources and backend.lineage() == EMPTY_LINEAGE:
+        return None
     for back in range(_UNDO_WINDOW):
         lineage = backend.lineage(back)
         if lineage is None:
@@ -378,13 +466,6 @@ def _stand_at(
             how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
         return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
     return None
-
-
-def _restore(
-    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
-) -> Attachment:
-    rows = _apply(backend, spec, base, base.files)
-    return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
 
 
 def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:
@@ -403,6 +484,14 @@ def _apply(
     """Apply files in one ordinary epoch, which is sealed under the base's id; count records."""
     if not files:
         return 0
+    rows = _load(backend, spec, base, files)
+    _seal(backend, spec, base)
+    return rows
+
+
+def _load(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
+) -> int:
     rows = 0
     for ref in files:
         first = max(ref.first_key_group, base.first_key_group)
@@ -411,7 +500,7 @@ def _apply(
             continue
         if spec.go_on is not None:
             spec.go_on()
-        with _source(spec.storage, ref) as source:
+        with _source(spec, ref) as source:
             rows += backend.load(
                 source,
                 first_key_group=first,
@@ -420,26 +509,32 @@ def _apply(
                 allow_unclaimed_state=spec.options.allow_unclaimed_state,
                 since=dict(base.since),
             )
-    newest = files[-1]
-    parent = newest.parent if newest.id == base.id else EMPTY_ID
-    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
-    backend.seal(name, snapshot=False)
     return rows
 
 
+def _seal(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
+    newest = base.files[-1]
+    parent = newest.parent if newest.id == base.id else EMPTY_ID
+    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
+    backend.seal(name, snapshot=False)
+
+
 @contextmanager
-def _source(storage: CheckpointStorage, ref: FileRef) -> Iterator[Source]:
+def _source(spec: TableSpec, ref: FileRef) -> Iterator[Source]:
     """Open a file: by path if there is one, since that is read without the GIL."""
-    path = storage.local_path(ref.path)
-    if path is not None and storage.exists(ref.path):
+    if spec.held is not None and is_held(ref.path):
+        with spec.held.opened(ref) as source:
+            yield source
+        return
+    path = spec.storage.local_path(ref.path)
+    if path is not None and spec.storage.exists(ref.path):
         yield path
         return
     try:
-        file = storage.open_read(ref.path)
+        file = spec.storage.open_read(ref.path)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{ref.path} is missing in {storage.uri}, although a manifest names it; bring it back "
-            "from a copy"
+            f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it back"
         ) from error
     with file:
         yield file

@@ -373,8 +373,9 @@ class Store:
         unclaimed = check_schemas(
             _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state
         )
-        # The next checkpoint removes a dropped state from the files, so that it stays dropped.
-        self._rebase = bool(unclaimed)
+        # The next checkpoint removes dropped states and fields from the files, so that they stay
+        # dropped.
+        self._rebase = bool(unclaimed) or stored[1] != self._schemas()[1]
         self._range = operator.ranges[0]
         files = self._range.files
         if self._range.id != EMPTY_ID:

@@ -1,4 +1,4 @@
-"""Reads files into a backend: a range of one file, or a base and the deltas after it.
+"""Fills a backend: with a range of one file, a base and its deltas, or another backend's rows.
 
 Thread safety: as the backend.
 """
@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from pystate._core import core
 from pystate.arguments import shown
 from pystate.backend.table import BackendTable
-from pystate.checkpoint.state_files import FileIdentity, FileInfo, Lineage, Source, claim, open_file
-from pystate.errors import InvalidArgumentError
+from pystate.checkpoint.state_files import (
+    FileIdentity,
+    FileInfo,
+    Lineage,
+    Source,
+    claim,
+    file_schema,
+    open_file,
+)
+from pystate.errors import InvalidArgumentError, SchemaError
+from pystate.state.evolution import column_change, hints
 
 __all__ = ["BackendFiles"]
 
@@ -78,6 +88,34 @@ class BackendFiles(BackendTable):
                 opened.check(expected)
             return self._table.load(reader, first, last, columns)
 
+    def copy_from(self, other: BackendTable, first_key_group: int, last_key_group: int) -> int:
+        """Put the rows and timers of some key groups of another table into the open epoch.
+
+        Parameters
+        ----------
+        other : KeyedStateBackend
+            A table of the same declarations, in which nothing is unsealed.
+        first_key_group, last_key_group : int
+            Inclusive; both tables have them, and this one has no key of them yet.
+
+        Returns
+        -------
+        int
+            Records copied.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A table does not have the key groups, or `other` has an open epoch.
+        SchemaError
+            The tables' states differ.
+        MemoryLimitError, NoSpaceError
+            There is no room. The open epoch must then be rolled back.
+        """
+        self.open()
+        other.open()
+        return core.copy_rows(other._table, self._table, first_key_group, last_key_group)
+
     def restore(
         self,
         files: Iterable[Source],
@@ -95,9 +133,10 @@ class BackendFiles(BackendTable):
         lineage : Lineage, optional
             The lineage that the table gets; by default the last file's.
         expected : iterable of FileInfo, optional
-            The expected content of each file.
+            The expected content of each file, by whoever has compared the declared states with the
+            stored ones. Without it, fields of structs that seem to be renamed are refused here.
         allow_unclaimed_state : bool
-            Whether states that are not declared are dropped.
+            Whether states that are not declared are dropped, and what seems renamed.
 
         Returns
         -------
@@ -119,6 +158,8 @@ class BackendFiles(BackendTable):
             raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
         files = list(files)
         identities = [None] * len(files) if expected is None else list(expected)
+        if files and expected is None:
+            self._refuse_renames(files[-1], allow_unclaimed_state)
         try:
             for source, identity in zip(files, identities, strict=True):
                 rows += self.load(
@@ -133,3 +174,18 @@ class BackendFiles(BackendTable):
             self._table.rollback(0)
             raise
         return rows
+
+    def _refuse_renames(self, source: Source, allow_unclaimed_state: bool) -> None:
+        declared = {column.name: column for column in self._states.columns}
+        with open_file(source) as opened:
+            stored = file_schema(opened.reader).states
+            for column in stored:
+                if column.name not in declared:
+                    continue
+                change = column_change(column, declared[column.name])
+                wrong = hints(change, allow_unclaimed_state)
+                if wrong:
+                    raise SchemaError(
+                        f"{opened.reader.name}: state {column.name!r} is {column.describe()} there "
+                        f"and declared as {declared[column.name].describe()}: {wrong}"
+                    )

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
 from pystate.backend.snapshots import SealedReader
 from pystate.backend.table import BackendTable
 from pystate.state.key_batch import KeyBatch
+from pystate.types.arrays import hash_keys
 
 __all__ = ["BackendRows"]
 
@@ -59,11 +61,45 @@ class BackendRows(BackendTable):
             The table was detached meanwhile, or rolled back to a sealed epoch.
         """
         for keys in self._rows(_SCAN_ROWS, changed=False):
+            yield self.exported(keys)
+
+    def exported(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The rows of a batch of keys as `to_batches` gives them; absent keys have no state."""
+        arrays = list(keys.key_arrays())
+        if self.namespace is not None:
+            arrays.append(keys.namespaces())
+        arrays += [handle._exported(keys) for handle in self._states.handles.values()]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    def existing(self) -> Iterator[KeyBatch]:
+        """All keys, with their namespaces, as `to_batches` gives their rows."""
+        return self._rows(_SCAN_ROWS, changed=False)
+
+    def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
+        """Those of some keys that exist, in each of their namespaces.
+
+        Parameters
+        ----------
+        wanted : KeyBatch
+            The keys; their namespaces do not matter.
+
+        Notes
+        -----
+        O(rows of the table): each key's hash is compared with those that are wanted.
+        """
+        hashes = np.unique(hash_keys(wanted.key_arrays()))
+        names = {self._table.normal_key(key) for key in wanted.to_pylist()}
+        for keys in self._rows(_SCAN_ROWS, changed=False):
             arrays = keys.key_arrays()
-            if self.namespace is not None:
-                arrays = [*arrays, keys.namespaces()]
-            arrays += [handle._exported(keys) for handle in self._states.handles.values()]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+            likely = np.flatnonzero(np.isin(hash_keys(arrays), hashes))
+            few = [array.take(likely) for array in keys._columns()]
+            batch = KeyBatch(self._table, few, self._key_types())
+            rows = [self._table.normal_key(key) in names for key in batch.to_pylist()]
+            if not all(rows):  # another key has the hash of a wanted one
+                few = [array.filter(pa.array(rows)) for array in few]
+                batch = KeyBatch(self._table, few, self._key_types())
+            if len(batch):
+                yield batch
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""

@@ -39,6 +39,8 @@ RESERVED = frozenset(
         "on_timers",
         "open",
         "close",
+        "on_checkpoint_complete",
+        "on_checkpoint_aborted",
         "ctx",
         "key",
         "namespace",
@@ -48,7 +50,18 @@ RESERVED = frozenset(
 
 
 #: The methods of a function that pystate calls.
-CALLED = frozenset(["process", "process_rows", "on_timer", "on_timers", "open", "close"])
+CALLED = frozenset(
+    [
+        "process",
+        "process_rows",
+        "on_timer",
+        "on_timers",
+        "open",
+        "close",
+        "on_checkpoint_complete",
+        "on_checkpoint_aborted",
+    ]
+)
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
 #: Methods that Spark or Flink calls, but pystate does not.
@@ -56,6 +69,8 @@ _NEVER_CALLED = {
     "onTimer": _ON_TIMER,
     "handleExpiredTimer": _ON_TIMER,
     "on_expired_timer": _ON_TIMER,
+    "notifyCheckpointComplete": "on_checkpoint_complete(self, epoch)",
+    "notifyCheckpointAborted": "on_checkpoint_aborted(self, epoch)",
     "processElement": _PROCESS,
     "process_element": _PROCESS,
     "handleInputRows": f"{_PROCESS}, or process_rows(self, key, batch, ctx) for all rows of a key",
@@ -190,6 +205,30 @@ class StatefulFunction(metaclass=_FunctionType):
 
     def close(self) -> None:
         """Clean up after a task, even if it failed. States are no longer available."""
+
+    def on_checkpoint_complete(self, epoch: int) -> None:
+        """Learn that a checkpoint is complete: state, source position and output of an epoch.
+
+        It is called on the workers, after `open`, in the next task of each range that has work. It
+        is best effort: a call may be missing, and one for a later epoch includes all earlier ones.
+        An error that it raises is only logged. There is no current key.
+
+        Parameters
+        ----------
+        epoch : int
+            The number of the complete epoch.
+        """
+
+    def on_checkpoint_aborted(self, epoch: int) -> None:
+        """Learn that a checkpoint was given up; what it held is in the next one.
+
+        It is called as `on_checkpoint_complete` is.
+
+        Parameters
+        ----------
+        epoch : int
+            The number of the epoch whose checkpoint failed.
+        """
 
     def __setattr__(self, name: str, value: object) -> None:
         if _is_state(getattr(type(self), name, None)):

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, NoReturn, TypeAlias
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.listeners import News
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -48,6 +50,8 @@ __all__ = [
     "FunctionRuntime",
     "Side",
 ]
+
+_LOG = logging.getLogger("pystate.operator.runtime")
 
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
@@ -147,6 +151,20 @@ class FunctionRuntime:
         except NoCurrentKeyError as error:
             self._calls.keyless(error, _NO_KEY_YET)
             raise
+
+    def notify(self, news: News) -> None:
+        """Tell the function of checkpoints; what it raises is only logged."""
+        function = self.spec.function
+        for call, epoch in (
+            (function.on_checkpoint_complete, news.complete),
+            (function.on_checkpoint_aborted, news.aborted),
+        ):
+            if epoch is None:
+                continue
+            try:
+                call(epoch)
+            except Exception:
+                _LOG.exception("operator %r: %s(%d) failed", self.context.uid, call.__name__, epoch)
 
     def _refuse_event_time_ttl(self) -> NoReturn:
         states = declarations(self.spec.function).items()

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.arguments import integer
+from pystate.coordinator.listeners import News
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import copied, declarations, require_state, shape
@@ -276,6 +277,8 @@ class LocalOperator:
         )
         try:
             runtime.open()
+            if clock.epoch > 1:
+                runtime.notify(News(complete=clock.epoch - 1))
             if rows is not None:
                 for begin in range(0, rows.num_rows, size):
                     for piece in runtime.process(rows.slice(begin, size)):
