@@ -1,0 +1,1 @@
+"""State outside a running job: read, compared between epochs, and written."""

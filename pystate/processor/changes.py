@@ -1,0 +1,296 @@
+"""What changed between two epochs, key by key.
+
+An epoch's files continue those of the epochs before it, until a merge replaces some. Where the
+older epoch's files are the beginning of the newer one's, the deltas after them say which keys may
+have changed. Of the files that both have, only the key groups of these keys are read, and once.
+Elsewhere both epochs' states are read.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.arguments import integer
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.manifest import FileRef, RangeState
+from pystate.checkpoint.state_files import open_file
+from pystate.errors import InvalidArgumentError
+from pystate.processor.epochs import epoch_of, storage_at
+from pystate.processor.equality import same_rows
+from pystate.processor.scan import StateScan, load_files, opened
+from pystate.processor.selection import Selection, present
+from pystate.state.key_batch import KeyBatch
+
+__all__ = ["changes"]
+
+_BEGINNING = 0
+
+
+def changes(
+    location: str | os.PathLike[str],
+    uid: str | None = None,
+    *,
+    from_epoch: int,
+    to_epoch: int | None = None,
+    state: str | None = None,
+) -> pa.Table:
+    """Find what changed between two retained epochs.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint of a job or store.
+    uid : str, optional
+        The operator. It may be left out if there is only one.
+    from_epoch : int
+        The older epoch; 0 for the empty state before the first.
+    to_epoch : int, optional
+        The newer epoch; by default the newest.
+    state : str, optional
+        Compare only this state.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per key (and namespace) whose states differ: the key columns, the column ``namespace``
+        if the operator has namespaces, ``change``, ``before`` and ``after``.
+
+        ``change`` is ``delete`` if the key has no state in the newer epoch, else ``put``.
+        ``before`` and ``after`` are structs with a field per state of the newer epoch, null where
+        the key has no state; with `state` they are the state itself. A list or map is one value: it
+        differs as a whole if an element does. Timers do not count.
+
+    Raises
+    ------
+    CheckpointError
+        An epoch is not retained, or has no such operator, or a file is lost.
+    CorruptFileError, NewerFormatError
+        A file cannot be read; it is named.
+    SchemaError
+        A state has another type in the older epoch.
+    InvalidArgumentError
+        There is no such state, or the epochs are in the wrong order.
+
+    Notes
+    -----
+    Where the newer epoch only continues the older one's files, the cost is in the order of the
+    changes and the key groups that have any; if files were merged in between, in the order of the
+    state. A part of the state of bounded size is in memory at a time, beside the table of changes.
+    """
+    storage = storage_at(location, "changes")
+    first = integer(from_epoch, "changes: from_epoch", least=0)
+    new = StateScan.of(storage, uid, epoch=to_epoch, selection=Selection(state))
+    if first > new.epoch:
+        raise InvalidArgumentError(
+            f"changes: from_epoch is {first}, and to_epoch {new.epoch}: give the older one first"
+        )
+    old = None
+    if first != _BEGINNING:
+        older = epoch_of(storage, first).operator(new.operator.uid)
+        if older is not None:
+            old = replace(new, epoch=first, operator=older)
+    schema = _schema(new)
+    parts = (rows for pair in _pairs(old, new) for rows in pair.rows())
+    return pa.Table.from_batches((_labelled(new, schema, *part) for part in parts), schema)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Some key groups of the two epochs, whose files are the same ones for all of them."""
+
+    new: StateScan
+    """The newer epoch; the part of it is `after`."""
+    old_epoch: int
+    before: RangeState
+    after: RangeState
+
+    def rows(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Yield rows before and after, for the same keys in the same order.
+
+        All keys whose states differ are among them, each once.
+        """
+        old, new = self._files(self.before), self._files(self.after)
+        if old and self.before.since == self.after.since and new[: len(old)] == old:
+            rest = tuple(ref for ref, *_ in new[len(old) :])
+            if not rest:
+                return
+            if all(ref.kind == "delta" for ref in rest):
+                yield from self._continued(tuple(ref for ref, *_ in old), rest)
+                return
+        yield from self._compared()
+
+    def _files(self, state: RangeState) -> list[tuple[FileRef, int, int]]:
+        """The files of these key groups, with the first and last key group that counts."""
+        low, high = self.after.first_key_group, self.after.last_key_group
+        found = []
+        for ref in state.files:
+            first, last = max(ref.first_key_group, low), min(ref.last_key_group, high)
+            if first <= last:
+                plain = replace(ref, first_key_group=first, last_key_group=last)
+                found.append((plain, first, last))
+        return found
+
+    def _table(self) -> KeyedStateBackend:
+        return self.new.backend((self.after.first_key_group, self.after.last_key_group))
+
+    def _load(
+        self,
+        table: KeyedStateBackend,
+        state: RangeState,
+        files: tuple[FileRef, ...],
+        groups: frozenset[int] | None = None,
+    ) -> None:
+        epoch = self.old_epoch if state is self.before else self.new.epoch
+        load_files(self.new.storage, epoch, table, state, files, groups)
+
+    def _continued(
+        self, common: tuple[FileRef, ...], rest: tuple[FileRef, ...]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Compare by the deltas after the files that both epochs have."""
+        groups = frozenset(group for ref in rest for group in self._touched(ref))
+        # A key that is gone is only seen where it was: a tombstone names keys, but an operator with
+        # timers, or other states than the one that is read, keeps the row of a key without states.
+        more = self.new.operator.timers or self.new.selection.state is not None
+        deletes = more or any(ref.tombstones for ref in rest)
+        with self._table() as table:
+            self._load(table, self.after, common, groups)
+            table.seal(snapshot=False)
+            known = [_names(keys) for keys in table.existing()] if deletes else []
+            self._load(table, self.after, rest, groups)
+            pairs = [(_names(keys), table.exported(keys)) for keys in table.changed()]
+            for names in known:
+                after = table.exported(_looked_up(table, names))
+                gone = pa.array(~_exists(after, table))
+                pairs.append(([name.filter(gone) for name in names], after.filter(gone)))
+            table.rollback()
+            for names, after in pairs:
+                yield table.exported(_looked_up(table, names)), after
+
+    def _touched(self, ref: FileRef) -> Iterator[int]:
+        """The key groups of which a delta has any record."""
+        with opened(self.new.storage, self.new.epoch, ref) as file, open_file(file, ref) as delta:
+            todo = [(ref.first_key_group, ref.last_key_group)]
+            while todo:
+                first, last = todo.pop()
+                delta.reader.seek(first, last)
+                if delta.reader.count() == (0, 0):
+                    continue
+                if first == last:
+                    yield first
+                else:
+                    middle = (first + last) // 2
+                    todo += [(first, middle), (middle + 1, last)]
+
+    def _compared(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Compare all keys."""
+        with self._table() as old, self._table() as new:
+            self._load(old, self.before, self.before.files)
+            self._load(new, self.after, self.after.files)
+            for keys in new.existing():
+                before = old.exported(_looked_up(old, _names(keys)))
+                yield before, new.exported(keys)
+            for keys in old.existing():
+                after = new.exported(_looked_up(new, _names(keys)))
+                gone = pa.array(~_exists(after, new))
+                yield old.exported(keys).filter(gone), after.filter(gone)
+
+
+def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
+    """The parts of the newer epoch, cut where the older one's ranges end."""
+    for part in new.split():
+        [after] = part.operator.ranges
+        low, high = after.first_key_group, after.last_key_group
+        empty = RangeState(0, low, high, "")
+        for before in (empty,) if old is None else old.operator.ranges:
+            first, last = max(low, before.first_key_group), min(high, before.last_key_group)
+            if first <= last:
+                bounds = (first, last)
+                epoch = new.epoch if old is None else old.epoch
+                yield _Pair(new, epoch, _cut(before, *bounds), _cut(after, *bounds))
+
+
+def _cut(state: RangeState, first: int, last: int) -> RangeState:
+    return replace(state, first_key_group=first, last_key_group=last)
+
+
+def _names(keys: KeyBatch) -> list[pa.Array[Any]]:
+    """The key columns of a batch, and its namespaces."""
+    spaces = [keys.namespaces()] if keys.table.has_namespaces else []
+    return [*keys.key_arrays(), *spaces]
+
+
+def _looked_up(table: KeyedStateBackend, names: list[pa.Array[Any]]) -> KeyBatch:
+    if table.namespace is None:
+        return table.keys(names)
+    return table.keys(names[:-1], names[-1])
+
+
+def _exists(rows: pa.RecordBatch, table: KeyedStateBackend) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether each row has any state: a key without any does not exist."""
+    found = np.zeros(rows.num_rows, np.bool_)
+    for name in table.declarations:
+        found |= present(rows.column(name))
+    return found
+
+
+def _schema(new: StateScan) -> pa.Schema:
+    rows = new.schema
+    taken = len(rows) - len(new.read)
+    keys = [rows.field(i) for i in range(taken)]
+    for field in keys:
+        if field.name in ("change", "before", "after"):
+            raise InvalidArgumentError(
+                f"changes: operator {new.operator.uid!r} has a key column {field.name!r}, as the "
+                "table of changes has: read both epochs by read_state, and compare them"
+            )
+    if new.selection.state is None:
+        kept: pa.DataType = pa.struct([rows.field(i) for i in range(taken, len(rows))])
+    else:
+        kept = rows.field(taken).type
+    return pa.schema(
+        [*keys, pa.field("change", pa.string()), *(pa.field(n, kept) for n in ("before", "after"))]
+    )
+
+
+def _labelled(
+    new: StateScan, schema: pa.Schema, before: pa.RecordBatch, after: pa.RecordBatch
+) -> pa.RecordBatch:
+    """The rows that differ, with what happened to them."""
+    taken = after.num_columns - len(new.read)
+    differ = np.zeros(after.num_rows, np.bool_)
+    for i in range(taken, after.num_columns):
+        differ |= ~same_rows(before.column(i), after.column(i))
+    rows = np.flatnonzero(differ)
+    before, after = before.take(rows), after.take(rows)
+    columns = after.columns[:taken]
+    sides: list[pa.Array[Any]] = []
+    exist = []
+    for side in (before, after):
+        states = side.columns[taken:]
+        exists = np.zeros(len(rows), np.bool_)
+        for state in states:
+            exists |= present(state)
+        exist.append(exists)
+        if new.selection.state is None:
+            fields = list(schema.field("after").type)
+            sides.append(pa.StructArray.from_arrays(states, fields=fields, mask=pa.array(~exists)))
+        else:
+            sides.append(_or_null(states[0], exists))
+    labels = np.where(exist[1], "put", "delete")
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array(labels.tolist(), pa.string()), *sides], schema=schema
+    )
+
+
+def _or_null(state: pa.Array[Any], exists: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array[Any]:
+    """A state's column in which what a key does not have is null, and not an empty list or map."""
+    places = np.where(exists, np.arange(len(exists)), -1)
+    return state.take(pa.array(places, pa.int64(), mask=~exists))

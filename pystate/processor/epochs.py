@@ -1,0 +1,228 @@
+"""Which epoch, and which operator: what a checkpoint or a savepoint holds.
+
+Nothing here takes a checkpoint over, or writes to it: a job may run on it meanwhile.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from pystate.arguments import checked_uid, folder_path, integer
+from pystate.checkpoint.job_file import JOB_FILE
+from pystate.checkpoint.manifest import (
+    Manifest,
+    OperatorState,
+    manifest_path,
+    read_manifest,
+)
+from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.state_files import file_schema, open_file
+from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.errors import CheckpointError, DeclarationError
+from pystate.state.kinds import declared_as
+from pystate.types.ddl import quoted
+from pystate.types.state_type import StateType, parse_type
+
+__all__ = [
+    "MissingFileError",
+    "epoch_of",
+    "missing_file",
+    "namespace_of",
+    "operator_of",
+    "state_metadata",
+    "storage_at",
+]
+
+_INSTANT: pa.DataType = pa.timestamp("ms", "UTC")
+_COLUMNS: dict[str, pa.DataType] = {
+    "epoch": pa.int64(),
+    "uid": pa.string(),
+    "key": pa.string(),
+    "namespace": pa.string(),
+    "state": pa.string(),
+    "kind": pa.string(),
+    "type": pa.string(),
+    "parallelism": pa.int32(),
+    "max_parallelism": pa.int32(),
+    "files": pa.int64(),
+    "size_bytes": pa.int64(),
+    "created": _INSTANT,
+    "processing_time": _INSTANT,
+    "watermark_ms": pa.int64(),
+    "library": pa.string(),
+}
+
+
+class MissingFileError(CheckpointError):
+    """A file that an epoch's manifest names does not exist, or no longer."""
+
+    epoch = 0
+
+
+def missing_file(storage: CheckpointStorage, epoch: int, path: object) -> MissingFileError:
+    """The error to raise for a file that an epoch's manifest names."""
+    missing = MissingFileError(
+        f"checkpoint {storage.uri}: a file that {manifest_path(epoch)} names is missing: {path}; a "
+        "job that went on may have retired the epoch: read again, or retain more epochs; if not, "
+        "bring it back from a copy"
+    )
+    missing.epoch = epoch
+    return missing
+
+
+def storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
+    """Open the storage of a checkpoint or savepoint."""
+    return open_storage(folder_path(location, f"{caller}: a checkpoint's location"))
+
+
+def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
+    """Read the manifest of an epoch, by default of the newest.
+
+    Raises
+    ------
+    CheckpointError
+        There is no epoch, or that one is not retained.
+    """
+    if epoch is None:
+        head = read_head(storage)
+        if head is None:
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has no epoch yet"
+                if storage.exists(JOB_FILE)
+                else f"{storage.uri} holds no checkpoint: give the folder that a Job, or "
+                "pystate.open, has as its checkpoint"
+            )
+        return head
+    number = integer(epoch, "epoch", least=1)
+    epochs = retained_epochs(storage)
+    if number in epochs:
+        with suppress(FileNotFoundError):
+            return read_manifest(storage, manifest_path(number))
+    found = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
+    raise CheckpointError(
+        f"checkpoint {storage.uri} does not hold epoch {number}; it has {found}: choose one of "
+        "them, or let the job retain more epochs"
+    )
+
+
+def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None) -> OperatorState:
+    """Find an operator; without a uid the only one.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such operator, or several.
+    """
+    if uid is not None:
+        checked_uid(uid)
+    operators = [found for found in manifest.operators if uid in (None, found.uid)]
+    if len(operators) == 1:
+        return operators[0]
+    known = ", ".join(sorted(repr(found.uid) for found in manifest.operators)) or "none"
+    raise CheckpointError(
+        f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}"
+        if uid is None
+        else f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; "
+        f"it has {known}"
+    )
+
+
+def namespace_of(
+    storage: CheckpointStorage, epoch: int, operator: OperatorState
+) -> StateType | None:
+    """Return the type of an operator's namespaces, which its files say; None if it has none."""
+    for ref in operator.files:
+        try:
+            file = storage.open_read(ref.path)
+        except FileNotFoundError as error:
+            raise missing_file(storage, epoch, error.filename or ref.path) from error
+        with file, open_file(file) as opened:
+            return file_schema(opened.reader).namespace
+    return None
+
+
+def state_metadata(location: str | os.PathLike[str], *, epoch: int | None = None) -> pa.Table:
+    """List the operators and states of a checkpoint or savepoint.
+
+    Parameters
+    ----------
+    location : str or path
+        A checkpoint or a savepoint.
+    epoch : int, optional
+        Only this epoch; by default all retained ones.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per epoch, operator and state, oldest epoch first, with these columns.
+
+        - ``epoch``, ``uid``, ``state``.
+        - ``key`` and ``namespace``: the columns of the key, and the type of namespaces, in DDL.
+        - ``kind``: ``value``, ``list``, ``map``, ``aggregating``, or ``timers``, whose ``state`` is
+          null. A reducing state is stored as a value.
+        - ``type``: of the column that `read_state` gives, in DDL; null for timers.
+        - ``parallelism``, ``max_parallelism``.
+        - ``files``, ``size_bytes``: of the operator, in that epoch.
+        - ``created``, ``processing_time``, ``watermark_ms`` and ``library``: of the epoch.
+
+    Raises
+    ------
+    CheckpointError
+        There is no epoch, or that one is not retained.
+    """
+    storage = storage_at(location, "state_metadata")
+    newest = epoch_of(storage, epoch)
+    rows = _rows(storage, newest)
+    if epoch is None:
+        for number in reversed(retained_epochs(storage)):
+            if number < newest.epoch:
+                # A running job retires the oldest epochs, whose rows are then left out.
+                with suppress(FileNotFoundError, MissingFileError):
+                    older = read_manifest(storage, manifest_path(number))
+                    rows = _rows(storage, older) + rows
+    return pa.Table.from_pylist(rows, pa.schema(_COLUMNS))
+
+
+def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]]:
+    epoch = {
+        "epoch": manifest.epoch,
+        "max_parallelism": manifest.max_parallelism,
+        "created": manifest.created_ms,
+        "processing_time": manifest.processing_time_ms,
+        "watermark_ms": manifest.watermark_ms,
+        "library": manifest.library,
+    }
+    rows = []
+    for operator in manifest.operators:
+        namespace = namespace_of(storage, manifest.epoch, operator)
+        files = {ref.path: ref.file_bytes for ref in operator.files}
+        common = {
+            **epoch,
+            "uid": operator.uid,
+            "key": ", ".join(f"{quoted(name)} {ddl}" for name, ddl in operator.key_schema),
+            "namespace": None if namespace is None else namespace.ddl,
+            "parallelism": operator.parallelism,
+            "files": len(files),
+            "size_bytes": sum(files.values()),
+        }
+        for name, stored in operator.state_schema:
+            kind, type_ = _described(stored)
+            rows.append({**common, "state": name, "kind": kind, "type": type_})
+        if operator.timers:
+            rows.append({**common, "state": None, "kind": "timers", "type": None})
+    return rows
+
+
+def _described(stored: str) -> tuple[str, str | None]:
+    try:
+        declaration = declared_as(stored)
+        kind = type(declaration).__name__.removesuffix("State").lower()
+    except DeclarationError:  # of a later version
+        return "unknown", stored
+    return kind, parse_type(declaration.arrow_type).ddl

@@ -1,0 +1,212 @@
+"""Rows that become the state file of one range of key groups.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.timers import TimeDomain
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_range, state_path
+from pystate.checkpoint.state_files import Lineage
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import InvalidArgumentError
+from pystate.processor.equality import lengths_of
+from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
+from pystate.state.columns import NAMESPACE
+from pystate.state.key_batch import KeyBatch
+from pystate.state.list import ListState
+from pystate.state.map import MapState
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.arrays import as_array, hash_keys, reference
+from pystate.types.state_type import StateType
+
+__all__ = ["TIMER_DOMAINS", "write_range"]
+
+TIMER_DOMAINS: tuple[TimeDomain, ...] = ("event", "processing")
+_BATCH_ROWS = 1 << 17
+_BINARY = StateType("binary")
+_LONG = StateType("long")
+
+
+def write_range(
+    storage: CheckpointStorage,
+    operator: OperatorSpec,
+    index: int,
+    parallelism: int,
+    epoch: int,
+    rows: pa.Table,
+    timers: pa.Table | None,
+) -> RangeState:
+    """Write a range's rows and timers into a state file.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The savepoint that is made.
+    operator : OperatorSpec
+        The operator.
+    index, parallelism : int
+        Which of how many ranges.
+    epoch : int
+        The savepoint's epoch.
+    rows : Table
+        A row per key, all of them of the range: key columns, the namespace, and the states.
+    timers : Table or None
+        A row per timer: key columns, the namespace, domain and time.
+
+    Returns
+    -------
+    RangeState
+
+    Raises
+    ------
+    InvalidArgumentError
+        A key stands in two rows, or a timer is none.
+    WrongTypeError
+        A column is of another type than its state.
+    WrongKeyGroupError
+        A row is of another range.
+    """
+    state = empty_range(index, operator.max_parallelism, parallelism)
+    bounds = state.first_key_group, state.last_key_group
+    with KeyedStateBackend.of(operator, bounds) as backend:
+        _check_unique(backend, rows)
+        for part in _parts(rows):
+            keys = _keys(backend, part)
+            for name in operator.states:
+                _put(backend, keys, part, name)
+        for part in () if timers is None else _parts(timers):
+            _register(backend, part)
+        if not backend.dirty:
+            return state
+        lineage = Lineage(uuid.uuid4().bytes, bytes.fromhex(EMPTY_ID), epoch)
+        path = state_path(operator.uid, *bounds, epoch, lineage.id.hex(), "delta")
+        first = [backend.next_timer(domain) for domain in TIMER_DOMAINS]
+        with backend.seal(lineage) as snapshot, storage.create(path) as out:
+            info = snapshot.write(out)
+    return replace(
+        state,
+        id=info.id,
+        deltas=(FileRef.from_info(path, info),),
+        next_event_timer_ms=first[0],
+        next_processing_timer_ms=first[1],
+    )
+
+
+def _parts(rows: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, rows.num_rows, _BATCH_ROWS):
+        yield rows.slice(start, _BATCH_ROWS)
+
+
+def _column(rows: pa.Table, name: str) -> Any:
+    """A column in one piece, not a slice."""
+    chunks: Any = rows.column(name)
+    return pa.concat_arrays(chunks.chunks) if chunks.num_chunks else chunks.combine_chunks()
+
+
+def _keys(backend: KeyedStateBackend, rows: pa.Table) -> KeyBatch:
+    spaces = None if backend.namespace is None else _column(rows, NAMESPACE)
+    return backend.keys([_column(rows, name) for name, _ in backend.key], spaces)
+
+
+def _check_unique(backend: KeyedStateBackend, rows: pa.Table) -> None:
+    names = [name for name, _ in backend.key]
+    columns = [
+        as_array(_column(rows, name), type_, f"key column {name!r}") for name, type_ in backend.key
+    ]
+    hashes = hash_keys(columns)
+    order = np.argsort(hashes, kind="stable")
+    equal = hashes[order][1:] == hashes[order][:-1]
+    likely = np.unique(np.concatenate([order[1:][equal], order[:-1][equal]]))
+    # Rows of one hash are of one key, of which each has another namespace, or of several keys.
+    seen = set()
+    few = rows.take(pa.array(likely, pa.int64()))
+    batch = _keys(backend, few)
+    for i, name in enumerate(batch._normal_keys()):
+        if name in seen:
+            key = dict(
+                zip(names, [column[i].as_py() for column in batch.key_arrays()], strict=True)
+            )
+            space = "" if backend.namespace is None else f" in namespace {batch.namespace_at(i)!r}"
+            raise InvalidArgumentError(
+                f"operator {backend.uid!r}: the key {key}{space} stands in two rows: one row has "
+                "all states of a key"
+            )
+        seen.add(name)
+
+
+def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) -> None:
+    """Store a state's column; objects are pickled bytes."""
+    declaration, handle = backend.declarations[name], backend[name]
+    column: Any = _column(rows, name)
+    what = f"operator {backend.uid!r}, state {name!r}"
+    pickled = declaration.type.is_object
+    if isinstance(declaration, ListState):
+        lists = _of_kind(column, pa.list_(_stored(declaration.type)), what)
+        if not pickled:
+            handle.extend(keys, lists)
+            return
+        offsets = np.zeros(len(lists) + 1, np.int32)
+        np.cumsum(np.asarray(lists.value_lengths().fill_null(0)), out=offsets[1:])
+        items = reference(as_array(lists.flatten(), _BINARY, what), declaration.type)
+        handle.append_lists(keys, offsets.ctypes.data, items)
+    elif isinstance(declaration, MapState):
+        type_ = pa.map_(declaration.key_type.arrow, _stored(declaration.type))
+        maps = _of_kind(column, type_, what)
+        lengths = np.where(np.asarray(maps.is_valid()), lengths_of(maps), 0)
+        entries = maps.filter(maps.is_valid())
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        several = _keys(backend, rows.take(pa.array(owner, pa.int64())))
+        if not pickled:
+            handle.put_entries(several, entries.keys, entries.items)
+            return
+        names = as_array(entries.keys, declaration.key_type, what)
+        values = as_array(entries.items, _BINARY, what)
+        handle.put_all_entries(
+            several, reference(names, declaration.key_type), reference(values, declaration.type)
+        )
+    elif pickled:
+        keys.put(handle.column, reference(as_array(column, _BINARY, what), declaration.type))
+    else:
+        handle.update_all(keys, column)
+
+
+def _stored(type_: StateType) -> pa.DataType:
+    return pa.binary() if type_.is_object else type_.arrow
+
+
+def _of_kind(column: Any, type_: pa.DataType, what: str) -> Any:
+    """A column of lists or maps, in one array that is not a slice."""
+    if pa.types.is_null(column.type) or column.type != type_:
+        try:
+            column = column.cast(type_)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidArgumentError(
+                f"{what}: a column of {column.type} is not {type_}: {error}"
+            ) from error
+    return column
+
+
+def _register(backend: KeyedStateBackend, rows: pa.Table) -> None:
+    domains = as_array(_column(rows, TIMER_DOMAIN), StateType("string"), TIMER_DOMAIN).to_pylist()
+    times = as_array(_column(rows, TIMER_MS), _LONG, TIMER_MS)
+    for i, domain in enumerate(domains):
+        if domain not in TIMER_DOMAINS or not times[i].is_valid:
+            raise InvalidArgumentError(
+                f"operator {backend.uid!r}: a timer has {TIMER_DOMAIN} {domain!r} and {TIMER_MS} "
+                f"{times[i].as_py()}: they are 'event' or 'processing', and a time"
+            )
+    for domain in TIMER_DOMAINS:
+        wanted = [found == domain for found in domains]
+        if any(wanted):
+            keys = _keys(backend, rows.filter(pa.array(wanted)))
+            backend.register_timers(keys, domain, times.filter(pa.array(wanted)))

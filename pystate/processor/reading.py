@@ -1,0 +1,176 @@
+"""Reading state without Spark: at once, or a part at a time.
+
+A read looks at one epoch. A job that runs meanwhile retires epochs and removes their files. A read
+of everything at once then starts again with the newest epoch, unless one was asked for; a scan that
+has yielded rows cannot.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CheckpointError
+from pystate.processor.epochs import MissingFileError, storage_at
+from pystate.processor.scan import StateScan
+from pystate.processor.selection import Selection
+
+__all__ = ["read_all", "read_state", "scan_state"]
+
+_TRIES = 10
+
+
+def read_state(
+    location: str | os.PathLike[str],
+    uid: str | None = None,
+    *,
+    state: str | None = None,
+    epoch: int | None = None,
+    keys: Any = None,
+    key_groups: Any = None,
+    explode: bool = False,
+    timers: bool = False,
+) -> pa.Table:
+    """Read an operator's state from a checkpoint or savepoint into one table.
+
+    Nothing needs to be declared: the types are in the checkpoint. The job may run meanwhile. Parts
+    are read in parallel, by as many threads as there are processors.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint of a job or store, or a savepoint.
+    uid : str, optional
+        The operator. It may be left out if there is only one, as in a store.
+    state : str, optional
+        Read only this state; keys that do not have it are left out.
+    epoch : int, optional
+        A retained epoch; by default the newest.
+    keys : array-like, list of array-like, RecordBatch or Table, optional
+        Read only these keys. The key column, or a list of columns for a key of several; from a
+        record batch or a table the columns that have the key's names. Only files and blocks of
+        their key groups are read.
+    key_groups : iterable of int, optional
+        Read only these key groups.
+    explode : bool
+        With a list or map as `state`: a row per element, with the columns ``<state>_index`` (from
+        0) or ``<state>_key``, and ``<state>``.
+    timers : bool
+        Read timers in place of states: a row per timer, with the columns ``timer_domain``
+        (``event`` or ``processing``) and ``timer_ms``, in milliseconds since 1970.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row per key: the key columns, the column ``namespace`` if the operator has namespaces (a
+        window is one), then a column per state. A value that the key does not have is null, a list
+        or map is empty. An aggregate's column has the results, an object's the pickled bytes:
+        nothing is unpickled.
+
+    Raises
+    ------
+    CheckpointError
+        There is no epoch, or that one is not retained, or no such operator; or a file is lost.
+    CorruptFileError, NewerFormatError
+        A file cannot be read; it is named.
+    InvalidArgumentError
+        There is no such state, or it has no elements; or a key is of another type
+        (`WrongTypeError`).
+
+    Notes
+    -----
+    Values that have expired are in the table until a job has cleaned them up: times to live are
+    declared in the job's code, and not in the checkpoint.
+
+    See Also
+    --------
+    scan_state : the same for state that does not fit into memory.
+    """
+    storage = storage_at(location, "read_state")
+    return read_all(
+        storage,
+        uid,
+        epoch=epoch,
+        selection=Selection(state, explode, timers),
+        keys=keys,
+        key_groups=key_groups,
+    )
+
+
+def scan_state(
+    location: str | os.PathLike[str],
+    uid: str | None = None,
+    *,
+    state: str | None = None,
+    epoch: int | None = None,
+    keys: Any = None,
+    key_groups: Any = None,
+    explode: bool = False,
+    timers: bool = False,
+) -> pa.RecordBatchReader:
+    """Read an operator's state from a checkpoint or savepoint, lazily.
+
+    Parameters
+    ----------
+    location, uid, state, epoch, keys, key_groups, explode, timers
+        As for `read_state`.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        The rows of `read_state`, read as they are asked for. In memory are about as many parts of
+        the state as the machine has processors; a part is a key group, or 64 MB of several. The
+        reader can be used once. DuckDB, Polars and pyarrow's writers take it.
+
+    Raises
+    ------
+    CheckpointError, InvalidArgumentError
+        As for `read_state`. `CheckpointError` is also raised while batches are read, if a running
+        job has removed the epoch's files.
+    """
+    scan = StateScan.of(
+        storage_at(location, "scan_state"),
+        uid,
+        epoch=epoch,
+        selection=Selection(state, explode, timers),
+        keys=keys,
+        key_groups=key_groups,
+    )
+    return pa.RecordBatchReader.from_batches(scan.schema, scan.batches())
+
+
+def read_all(
+    storage: CheckpointStorage, uid: str | None, *, epoch: int | None = None, **asked: Any
+) -> pa.Table:
+    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    uid : str or None
+        The operator.
+    epoch : int, optional
+        The only epoch that may be read.
+    **asked
+        Further parameters of `StateScan.of`.
+    """
+    lost = 0
+    for _ in range(_TRIES):
+        try:
+            scan = StateScan.of(storage, uid, epoch=epoch, **asked)
+            return pa.Table.from_batches(scan.batches(), scan.schema)
+        except MissingFileError as error:
+            # A running driver retires epochs, and removes their files, while they are read.
+            if error.epoch == lost:
+                raise
+            lost = error.epoch
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
+        "more epochs, or read while the job stands still"
+    )

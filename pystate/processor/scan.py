@@ -1,0 +1,325 @@
+"""An operator's state as of one epoch, read from its files a part at a time.
+
+A part is some key groups of a range: as many as make up a bounded number of bytes, but at least
+one. Only the files and blocks of its key groups are read, into a table of its own.
+
+Thread safety: a `StateScan` is immutable, and its parts may be read in several threads or
+processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import InvalidArgumentError
+from pystate.processor.epochs import epoch_of, missing_file, namespace_of, operator_of
+from pystate.processor.selection import (
+    EVERYTHING,
+    TIMER_DOMAIN,
+    TIMER_MS,
+    Selection,
+    WantedKeys,
+    exploded,
+    exploded_fields,
+    wanted_groups,
+)
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.kinds import declared_as
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.arrays import hash_keys, key_groups
+from pystate.types.keys import parse_key
+from pystate.types.state_type import StateType
+
+__all__ = ["StateScan", "load_files", "opened", "runs"]
+
+#: The most bytes of raw state in a part, if it has several key groups.
+_PART_BYTES = 64 << 20
+_MOST_TIMERS = 1 << 16
+_LAST_MS = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class StateScan:
+    """What is read of an operator's state as of one epoch."""
+
+    storage: CheckpointStorage
+    epoch: int
+    max_parallelism: int
+    """Number of key groups."""
+    operator: OperatorState
+    namespace: StateType | None
+    """The type of its namespaces; None if it has none."""
+    selection: Selection = EVERYTHING
+    keys: WantedKeys | None = None
+    key_groups: frozenset[int] | None = None
+    """The key groups to read; None for all."""
+
+    @classmethod
+    def of(
+        cls,
+        storage: CheckpointStorage,
+        uid: str | None = None,
+        *,
+        epoch: int | None = None,
+        selection: Selection = EVERYTHING,
+        keys: Any = None,
+        key_groups: Any = None,
+    ) -> StateScan:
+        """Look at an epoch; parameters and errors are those of `read_state`."""
+        manifest = epoch_of(storage, epoch)
+        operator = operator_of(storage, manifest, uid)
+        groups = wanted_groups(key_groups, manifest.max_parallelism)
+        wanted = None
+        if keys is not None:
+            key = parse_key(list(operator.key_schema))
+            wanted = WantedKeys(key, keys, manifest.max_parallelism)
+            groups = wanted.key_groups if groups is None else groups & wanted.key_groups
+        namespace = namespace_of(storage, manifest.epoch, operator)
+        scan = cls(
+            storage,
+            manifest.epoch,
+            manifest.max_parallelism,
+            operator,
+            namespace,
+            selection,
+            wanted,
+            groups,
+        )
+        selection.check(scan.states, operator.timers, operator.uid)
+        return scan
+
+    @property
+    def states(self) -> dict[str, State[Any]]:
+        """The declarations of all states, as far as files know them."""
+        return {name: declared_as(stored) for name, stored in self.operator.state_schema}
+
+    def split(self) -> list[StateScan]:
+        """One scan per part, which together have the rows of this one."""
+        parts = []
+        for state in self.operator.ranges:
+            groups = [
+                group
+                for group in range(state.first_key_group, state.last_key_group + 1)
+                if self.key_groups is None or group in self.key_groups
+            ]
+            if not groups:
+                continue
+            size = sum(ref.raw_bytes * _share(ref, state) for ref in state.files)
+            chunks = min(len(groups), int(size // _PART_BYTES) + 1)
+            for chunk in np.array_split(groups, chunks):
+                first, last = int(chunk[0]), int(chunk[-1])
+                part = replace(state, first_key_group=first, last_key_group=last)
+                operator = replace(self.operator, ranges=(part,))
+                only = None if self.key_groups is None else frozenset(chunk.tolist())
+                parts.append(replace(self, operator=operator, key_groups=only))
+        return parts
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the rows."""
+        with self.backend((0, 0)) as backend:
+            fields = list(backend.arrow_schema)
+        fields = fields[: len(self.operator.key_schema) + (self.namespace is not None)]
+        if self.selection.timers:
+            fields += [pa.field(TIMER_DOMAIN, pa.string()), pa.field(TIMER_MS, pa.int64())]
+        elif self.selection.explode:
+            name = str(self.selection.state)
+            fields += exploded_fields(name, self.states[name])
+        else:
+            fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+        names = [field.name for field in fields]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidArgumentError(
+                    f"operator {self.operator.uid!r}: a key column and a column of the rows are "
+                    f"both called {name!r}: read the state without explode, or timers, and take it "
+                    "apart under other names"
+                )
+        return pa.schema(fields)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; several parts are read ahead, one per processor."""
+        parts = self.split()
+        if len(parts) <= 1:
+            for part in parts:
+                yield from part._rows()
+            return
+        ahead = min(len(parts), os.cpu_count() or 1)
+        # Loading and reading out release the GIL.
+        threads = ThreadPoolExecutor(ahead)
+        try:
+            reads: deque[Future[list[pa.RecordBatch]]] = deque()
+            for part in parts:
+                reads.append(threads.submit(_all_of, part))
+                if len(reads) > ahead:
+                    yield from reads.popleft().result()
+            while reads:
+                yield from reads.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    @property
+    def read(self) -> dict[str, State[Any]]:
+        """The states that are read."""
+        if self.selection.timers:
+            return {}
+        only = self.selection.state
+        return {name: d for name, d in self.states.items() if only in (None, name)}
+
+    def backend(self, bounds: tuple[int, int]) -> KeyedStateBackend:
+        """Make an empty table for some key groups, with the states that are read."""
+        operator = OperatorSpec(
+            uid=self.operator.uid,
+            key=parse_key(list(self.operator.key_schema)),
+            states=self.read,
+            namespace=self.namespace,
+            timers=self.selection.timers,
+            max_parallelism=self.max_parallelism,
+        )
+        return KeyedStateBackend.of(operator, bounds)
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the only part."""
+        [state] = self.operator.ranges
+        bounds = state.first_key_group, state.last_key_group
+        with self.backend(bounds) as backend:
+            load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
+            wanted = None
+            if self.keys is not None:
+                wanted = backend.keys(self.keys.between(*bounds))
+            if self.selection.timers:
+                yield from self._timers(backend, wanted)
+                return
+            for keys in backend.existing() if wanted is None else backend.found(wanted):
+                yield from self._shaped(backend, keys)
+
+    def _shaped(self, backend: KeyedStateBackend, keys: KeyBatch) -> Iterator[pa.RecordBatch]:
+        rows = self._within(backend.exported(keys))
+        if self.selection.explode:
+            rows = exploded(rows, self.schema)
+        if rows.num_rows:
+            yield rows
+
+    def _within(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of the key groups that are asked for: more may have been read."""
+        if self.key_groups is None:
+            return rows
+        columns = rows.columns[: len(self.operator.key_schema)]
+        groups = key_groups(hash_keys(columns), self.max_parallelism)
+        return rows.filter(pa.array(np.isin(groups, list(self.key_groups))))
+
+    def _timers(
+        self, backend: KeyedStateBackend, wanted: KeyBatch | None
+    ) -> Iterator[pa.RecordBatch]:
+        names = None if wanted is None else set(wanted.to_pylist())
+        schema = self.schema
+        for domain in ("event", "processing"):
+            while (due := backend.due_timers(domain, _LAST_MS, _MOST_TIMERS)) is not None:
+                columns = list(due.keys.key_arrays())
+                if self.namespace is not None:
+                    columns.append(due.keys.namespaces())
+                columns += [pa.repeat(domain, len(due)), pa.array(due.timestamps)]
+                rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+                if names is not None:
+                    rows = rows.filter(pa.array([key in names for key in due.keys.to_pylist()]))
+                rows = self._within(rows)
+                if rows.num_rows:
+                    yield rows
+                due.fire_all()  # in this table only: the next ones follow
+
+
+def _share(ref: FileRef, state: RangeState) -> float:
+    """Which part of a file's bytes lies in a range, if key groups are equally large."""
+    first = max(ref.first_key_group, state.first_key_group)
+    last = min(ref.last_key_group, state.last_key_group)
+    return max(last - first + 1, 0) / (ref.last_key_group - ref.first_key_group + 1)
+
+
+def _all_of(scan: StateScan) -> list[pa.RecordBatch]:
+    return list(scan.batches())
+
+
+def runs(groups: frozenset[int] | None, first: int, last: int) -> list[tuple[int, int]]:
+    """Stretches of a range that together hold the given key groups of it.
+
+    Groups that are not asked for are in them where the stretches would be too many: each is one
+    more look at each file.
+    """
+    if groups is None:
+        return [(first, last)]
+    inside = sorted(group for group in groups if first <= group <= last)
+    found = []
+    for _, stretch in groupby(enumerate(inside), key=lambda pair: pair[1] - pair[0]):
+        members = [group for _, group in stretch]
+        found.append((members[0], members[-1]))
+    most = max(4, (last - first + 1) // 4)
+    return found if len(found) <= most else [(inside[0], inside[-1])]
+
+
+def opened(storage: CheckpointStorage, epoch: int, ref: FileRef) -> BinaryIO:
+    """Open a file that an epoch's manifest names; `MissingFileError` if it does not exist."""
+    try:
+        return storage.open_read(ref.path)
+    except FileNotFoundError as error:
+        raise missing_file(storage, epoch, error.filename or ref.path) from error
+
+
+def load_files(
+    storage: CheckpointStorage,
+    epoch: int,
+    backend: KeyedStateBackend,
+    state: RangeState,
+    files: tuple[FileRef, ...],
+    groups: frozenset[int] | None = None,
+) -> None:
+    """Apply some files of a range to a backend, oldest first: the part in its key groups.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    epoch : int
+        Whose manifest names the files.
+    backend : KeyedStateBackend
+        States that it does not declare are left out.
+    state : RangeState
+        The range, or a part of it.
+    files : tuple of FileRef
+        Some of the range's files.
+    groups : frozenset of int, optional
+        The key groups to read.
+
+    Raises
+    ------
+    MissingFileError
+        A file does not exist.
+    """
+    for first, last in runs(groups, *backend.key_group_range):
+        for ref in files:
+            # After a change of parallelism only a part of a file's rows belongs to the range.
+            low = max(ref.first_key_group, state.first_key_group, first)
+            high = min(ref.last_key_group, state.last_key_group, last)
+            if low > high:
+                continue
+            with opened(storage, epoch, ref) as file:
+                backend.load(
+                    file,
+                    first_key_group=low,
+                    last_key_group=high,
+                    expected=ref,
+                    allow_unclaimed_state=True,  # timers, and what was dropped
+                    since=dict(state.since),
+                )

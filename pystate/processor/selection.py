@@ -1,0 +1,170 @@
+"""What is asked of an operator's state: which keys, which states, and in which form.
+
+Thread safety: the objects are immutable; the functions have no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.arguments import flag, integer, shown, text
+from pystate.errors import InvalidArgumentError
+from pystate.processor.equality import lengths_of
+from pystate.state.declaration import State
+from pystate.state.list import ListState
+from pystate.state.map import MapState
+from pystate.state.registry import unknown_state
+from pystate.types.arrays import as_array, hash_keys, key_groups
+from pystate.types.keys import KeyColumns, key_columns
+
+__all__ = [
+    "EVERYTHING",
+    "TIMER_DOMAIN",
+    "TIMER_MS",
+    "Selection",
+    "WantedKeys",
+    "exploded",
+    "exploded_fields",
+    "present",
+    "wanted_groups",
+]
+
+#: The columns of timers, after those of the key and the namespace.
+TIMER_DOMAIN, TIMER_MS = "timer_domain", "timer_ms"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `read_state` was asked for, beside keys.
+
+    Attributes
+    ----------
+    state : str or None
+        The only state to read.
+    explode : bool
+        A row per element of it.
+    timers : bool
+        Timers in place of states.
+    """
+
+    state: str | None = None
+    explode: bool = False
+    timers: bool = False
+
+    def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
+        """Refuse what the operator does not have.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such state, or it has no elements; or a combination makes no sense.
+            `UnknownStateError` for a state that the operator does not have.
+        """
+        flag(self.explode, "explode")
+        if flag(self.timers, "timers") and (self.state is not None or self.explode):
+            raise InvalidArgumentError(
+                "timers=True reads timers alone: read states by another call, without it"
+            )
+        if self.timers and not has_timers:
+            raise InvalidArgumentError(f"operator {uid!r} has no timers in this epoch")
+        if self.state is not None and text(self.state, "state") not in states:
+            raise unknown_state(self.state, states)
+        if self.explode and self.state is None:
+            raise InvalidArgumentError(
+                "explode=True gives a row per element of one list or map: name it, state=..."
+            )
+        if self.explode and not isinstance(states[str(self.state)], (ListState, MapState)):
+            raise InvalidArgumentError(
+                f"explode=True: state {self.state!r} is neither a list nor a map, it is "
+                f"{states[str(self.state)]!r}"
+            )
+
+
+EVERYTHING = Selection()
+
+
+class WantedKeys:
+    """The keys that are asked for; pickled and sent to the workers of Spark.
+
+    Parameters
+    ----------
+    key : tuple of (name, StateType)
+        The key's columns.
+    columns : array-like, list of array-like, RecordBatch or Table
+        As for `KeyedStateBackend.keys`.
+    max_parallelism : int
+        Number of key groups.
+    """
+
+    def __init__(self, key: KeyColumns, columns: Any, max_parallelism: int) -> None:
+        self._arrays = [
+            as_array(column, type_, f"key column {name!r}")
+            for (name, type_), column in zip(key, key_columns(key, columns), strict=True)
+        ]
+        self._groups = key_groups(hash_keys(self._arrays), max_parallelism)
+        self.key_groups = frozenset(self._groups.tolist())
+
+    def between(self, first: int, last: int) -> list[pa.Array[Any]]:
+        """The key columns of those in a range of key groups."""
+        rows = np.flatnonzero((self._groups >= first) & (self._groups <= last))
+        return [array.take(rows) for array in self._arrays]
+
+
+def wanted_groups(asked: Any, max_parallelism: int) -> frozenset[int] | None:
+    """Return the key groups that were asked for; None for all.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are not key groups of the checkpoint.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, (str, bytes)) or not isinstance(asked, Iterable):
+        raise InvalidArgumentError(
+            f"key_groups takes key groups, such as [0, 1] or range(0, 64), not {shown(asked)}"
+        )
+    most = max_parallelism - 1
+    return frozenset(integer(group, "a key group", least=0, most=most) for group in asked)
+
+
+def present(array: pa.Array[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether each row of a state's column holds something: no null, and no empty list or map."""
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.MapArray)):
+        return lengths_of(array) > 0
+    return np.asarray(array.is_valid())
+
+
+def exploded_fields(state: str, declaration: State[Any]) -> list[pa.Field[Any]]:
+    """The columns of elements: the position or the map's key, and the item or value."""
+    value = pa.field(state, declaration.type.arrow)
+    if isinstance(declaration, MapState):
+        return [pa.field(f"{state}_key", declaration.key_type.arrow), value]
+    return [pa.field(f"{state}_index", pa.int64()), value]
+
+
+def exploded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A row per element of the last column, which is a list or map that is not a slice.
+
+    Parameters
+    ----------
+    rows : RecordBatch
+        Key columns, the namespace if there are namespaces, and the state.
+    schema : Schema
+        The columns of the result.
+    """
+    elements: Any = rows.column(rows.num_columns - 1)
+    lengths = lengths_of(elements)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    if isinstance(elements, pa.MapArray):
+        parts = [elements.keys, elements.items]
+    else:
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        parts = [pa.array(np.arange(len(owner)) - starts), elements.values]
+    keys = [rows.column(i).take(owner) for i in range(rows.num_columns - 1)]
+    return pa.RecordBatch.from_arrays([*keys, *parts], schema=schema)
