@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 from pystate.checkpoint.refs import FileRef
@@ -22,13 +22,39 @@ _THREADS = 8
 Item = TypeVar("Item")
 
 
-def for_all(act: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Call for each, several at a time; the first failure is raised, and ends the others."""
-    with ThreadPoolExecutor(_THREADS, "pystate-savepoint") as pool:
-        pending = [pool.submit(act, item) for item in items]
+def for_all(
+    act: Callable[[Item], None],
+    items: Iterable[Item],
+    *,
+    threads: int = _THREADS,
+    size: Callable[[Item], int] = lambda _: 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Call for each, several at a time; the first failure is raised, and ends the others.
+
+    Parameters
+    ----------
+    act : callable
+        What to do with an item.
+    items : iterable
+        The items.
+    threads : int
+        How many at a time.
+    size : callable
+        How much of the work an item is.
+    progress : callable, optional
+        Called from the calling thread with the size of what is done, and of all.
+    """
+    work = list(items)
+    done, total = 0, sum(map(size, work))
+    with ThreadPoolExecutor(threads, "pystate-files") as pool:
+        pending = {pool.submit(act, item): item for item in work}
         try:
-            for future in pending:
+            for future in as_completed(pending):
                 future.result()
+                done += size(pending[future])
+                if progress is not None:
+                    progress(done, total)
         except BaseException:
             for future in pending:
                 future.cancel()

@@ -21,14 +21,17 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
+from pystate.state.evolution import hints, stored_change
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
     "JOB_FILE",
+    "REPAIR_FILE",
     "RESTORED_FILE",
     "SAVEPOINT_FILE",
     "JobFile",
     "OperatorEntry",
+    "check_parallelism",
     "check_schemas",
     "default_max_parallelism",
     "library",
@@ -42,6 +45,8 @@ JOB_FILE = "job.json"
 SAVEPOINT_FILE = "savepoint.json"
 #: In a checkpoint that begins with a savepoint: with which.
 RESTORED_FILE = "restored.json"
+#: In a checkpoint that is being repaired, or whose repair was interrupted.
+REPAIR_FILE = "repair.json"
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,11 @@ def open_job(
             f"{storage.uri} is a savepoint, which no job changes: begin with it in a checkpoint of "
             "the job's own, by Job(..., restore=...)"
         )
+    if storage.exists(REPAIR_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri} is being repaired, or its repair was interrupted: run "
+            "`pystate repair` once more, then start the job"
+        )
     job = read_job(storage)
     if job is None and storage.exists(RESTORED_FILE):
         raise CheckpointError(
@@ -190,7 +200,7 @@ def open_job(
                 "another checkpoint folder"
             )
     if job is None:
-        _check_parallelism(storage, parallelism, wanted)
+        check_parallelism(storage, parallelism, wanted)
         now_ms = time.time_ns() // 1_000_000
         job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
         if job.create(storage):
@@ -203,10 +213,10 @@ def open_job(
     if max_parallelism is not None and max_parallelism != job.max_parallelism:
         raise InvalidArgumentError(
             f"checkpoint {storage.uri} was made with max_parallelism={job.max_parallelism}, not "
-            f"{max_parallelism}: keys are placed by it, so that it only changes offline; "
-            "leave the argument out to use the stored one"
+            f"{max_parallelism}: keys are placed by it; leave the argument out to "
+            "use the stored one, or multiply it by pystate.rescale, which writes a savepoint"
         )
-    _check_parallelism(storage, parallelism, job.max_parallelism)
+    check_parallelism(storage, parallelism, job.max_parallelism)
     return job
 
 
@@ -241,18 +251,26 @@ def check_schemas(
     Raises
     ------
     SchemaError
-        The key or a state has another type. `UnclaimedStateError` for states that are not declared.
+        The key has another type, or a state one that does not hold all stored values; or a field
+        seems to have been renamed. `UnclaimedStateError` for states that are not declared.
     """
     if stored[0] != declared[0]:
         raise SchemaError(
             f"operator {uid!r}: its state is keyed by {_columns(stored[0])}, the job declares "
-            f"{_columns(declared[0])}; the key of stored state cannot change: use another uid"
+            f"{_columns(declared[0])}; the key of stored state changes only by an offline rewrite: "
+            "read the state, change it, write it as a savepoint and begin with that; or use "
+            "another uid, which begins without state"
         )
     old, new = dict(stored[1]), dict(declared[1])
-    for name in old.keys() & new.keys():
-        if old[name] != new[name]:
+    for name in (name for name in new if name in old):
+        if old[name] == new[name]:
+            continue
+        change = stored_change(old[name], new[name])
+        wrong = hints(change, allow_unclaimed_state)
+        if wrong:
             raise SchemaError(
-                f"operator {uid!r}, state {name!r}: stored as {old[name]}, declared as {new[name]}"
+                f"operator {uid!r}, state {name!r}: stored as {old[name]}, declared as "
+                f"{new[name]}: {wrong}"
             )
     unclaimed = tuple(name for name in old if name not in new)
     if unclaimed and not allow_unclaimed_state:
@@ -267,7 +285,8 @@ def _columns(schema: Schema) -> str:
     return "(" + ", ".join(f"{name} {ddl}" for name, ddl in schema) + ")"
 
 
-def _check_parallelism(storage: CheckpointStorage, parallelism: int, max_parallelism: int) -> None:
+def check_parallelism(storage: CheckpointStorage, parallelism: int, max_parallelism: int) -> None:
+    """Raise `InvalidArgumentError` if a checkpoint has fewer key groups than `parallelism`."""
     if parallelism > max_parallelism:
         raise InvalidArgumentError(
             f"parallelism {parallelism} is more than the {max_parallelism} key groups "

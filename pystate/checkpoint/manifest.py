@@ -4,7 +4,8 @@ Thread safety: all types are immutable.
 
 Invariants
 ----------
-1. ``manifests/<epoch>.manifest`` is published once and never changed.
+1. ``manifests/<epoch>.manifest`` is published once and never changed. Only a repair, while no job
+   runs, may let it name other files of the same state.
 2. A manifest is complete together with its part, a separate file that several manifests may share.
    They name, for every operator and range, all files of the state, oldest first, and the position
    of every streaming query. No other manifest is needed to read it.
@@ -36,7 +37,7 @@ from pystate.checkpoint.refs import (
     uid_folder,
 )
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CorruptFileError, InvalidArgumentError
+from pystate.errors import CorruptFileError, InvalidArgumentError, SwappedFileError
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
@@ -301,7 +302,10 @@ def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = N
     """
     data = storage.read_bytes(path)
     try:
-        return Manifest.decode(data, path, parts or Parts(storage))
+        manifest = Manifest.decode(data, path, parts or Parts(storage))
+        if manifest.path != path:
+            raise SwappedFileError(f"{path}: it holds the manifest of epoch {manifest.epoch}")
+        return manifest
     except FileNotFoundError as error:
         # Parts are removed after the manifests that name them, so the part of an existing manifest
         # is lost.

@@ -35,11 +35,22 @@ from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
 
-__all__ = ["History", "read_head", "retained_epochs"]
+__all__ = [
+    "COMMITTED",
+    "LATEST",
+    "History",
+    "Survey",
+    "mark_retired",
+    "read_head",
+    "retained_epochs",
+    "set_back",
+    "survey",
+]
 
 _LOG = logging.getLogger("pystate.checkpoint.manifest_log")
-_LATEST = f"{MANIFESTS}/latest"
-_COMMITTED = f"{MANIFESTS}/committed"
+#: The files that name the newest epoch, and the newest whose output is committed.
+LATEST = f"{MANIFESTS}/latest"
+COMMITTED = f"{MANIFESTS}/committed"
 _UNKNOWN_RUNS = f"{RUNS}/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
@@ -149,7 +160,7 @@ class History:
         content = encode_document("latest", 1, {"epoch": manifest.epoch})
         # Without it, only the detection of a lost manifest is weaker.
         with suppress(CheckpointError, OSError):
-            self._storage.replace(_LATEST, content, durable=False)
+            self._storage.replace(LATEST, content, durable=False)
 
     def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
         """Note that an epoch's sink transactions are committed.
@@ -165,11 +176,11 @@ class History:
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
         data = encode_document("committed", 1, content)
         if durable:
-            self._storage.replace(_COMMITTED, data)
+            self._storage.replace(COMMITTED, data)
             return
         # Not synced: if a power failure loses it, they are only committed once more.
         with suppress(CheckpointError, OSError):
-            self._storage.replace(_COMMITTED, data, durable=False)
+            self._storage.replace(COMMITTED, data, durable=False)
 
     def is_committed(self, manifest: Manifest) -> bool:
         """Whether an epoch's sink transactions are known to be committed."""
@@ -177,8 +188,8 @@ class History:
 
     def _committed(self) -> tuple[int, str]:
         try:
-            data = self._storage.read_bytes(_COMMITTED)
-            fields = decode_document("committed", 1, data, _COMMITTED)
+            data = self._storage.read_bytes(COMMITTED)
+            fields = decode_document("committed", 1, data, COMMITTED)
             return fields.integer("epoch"), fields.text("evaluation_id")
         except (FileNotFoundError, CheckpointError):
             return 0, ""
@@ -264,11 +275,7 @@ class History:
             manifest = self._intact(epoch)
             if manifest is None:
                 _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
-                unknown = {"epochs": [*_unknown_runs(self._storage), epoch]}
-                self._storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, unknown))
-            elif manifest.run_key is not None:
-                self._runs.add(manifest.run_key, epoch)
-            self._storage.replace(_mark_path(epoch), b"", durable=False)
+            mark_retired(self._storage, self._runs, epoch, manifest)
             self._storage.delete(manifest_path(epoch))
             self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
             self._epochs = self._epochs[1:]
@@ -336,6 +343,55 @@ def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
     return _retained(storage, 0).epochs
 
 
+class Survey(NamedTuple):
+    """Which manifests a checkpoint has, and which it has lost."""
+
+    epochs: tuple[int, ...]
+    """The epochs that have a manifest, ascending."""
+    lost: tuple[int, ...]
+    """The epochs whose manifest is missing, although it was published and not retired."""
+    floor: int
+    """The newest epoch that was retired; 0 for none."""
+
+
+def survey(storage: CheckpointStorage) -> Survey:
+    """List the manifests of a checkpoint that may be damaged."""
+    lost: tuple[int, ...] = ()
+    for _ in range(_LISTINGS):  # as in `_retained`
+        listing = _scan(storage)
+        newest = max(_latest(storage), *listing.epochs, listing.floor)
+        first = listing.floor + 1 if listing.floor else min(listing.epochs, default=newest)
+        found = set(listing.epochs)
+        lost = tuple(epoch for epoch in range(max(first, 1), newest + 1) if epoch not in found)
+        if not lost:
+            break
+    return Survey(listing.epochs, lost, listing.floor)
+
+
+def mark_retired(
+    storage: CheckpointStorage, runs: RunKeys, epoch: int, manifest: Manifest | None
+) -> None:
+    """Do what must precede the removal of a manifest; None for one that cannot be read."""
+    if manifest is None:
+        unknown = _unknown_runs(storage)
+        if epoch not in unknown:
+            content = {"epochs": [*unknown, epoch]}
+            storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, content))
+    elif manifest.run_key is not None:
+        runs.add(manifest.run_key, epoch)
+    storage.replace(_mark_path(epoch), b"", durable=False)
+
+
+def set_back(storage: CheckpointStorage, manifest: Manifest) -> None:
+    """Make an epoch the newest one, before the manifests of later ones are removed.
+
+    Its output is committed: otherwise no later epoch would have been opened.
+    """
+    content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
+    storage.replace(COMMITTED, encode_document("committed", 1, content))
+    storage.replace(LATEST, encode_document("latest", 1, {"epoch": manifest.epoch}))
+
+
 def read_head(storage: CheckpointStorage) -> Manifest | None:
     """Read the newest manifest of a checkpoint; None if there is none.
 
@@ -364,7 +420,7 @@ def _first_hole(listing: _Listing, newest: int) -> int:
 
 def _latest(storage: CheckpointStorage) -> int:
     try:
-        fields = decode_document("latest", 1, storage.read_bytes(_LATEST), _LATEST)
+        fields = decode_document("latest", 1, storage.read_bytes(LATEST), LATEST)
         return fields.integer("epoch")
     except (FileNotFoundError, CheckpointError):
         return 0

@@ -19,6 +19,7 @@ __all__ = [
     "TIMERS",
     "FileRef",
     "OperatorState",
+    "RangeSource",
     "RangeState",
     "Schema",
     "as_schema",
@@ -159,10 +160,26 @@ class RangeState:
     """From which epoch on files count, for some states by name: older files hold a dropped state of
     that name. A state that the operator does not have counts in no file."""
 
+    held: tuple[FileRef, ...] = ()
+    """Deltas after those, which no manifest names; see `pystate.coordinator.interval`."""
+
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """All files to restore from, oldest first."""
+        """All files that a manifest names, oldest first."""
         return self.deltas if self.base is None else (self.base, *self.deltas)
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether the parallelism changes with the epoch that is built on this state."""
+        return False
+
+    @property
+    def sources(self) -> tuple[RangeSource, ...]:
+        """What the range takes over from ranges of another parallelism, in the epoch of a change.
+
+        Empty if the range has kept its key groups.
+        """
+        return ()
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
         """Find the deltas that bring a table at `table_id` to this state.
@@ -220,6 +237,19 @@ class RangeState:
         )
         fields.finish()
         return state
+
+
+@dataclass(frozen=True)
+class RangeSource:
+    """Some key groups of a range, as a range of another parallelism takes them over."""
+
+    range: RangeState
+    """The range that has them."""
+    first_key_group: int
+    last_key_group: int
+    """Inclusive; both ranges have them."""
+    files: tuple[FileRef, ...]
+    """The files of that range, restricted to these key groups."""
 
 
 def has_timers(ranges: tuple[RangeState, ...]) -> bool:

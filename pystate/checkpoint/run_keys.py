@@ -26,7 +26,13 @@ from typing import NamedTuple
 
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import AlreadyPublishedError, CheckpointError, CorruptFileError
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    CorruptFileError,
+    NewerFormatError,
+    SwappedFileError,
+)
 
 __all__ = ["RUNS", "RunKeys"]
 
@@ -156,6 +162,30 @@ class RunKeys:
         if keys:
             RunKeys(destination)._write(_File(1, max(keys.values())), keys)
 
+    def damage(self) -> list[tuple[str, CheckpointError]]:
+        """Read all files, and return those that cannot be understood, with their errors.
+
+        Raises
+        ------
+        CheckpointError
+            A file is lost.
+        """
+        found: list[tuple[str, CheckpointError]] = []
+        listing = self._list()
+        for file in listing.files:
+            with suppress(FileNotFoundError):  # merged meanwhile
+                try:
+                    self._keys(file)
+                except (CorruptFileError, NewerFormatError) as error:
+                    found.append((file.path, error))
+        for path in listing.singles:
+            with suppress(FileNotFoundError):
+                try:
+                    self._single(path)
+                except (CorruptFileError, NewerFormatError) as error:
+                    found.append((path, error))
+        return found
+
     # ---- within --------------------------------------------------------------------------------
 
     def _list(self) -> _Listing:
@@ -197,7 +227,7 @@ class RunKeys:
             inner = Fields(content, file.path)
             keys = {name: inner.integer(name, least=file.first) for name in content}
             if found != file or any(epoch > file.last for epoch in keys.values()):
-                raise CorruptFileError(f"{file.path}: belongs to other epochs")
+                raise SwappedFileError(f"{file.path}: belongs to other epochs")
             self._known[file] = keys
         return self._known[file]
 
@@ -257,7 +287,7 @@ class RunKeys:
         fields = decode_document("run", 1, self._storage.read_bytes(path), path)
         digest = hashlib.sha256(fields.text("run_key").encode()).hexdigest()
         if path != f"{RUNS}/{digest}.run":
-            raise CorruptFileError(f"{path}: belongs to another run key")
+            raise SwappedFileError(f"{path}: belongs to another run key")
         return digest[:_DIGITS], fields.integer("epoch", least=1)
 
     def _unsteady(self) -> CheckpointError:

@@ -15,15 +15,16 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pystate.arguments import flag, folder_path
+from pystate.arguments import flag, folder_path, shown
 from pystate.checkpoint.copying import for_all, keep, place
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,
+    JobFile,
     OperatorEntry,
     library,
     read_job,
@@ -55,11 +56,15 @@ from pystate.errors import (
 
 __all__ = [
     "FOLDERS",
+    "RetiredError",
     "Savepoint",
+    "check_destination",
     "entries_of",
     "files_of",
+    "finish_savepoint",
     "lost",
     "manifest_of",
+    "of_newest_epoch",
     "read_savepoint",
     "savepoint",
     "sha256",
@@ -168,6 +173,7 @@ def savepoint(
     *,
     previous: str | os.PathLike[str] | None = None,
     copy: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Savepoint:
     """Take a savepoint of a checkpoint's newest epoch.
 
@@ -187,6 +193,8 @@ def savepoint(
         Copy all files. By default files are shared by hard links where the file system can do it.
         State files never change, and each of their names keeps them: a savepoint does not need the
         checkpoint, nor the checkpoint the savepoint. Both are then the same bytes on one disk.
+    progress : callable, optional
+        Called with the bytes of state files that are done, and those of all.
 
     Returns
     -------
@@ -209,7 +217,9 @@ def savepoint(
     earlier = (
         None if previous is None else open_storage(folder_path(previous, "savepoint: previous"))
     )
-    return take_savepoint(source, target, previous=earlier, copy=copy)
+    if progress is not None and not callable(progress):
+        raise InvalidArgumentError(f"savepoint: progress is a function, not {shown(progress)}")
+    return take_savepoint(source, target, previous=earlier, copy=copy, progress=progress)
 
 
 # ---- taking one ----------------------------------------------------------------------------------
@@ -221,17 +231,36 @@ def take_savepoint(
     *,
     previous: CheckpointStorage | None = None,
     copy: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Savepoint:
     """Take a savepoint of a checkpoint's newest epoch, whose job may be running anywhere.
 
     Parameters and exceptions are those of `write_savepoint`. Where the job goes on and removes the
     epoch's files meanwhile, its next epoch is taken.
     """
+
+    def write(manifest: Manifest) -> Savepoint:
+        return write_savepoint(
+            source, manifest, destination, previous=previous, copy=copy, progress=progress
+        )
+
+    return of_newest_epoch(source, destination, write)
+
+
+def of_newest_epoch(
+    source: CheckpointStorage,
+    destination: CheckpointStorage,
+    write: Callable[[Manifest], Savepoint],
+) -> Savepoint:
+    """Call `write` with the newest epoch of a checkpoint or savepoint, whose job may be running.
+
+    If it raises `RetiredError`, `destination` is emptied, and the next epoch is tried.
+    """
     for _ in range(_TRIES):
         manifest = _settled_head(source)
         try:
-            return write_savepoint(source, manifest, destination, previous=previous, copy=copy)
-        except _RetiredError:
+            return write(manifest)
+        except RetiredError:
             for entry in destination.list(""):  # it was empty
                 destination.delete(entry.path)
     raise CheckpointError(
@@ -260,8 +289,8 @@ def _settled_head(source: CheckpointStorage) -> Manifest:
         time.sleep(0.1)  # a running job commits right after it publishes
 
 
-class _RetiredError(CheckpointError):
-    """A file of the epoch was removed while it was copied."""
+class RetiredError(CheckpointError):
+    """A file of the epoch was removed while it was read."""
 
 
 def write_savepoint(
@@ -271,6 +300,7 @@ def write_savepoint(
     *,
     previous: CheckpointStorage | None = None,
     copy: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Savepoint:
     """Write an epoch into an empty folder.
 
@@ -288,6 +318,8 @@ def write_savepoint(
     copy : bool
         Copy all files. By default they are shared (by hard links) where the file system can: state
         files never change, and each name keeps them.
+    progress : callable, optional
+        As for `savepoint`.
 
     Raises
     ------
@@ -298,12 +330,8 @@ def write_savepoint(
     NoSpaceError, CheckpointError
         A file cannot be written.
     """
-    _check_empty(source, destination)
+    check_destination(source, destination)
     earlier = frozenset() if previous is None else _known_files(previous)
-    job = read_job(source)
-    if job is None:
-        raise CheckpointError(f"checkpoint {source.uri}: {JOB_FILE} is lost")
-    files = files_of(manifest.operators)
 
     def save(ref: FileRef) -> None:
         origins = [source]
@@ -312,19 +340,54 @@ def write_savepoint(
         try:
             place(ref, origins, destination, copy=copy)
         except FileNotFoundError as error:
-            raise _RetiredError(
+            raise RetiredError(
                 f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
             ) from error
 
-    for_all(save, files.values())
-    _copy_runs(source, manifest, destination)
-    progress = query_of(source, manifest)
-    if progress is not None:
-        _copy_position(source, progress.batch_id, destination)
+    files = files_of(manifest.operators).values()
+    for_all(save, files, size=lambda ref: ref.file_bytes, progress=progress)
+    return finish_savepoint(source, manifest, destination)
+
+
+def finish_savepoint(
+    source: CheckpointStorage | None,
+    manifest: Manifest,
+    destination: CheckpointStorage,
+    *,
+    job: JobFile | None = None,
+) -> Savepoint:
+    """Write what a savepoint has beside its state files, which are there.
+
+    Parameters
+    ----------
+    source : CheckpointStorage or None
+        The checkpoint or savepoint, for the job, the run keys and the stream's position; None for
+        state that no job has had.
+    manifest : Manifest
+        The savepoint's epoch, which names the state files.
+    destination : CheckpointStorage
+        Where to.
+    job : JobFile, optional
+        The job, if there is no source.
+    """
+    if source is not None:
+        job = read_job(source)
+        _copy_runs(source, manifest, destination)
+        position = query_of(source, manifest)
+        if position is not None:
+            _copy_position(source, position.batch_id, destination)
+    if job is None:
+        raise CheckpointError(f"checkpoint {source and source.uri}: {JOB_FILE} is lost")
+    files = files_of(manifest.operators)
     small = [entry.path for folder in (RUNS, SPARK_FOLDER) for entry in destination.list(folder)]
     alone = replace(manifest, sinks=(), part=None)
     destination.publish(alone.path, alone.encode())
-    own = replace(job, checkpoint_id=str(uuid.uuid4()), operators=entries_of(manifest.operators))
+    own = replace(
+        job,
+        checkpoint_id=str(uuid.uuid4()),
+        max_parallelism=manifest.max_parallelism,
+        operators=entries_of(manifest.operators),
+    )
     own.create(destination)
     savepoint = Savepoint(
         location=destination.uri,
@@ -341,10 +404,13 @@ def write_savepoint(
     return savepoint
 
 
-def _check_empty(source: CheckpointStorage, destination: CheckpointStorage) -> None:
-    inside = f"{source.uri}/"
-    if destination.uri.startswith(inside) and not destination.uri.startswith(
-        f"{inside}savepoints/"
+def check_destination(source: CheckpointStorage | None, destination: CheckpointStorage) -> None:
+    """Make sure that a folder is empty, and a place for a savepoint of a checkpoint."""
+    inside = "" if source is None else f"{source.uri}/"
+    if (
+        inside
+        and destination.uri.startswith(inside)
+        and not destination.uri.startswith(f"{inside}savepoints/")
     ):
         raise InvalidArgumentError(
             f"{destination.uri} is within the checkpoint, where the job removes what it does not "

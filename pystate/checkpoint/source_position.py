@@ -20,6 +20,7 @@ from pystate.errors import CorruptFileError
 __all__ = [
     "METADATA",
     "SPARK_FOLDER",
+    "batches_of",
     "encode_query_id",
     "position_files",
     "query_of",
@@ -62,6 +63,12 @@ def query_of(storage: CheckpointStorage, manifest: Manifest) -> QueryProgress | 
     """Find where the checkpoint's streaming query stood at an epoch; None where it has none."""
     query_id = read_query_id(storage)
     return None if query_id is None else manifest.progress(query_id)
+
+
+def batches_of(storage: CheckpointStorage, folder: str) -> frozenset[int]:
+    """Return the batches that have a file in ``offsets`` or ``commits``."""
+    names = (entry.path.rpartition("/")[2] for entry in storage.list(f"{SPARK_FOLDER}/{folder}"))
+    return frozenset(int(name) for name in names if name.isdigit())
 
 
 def position_files(storage: CheckpointStorage, batch_id: int) -> Iterator[str]:

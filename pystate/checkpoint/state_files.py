@@ -6,6 +6,7 @@ file object; the functions have no state.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +21,12 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
     SchemaError,
+    SwappedFileError,
     UnclaimedStateError,
 )
 from pystate.memory import process_budget
 from pystate.state.columns import ELEMENT, TIMERS, Column
+from pystate.state.evolution import ColumnChange, column_change, evolve_reader
 from pystate.types.keys import KeyColumns, describe
 from pystate.types.state_type import StateType
 
@@ -167,7 +170,8 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
     Parameters
     ----------
     source : path or binary file object
-        A file object is read by ``seek`` and ``readinto``.
+        A file object is read by its descriptor if it is one of `open`, else by ``seek`` and
+        ``readinto``.
     expected : FileInfo, optional
         The expected properties of the file.
 
@@ -195,7 +199,9 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
             )
         else:
             name = str(getattr(source, "name", source))
-            descriptor, file = -1, source
+            # A plain file is read by its descriptor, without the GIL.
+            plain = type(source) in (io.FileIO, io.BufferedReader)
+            descriptor, file = source.fileno() if plain else -1, source
             size = source.seek(0, os.SEEK_END)
         if expected is not None and size != expected.file_bytes:
             raise CorruptFileError(
@@ -213,7 +219,7 @@ def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
     for field in ("kind", "id", "epoch"):
         ours, theirs = getattr(expected, field), getattr(found, field)
         if ours != theirs:
-            raise CorruptFileError(
+            raise SwappedFileError(
                 f"{name}: it is another file than the manifest names: its {field} is {theirs}, "
                 f"not {ours}"
             )
@@ -269,6 +275,7 @@ def merge_files(
     kind: str = "base",
     states: Collection[str] | None = None,
     since: Mapping[str, int] = _ALWAYS,
+    max_parallelism: int | None = None,
 ) -> FileInfo:
     """Merge state files into one, without a table and without the GIL.
 
@@ -288,8 +295,12 @@ def merge_files(
     states : collection of str, optional
         Names of the states to keep, from any source that has them; by default the newest source's.
     since : mapping of str to int, optional
-        For some states the epoch from which on sources count: an older state of that name was
-        dropped.
+        For some states, or fields of their structs (``state#path``), the epoch from which on
+        sources count: an older one of that name was dropped.
+    max_parallelism : int, optional
+        Number of key groups of the new file, a multiple of the sources' number n: their key group g
+        is split into g, n + g, 2 n + g, and so on. The range to keep then lies between two
+        multiples of n. By default the sources' number.
 
     Returns
     -------
@@ -331,17 +342,28 @@ def merge_files(
                 and info.epoch >= since.get(column.owner, 0)
                 for column in schema.states
             ]
-            mappings.append(_mapping(reader.name, schema, taken, readers[-1].name, target))
+            mapping = _mapping(reader, schema, taken, readers[-1].name, target, since)
+            mappings.append(mapping)
         chosen = Lineage(*readers[-1].lineage()) if lineage is None else lineage
+        first = newest.first_key_group if first_key_group is None else first_key_group
+        last = newest.last_key_group if last_key_group is None else last_key_group
+        groups = newest.max_parallelism if max_parallelism is None else max_parallelism
+        if groups % newest.max_parallelism or first // newest.max_parallelism != (
+            last // newest.max_parallelism
+        ):
+            raise InvalidArgumentError(
+                f"merge_files: {newest.max_parallelism} key groups cannot be split into the groups "
+                f"{first} to {last} of {groups}: that is no multiple, or meets two parts of one"
+            )
         result = core.merge(
             readers,
             mappings,
             core.Schema(target.keys, target.states, target.hashed),
             kind,
             *chosen,
-            newest.max_parallelism,
-            newest.first_key_group if first_key_group is None else first_key_group,
-            newest.last_key_group if last_key_group is None else last_key_group,
+            groups,
+            first,
+            last,
             out,
             str(getattr(out, "name", out)),
             process_budget(),
@@ -373,24 +395,39 @@ def _merged_schema(
 
 
 def _mapping(
-    name: str,
+    reader: core.FileReader,
     schema: FileSchema,
     taken: Sequence[bool],
     other: str,
     target: FileSchema,
+    since: Mapping[str, int],
 ) -> list[int]:
+    name = reader.name
     _same_key(name, schema, target.key, target.namespace, f"that of {other}")
     positions = {column.name: i for i, column in enumerate(target.states)}
-    mapping = []
-    for column, counts in zip(schema.states, taken, strict=True):
+    mapping, changes = [], []
+    epoch = FileInfo(*reader.info()).epoch
+    for i, (column, counts) in enumerate(zip(schema.states, taken, strict=True)):
         at = positions.get(column.name, -1) if counts else -1
-        if at >= 0 and not column.same_as(target.states[at]):
+        mapping.append(at)
+        if at < 0:
+            continue
+        change = _change(column, target.states[at], epoch, since)
+        if change.types.refused:
             raise SchemaError(
                 f"state {column.name!r} is {column.describe()} in {name} and "
-                f"{target.states[at].describe()} in {other}"
+                f"{target.states[at].describe()} in {other}: {change.types.refused[0]}"
             )
-        mapping.append(at)
+        changes.append((i, change))
+    evolve_reader(reader, changes)
     return mapping
+
+
+def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> ColumnChange:
+    """How a column of a file of that epoch becomes another one."""
+    if not since:
+        return column_change(old, new)
+    return column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
 
 
 def _same_key(
@@ -426,7 +463,7 @@ def claim(
     allow_unclaimed_state: bool,
     since: Mapping[str, int] = _ALWAYS,
 ) -> list[int]:
-    """Match a file's states by name to a table's columns.
+    """Match a file's states by name to a table's columns, and have it read as they are declared.
 
     Parameters
     ----------
@@ -474,14 +511,20 @@ def claim(
             f"{reader.name}: nothing declares the state {', '.join(map(repr, unclaimed))} that "
             "it holds; declare it, or pass allow_unclaimed_state=True to drop it"
         )
-    for column in counting:
-        at = positions.get(column.name)
-        if at is not None and not column.same_as(columns[at]):
+    mapping = [positions.get(c.name, -1) if c in counting else -1 for c in schema.states]
+    changes = []
+    for i, (column, at) in enumerate(zip(schema.states, mapping, strict=True)):
+        if at < 0:
+            continue
+        change = _change(column, columns[at], info.epoch, since)
+        if change.types.refused:
             raise SchemaError(
                 f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "
-                f"as {columns[at].describe()}"
+                f"as {columns[at].describe()}: {change.types.refused[0]}"
             )
-    return [positions.get(c.name, -1) if c in counting else -1 for c in schema.states]
+        changes.append((i, change))
+    evolve_reader(reader, changes)
+    return mapping
 
 
 def _stored(type_: StateType) -> StateType:

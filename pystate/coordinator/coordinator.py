@@ -1,25 +1,8 @@
 """The driver's half of the checkpoint protocol: opens epochs, and publishes them or not.
 
 The coordinator never touches live state. Its caller runs the work and passes in one report per
-range, and the coordinator decides whether they make an epoch. The order of epochs:
-
-* The checkpoint numbers epochs in one chain for everything that changes the state: batches of a
-  streaming query and runs alike. Each is built on the newest epoch, which must be the one that the
-  caller's position requires. A gap is an error and is never filled with an older epoch.
-* A query continues after its own last batch, even if runs have come in between. Every manifest has
-  the progress of all queries, so that a published batch is recognised although newer epochs exist.
-* If there is state, a query that the checkpoint does not know is an error, unless the caller says
-  ``restore="latest"``. From then on the state belongs to that query: an older query that comes back
-  would mix two inputs, and is refused.
-* A run (`run_key`) may come between two batches. If a query runs in another process, the run's
-  driver takes over the checkpoint, and the query stops with `FencedError` before it publishes.
-* Terms never decrease along the chain. If the newest manifest has a later term than a driver's own,
-  that driver has been overtaken, even if it takes itself for the owner, and builds nothing on it.
-  So once its successor has published, it can only publish an epoch whose name is taken; orphan
-  collection relies on that (`pystate.coordinator.retention`).
-* Only the newest manifest may have sink transactions that are not known to be committed. They are
-  committed again, which is idempotent, before anything else happens. After that
-  ``manifests/committed`` says so, and readers may do with the output what they like.
+range, and the coordinator decides whether they make an epoch. `pystate.coordinator.position` says
+which epoch may follow another, and `pystate.coordinator.interval` when an epoch has several steps.
 
 Thread safety: any thread may open an epoch; while one is open, others wait.
 """
@@ -32,20 +15,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from pystate.checkpoint.job_file import JobFile, open_job
+from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.clock import MAX_STEP_MS, advance, warn
+from pystate.coordinator.closing import Closing, JoinSinks, RunOutcome, WriteHeld, joined
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.holds import Holds
+from pystate.coordinator.housekeeping import Housekeeping
+from pystate.coordinator.interval import Interval
+from pystate.coordinator.listeners import CheckpointListener, News, Notices
 from pystate.coordinator.merges import BaseMerges, Maintenance, MergePolicy
+from pystate.coordinator.options import CheckpointOptions
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.position import AlreadyDone, Position, Restore, check_follows, find_done
 from pystate.coordinator.publishing import Publisher
-from pystate.coordinator.retention import collect_orphans, delete_files
 from pystate.coordinator.retries import evaluate_epoch
 from pystate.coordinator.rivals import OvertakenError, Rivals
 from pystate.coordinator.transactions import Settling
@@ -53,7 +40,6 @@ from pystate.errors import (
     CheckpointError,
     FencedError,
     InvalidArgumentError,
-    PystateError,
 )
 
 __all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
@@ -61,17 +47,6 @@ __all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeRep
 Result = TypeVar("Result")
 
 _LOG = logging.getLogger("pystate.coordinator.coordinator")
-# Epochs between two searches for orphans; retired files are removed at once, without a search.
-_ORPHANS_EVERY = 64
-
-
-class RunOutcome(NamedTuple):
-    """How `Coordinator.run` ended."""
-
-    epoch: int
-    manifest: Manifest | None
-    already_done: bool
-    evaluations: int
 
 
 class Coordinator:
@@ -107,6 +82,13 @@ class Coordinator:
         Set processing time back to a clock that is behind it by more than that bound.
     epoch_wait_s : float
         How long `open_epoch` waits for another thread's epoch to end.
+    listeners : sequence of CheckpointListener
+        Who learns which checkpoints are complete.
+    options : CheckpointOptions
+        When checkpoints are taken.
+    join_sinks : callable
+        Makes the transactions of an epoch from those of its steps; see
+        `pystate.coordinator.closing.JoinSinks`.
 
     Raises
     ------
@@ -136,6 +118,9 @@ class Coordinator:
         max_clock_step_ms: int = MAX_STEP_MS,
         allow_time_back: bool = False,
         epoch_wait_s: float = 600.0,
+        listeners: Sequence[CheckpointListener] = (),
+        options: CheckpointOptions = CheckpointOptions(),  # noqa: B008
+        join_sinks: JoinSinks = joined,
     ) -> None:
         if retained < 1 or max_evaluations < 1 or orphan_grace_ms < 0:
             raise InvalidArgumentError(
@@ -144,9 +129,7 @@ class Coordinator:
         self.storage = storage
         self.parallelism = parallelism
         identity = open_job(storage, job, parallelism, max_parallelism)
-        self._retained = retained
         self._allow_unclaimed_state = allow_unclaimed_state
-        self._orphan_grace_ms = orphan_grace_ms
         self._max_evaluations = max_evaluations
         self._max_clock_step_ms = max_clock_step_ms
         self._allow_time_back = allow_time_back
@@ -159,14 +142,35 @@ class Coordinator:
         self._settling = Settling(self._history, self._ownership, commit_sinks)
         self._maintenance = Maintenance()
         self._holds = Holds()
+        self._notices = Notices(listeners)
+        #: The held steps of the open epoch.
+        self.interval = Interval(options)
         self._merges = (
             BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
             if merge_policy
             else None
         )
+        self._house = Housekeeping(
+            storage,
+            self._history,
+            self._ownership,
+            self._maintenance,
+            self._merges,
+            self._holds,
+            retained=retained,
+            grace_ms=orphan_grace_ms,
+        )
+        self._closing = Closing(
+            self.interval,
+            self._publisher,
+            self._history,
+            self._settling,
+            self._notices,
+            self._merges,
+            self._house,
+            join_sinks,
+        )
         self._tidied = False
-        self._opened_s = 0.0
-        self._has_published = False
         self._slot = threading.Lock()
         self._holder: int | None = None
         self._epoch: Epoch | None = None
@@ -202,6 +206,7 @@ class Coordinator:
         processing_time_ms: int | None = None,
         restore: Restore | None = None,
         drain: bool = False,
+        closes: bool = False,
     ) -> Epoch | AlreadyDone:
         """Open the epoch of a position.
 
@@ -219,6 +224,8 @@ class Coordinator:
             effect for a known query.
         drain : bool
             Whether event time ends after the epoch's rows. It is not part of the position.
+        closes : bool
+            Take a checkpoint at its end in any case.
 
         Returns
         -------
@@ -245,28 +252,34 @@ class Coordinator:
             if done is not None:
                 self._leave()
                 return done
-            base = self._history.head
+            head = self._history.head
+            base = self.interval.base(head)
             check_follows(self.storage.uri, position, base, restore)
-            self._opened_s = time.monotonic()
+            self._closing.opened_s = time.monotonic()
             now_ms = time.time_ns() // 1_000_000
             read_ms = now_ms if processing_time_ms is None else processing_time_ms
             time_ms, clock = advance(
                 base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
             )
             warn(base, time_ms, clock, always=not self._has_opened)
+            if not self._has_opened and base is not None:
+                self._notices.news = News(complete=base.epoch)
             self._has_opened = True
             self._epoch = Epoch(
-                number=1 if base is None else base.epoch + 1,
+                number=1 if head is None else head.epoch + 1,
                 base=base,
                 position=position,
                 processing_time_ms=time_ms,
                 clock=clock,
                 job=self.job,
-                parallelism=self.parallelism,
+                parallelism=self.interval.parallelism(self.parallelism),
                 allow_unclaimed_state=self._allow_unclaimed_state,
-                publish=self._publish,
+                publish=self._closing.end,
                 closed=self._ended,
                 drain=drain,
+                news=self._notices.news,
+                head=head,
+                step=self.interval.step(head, position, closes=closes),
             )
             return self._epoch
         except BaseException:
@@ -284,6 +297,7 @@ class Coordinator:
         processing_time_ms: int | None = None,
         restore: Restore | None = None,
         drain: bool = False,
+        closes: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
     ) -> RunOutcome:
         """Open an epoch, evaluate it until an evaluation counts, and publish it.
@@ -316,6 +330,7 @@ class Coordinator:
                 processing_time_ms=processing_time_ms,
                 restore=restore,
                 drain=drain,
+                closes=closes,
             )
             if isinstance(opened, AlreadyDone):
                 return RunOutcome(opened.epoch, opened.manifest, True, 0)
@@ -323,7 +338,11 @@ class Coordinator:
                 try:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
                     manifest = epoch.complete(sinks)
-                except Exception as error:
+                except BaseException as error:
+                    if epoch.is_open:
+                        self._notices.aborted(epoch.number)
+                    if not isinstance(error, Exception):
+                        raise
                     overtaken = self._rivals.overtaken(epoch, error)
                     if overtaken is None:
                         raise
@@ -332,12 +351,29 @@ class Coordinator:
                     _LOG.warning("%s; opening the next epoch", overtaken)
                     continue
                 return RunOutcome(
-                    manifest.epoch, manifest, False, len(epoch.discarded_evaluations) + 1
+                    manifest.epoch,
+                    manifest,
+                    False,
+                    len(epoch.discarded_evaluations) + 1,
+                    manifest is self.interval.last,
                 )
         raise FencedError(
             f"checkpoint {self.storage.uri}: an older driver kept publishing before this one, "
             "which has taken the checkpoint over"
         )
+
+    def rescale(self, parallelism: int) -> None:
+        """Change the number of ranges of each operator, from the next epoch on.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are not that many key groups.
+        """
+        check_parallelism(self.storage, parallelism, self.job.max_parallelism)
+        self.parallelism = parallelism
+        # The steps of an epoch have the same ranges, and the new ones begin with the next epoch.
+        self.interval.end_soon()
 
     def check_current(self, epoch: Epoch) -> None:
         """Make sure that no other driver has published an open epoch, and that this one may.
@@ -349,6 +385,34 @@ class Coordinator:
             was an older driver.
         """
         self._rivals.check_current(epoch)
+
+    def take_over(self) -> Manifest | None:
+        """Become the owner of the checkpoint, and return its newest epoch."""
+        self._enter()
+        try:
+            return self._own()
+        finally:
+            self._leave()
+
+    def flush(self, write: WriteHeld) -> Manifest | None:
+        """Publish the epoch of the held steps, if there are any, without another step.
+
+        Waits for a step that is open to end.
+
+        Parameters
+        ----------
+        write : callable
+            Writes the held deltas; see `pystate.coordinator.closing.WriteHeld`.
+
+        Errors are those of `write`, and of `Epoch.complete`.
+        """
+        self._enter()
+        try:
+            if self.interval.base(self._own()) is None:
+                return None
+            return self._closing.flush(write)
+        finally:
+            self._leave()
 
     def check_owner(self) -> None:
         """Raise `FencedError` if another driver has taken over the checkpoint."""
@@ -404,13 +468,13 @@ class Coordinator:
             yield head
         finally:
             freed = frozenset() if head is None else self._holds.release(head)
-            if freed and not self._closed:
-                self._maintenance.submit(lambda: delete_files(self.storage, sorted(freed)))
+            if not self._closed:
+                self._house.remove(freed)
 
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
         if self._ownership.term:
-            self._maintenance.submit(self._collect_orphans)
+            self._house.search()
         self._maintenance.wait()
 
     def close(self) -> None:
@@ -480,58 +544,4 @@ class Coordinator:
                 # Merges run during the epoch's work, so that a driver of only one epoch can still
                 # adopt them.
                 self._merges.plan(head, self.parallelism)
-            self._maintenance.submit(self._collect_orphans)
-
-    # ---- publishing ------------------------------------------------------------------------
-
-    def _publish(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
-        operators = self._publisher.collect(epoch)
-        if self._merges is not None:
-            # A driver's first epoch may be its only one. It may take up to twice as long, to wait
-            # for the merge, since the next driver would have to start the merge again.
-            first = not self._has_published
-            patience_s = time.monotonic() - self._opened_s if first else 0.0
-            self._merges.wait(operators, patience_s, first=first)
-            operators = self._merges.adopt(operators)
-        manifest = self._publisher.publish(epoch, operators, sinks)
-        self._has_published = True
-        try:
-            self._publisher.note_operators(epoch)
-            self._settling.settle(manifest)
-            self._keep_house(manifest)
-        finally:
-            epoch.abort()  # ends the epoch; a published manifest stays
-        return manifest
-
-    # ---- housekeeping ----------------------------------------------------------------------
-
-    def _keep_house(self, manifest: Manifest) -> None:
-        """Retire, collect and merge; a failure here is retried after the next epoch."""
-        if self._merges is not None:
-            self._merges.published(manifest)
-            self._merges.plan(manifest)
-        try:
-            doomed = self._history.retire(self._retained)
-        except (PystateError, OSError) as error:
-            _LOG.warning(
-                "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error
-            )
-            doomed = frozenset()
-        doomed = self._holds.spare(doomed)
-        if doomed:
-            self._maintenance.submit(lambda: delete_files(self.storage, sorted(doomed)))
-        if manifest.epoch % _ORPHANS_EVERY == 0:
-            self._maintenance.submit(self._collect_orphans)
-
-    def _collect_orphans(self) -> None:
-        collect_orphans(
-            self.storage,
-            term=self._ownership.term,
-            grace_ms=self._orphan_grace_ms,
-            live=self._live,
-            check_owner=self._ownership.check,
-        )
-
-    def _live(self) -> frozenset[str]:
-        merging = self._merges.live() if self._merges is not None else frozenset()
-        return frozenset(merging) | self._holds.paths()
+            self._house.search()

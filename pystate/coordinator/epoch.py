@@ -21,14 +21,13 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.job_file import JobFile, OperatorEntry, check_schemas
 from pystate.checkpoint.manifest import (
     ClockReading,
-    FileRef,
     Manifest,
     OperatorState,
     RangeState,
@@ -39,14 +38,16 @@ from pystate.checkpoint.manifest import (
     uid_folder,
 )
 from pystate.coordinator.evolution import evolved_ranges
+from pystate.coordinator.interval import Step
+from pystate.coordinator.listeners import News
 from pystate.coordinator.position import Position
+from pystate.coordinator.range_report import RangeReport, SideFile, advanced, check_report
 from pystate.coordinator.rescale import rescaled
 from pystate.errors import (
     CheckpointError,
     DeclarationError,
     EvaluationError,
     InvalidArgumentError,
-    LineageError,
     NoEventTimeError,
     UnclaimedStateError,
 )
@@ -88,44 +89,6 @@ class RepeatableError(EvaluationError):
         self.is_progress = is_progress
 
 
-@dataclass(frozen=True)
-class SideFile:
-    """A file that a task wrote for a side output."""
-
-    tag: str
-    name: str
-    file_bytes: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class RangeReport:
-    """A task's report about one range, its last act once its file is durable.
-
-    It can be pickled. A task that changed nothing reports ``file=None``, and its base's id as both
-    `id` and `parent`.
-    """
-
-    uid: str
-    index: int
-    evaluation_id: str
-    id: str
-    """Lineage id that the range was sealed under; hex."""
-    parent: str
-    """Lineage id of the range before; hex."""
-    file: FileRef | None
-    max_event_time_ms: int | None = None
-    """Largest event time that the task has seen."""
-    next_event_timer_ms: int | None = None
-    """The range's earliest event-time timer now; that of its base if the task did not look."""
-    next_processing_timer_ms: int | None = None
-    """The same for processing-time timers."""
-    side_files: tuple[SideFile, ...] = ()
-    """The files that it wrote for side outputs; they are durable, and the driver stages them."""
-    metrics: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Numbers for progress: rows, state sizes, times, how the table was attached."""
-
-
 class Epoch:
     """An epoch from its opening to its manifest; `Coordinator.open_epoch` makes it.
 
@@ -147,6 +110,12 @@ class Epoch:
         The watermark of the epoch, which comes from the base.
     drain : bool
         Whether event time ends after the epoch's rows; see `pystate.operator.drain`.
+    news : News
+        Which checkpoints its functions are to learn of.
+    head : Manifest or None
+        The newest published manifest: `base`, unless steps are held.
+    step : Step
+        Which step of the epoch it is.
     """
 
     def __init__(
@@ -163,6 +132,9 @@ class Epoch:
         publish: Callable[[Epoch, Sequence[Any]], Manifest],
         closed: Callable[[Epoch], None],
         drain: bool = False,
+        news: News = News(),  # noqa: B008
+        head: Manifest | None = None,
+        step: Step = Step(),  # noqa: B008
     ) -> None:
         self.number = number
         self.base = base
@@ -171,6 +143,9 @@ class Epoch:
         self.clock = clock
         self.watermark_ms = None if base is None else base.watermark_ms
         self.drain = drain
+        self.news = news
+        self.head = head
+        self.step = step
         self.discarded_evaluations: list[str] = []
         self._job = job
         self._parallelism = parallelism
@@ -194,6 +169,11 @@ class Epoch:
     def max_parallelism(self) -> int:
         """Number of key groups."""
         return self._job.max_parallelism
+
+    @property
+    def parallelism(self) -> int:
+        """Number of ranges of an operator, unless it is declared with another one."""
+        return self._parallelism
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
@@ -277,6 +257,11 @@ class Epoch:
                 (keys, states),
                 allow_unclaimed_state=self._allow_unclaimed_state,
             )
+            if width != stored.parallelism and any(state.held for state in stored.ranges):
+                raise CheckpointError(
+                    f"operator {uid!r}: the parallelism changes from {stored.parallelism} to "
+                    f"{width} between two checkpoints: take one first"
+                )
             timers = stored.timers if timers is None else timers
             ranges = evolved_ranges(
                 stored,
@@ -385,6 +370,10 @@ class Epoch:
             OperatorEntry(op.uid, op.key_schema, op.state_schema) for op in self._declared.values()
         )
 
+    def failures(self) -> list[str]:
+        """Why ranges could not write the state of a step that was to close the epoch."""
+        return [report.failure for report in self.reports if report.failure]
+
     def missing(self) -> list[tuple[str, int]]:
         """Return the (uid, range) pairs that have not reported, in the order of declaration."""
         found = {(report.uid, report.index) for report in self.reports}
@@ -395,8 +384,13 @@ class Epoch:
             if (operator.uid, state.index) not in found
         ]
 
-    def collect(self) -> tuple[OperatorState, ...]:
+    def collect(self, *, closed: bool = True) -> tuple[OperatorState, ...]:
         """Check the reports and return every operator as it is after the epoch.
+
+        Parameters
+        ----------
+        closed : bool
+            Whether the state is what the reports' files hold; otherwise it may be held.
 
         Raises
         ------
@@ -426,7 +420,7 @@ class Epoch:
             )
         carried = () if self.base is None else self.base.operators
         return (
-            *(self._advanced(operator, found) for operator in self._declared.values()),
+            *(self._advanced(operator, found, closed) for operator in self._declared.values()),
             *(operator for operator in carried if operator.uid not in self._declared),
         )
 
@@ -463,26 +457,20 @@ class Epoch:
                     f"epoch {self.number}: a report from operator {uid!r}, range {index}, "
                     "which this evaluation never declared"
                 )
-            state = operator.ranges[index]
-            where = f"epoch {self.number}, operator {uid!r}, range {index}"
-            if report.parent != state.id:
-                raise LineageError(
-                    f"{where}: built on {report.parent}, but the base stands at {state.id}"
-                )
-            if report.file is None:
-                if report.id != state.id:
-                    raise LineageError(f"{where}: sealed as {report.id} but names no file")
-                continue
-            said = (report.id, report.parent, self.number, "delta")
-            written = (report.file.id, report.file.parent, report.file.epoch, report.file.kind)
-            if said != written:
-                raise LineageError(f"{where}: {report.file.path} is {written}, expected {said}")
-            bounds = range_bounds(index, self.max_parallelism, operator.parallelism)
-            if (report.file.first_key_group, report.file.last_key_group) != bounds:
-                raise LineageError(f"{where}: {report.file.path} covers other key groups")
+            check_report(
+                report,
+                operator.ranges[index],
+                f"epoch {self.number}, operator {uid!r}, range {index}",
+                self.number,
+                range_bounds(index, self.max_parallelism, operator.parallelism),
+                closes=self.step.closes,
+            )
 
     def _advanced(
-        self, operator: OperatorState, found: Mapping[tuple[str, int], RangeReport]
+        self,
+        operator: OperatorState,
+        found: Mapping[tuple[str, int], RangeReport],
+        closed: bool,
     ) -> OperatorState:
         ranges = []
         seen = [operator.max_event_time_ms]
@@ -496,9 +484,7 @@ class Epoch:
                 next_event_timer_ms=report.next_event_timer_ms,
                 next_processing_timer_ms=report.next_processing_timer_ms,
             )
-            if report.file is not None:
-                state = replace(state, id=report.id, deltas=(*state.deltas, report.file))
-            ranges.append(state)
+            ranges.append(advanced(state, report, closed=closed))
         latest = max((time for time in seen if time is not None), default=None)
         return replace(
             operator,

@@ -348,15 +348,23 @@ def merge_range(
     states: Collection[str] | None = None,
     since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
+    destination: CheckpointStorage | None = None,
+    shift: int = 0,
+    max_parallelism: int | None = None,
 ) -> FileRef:
     """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
 
     Parameters
     ----------
-    states, since : optional
+    states, since, max_parallelism : optional
         As for `merge_files`.
     given_up : Event, optional
         Once it is set, the merge ends with an error.
+    destination : CheckpointStorage, optional
+        Where the base is written, if not to `storage`.
+    shift : int
+        How many key groups the base's range lies behind the range of the files; a multiple of their
+        number.
 
     Raises
     ------
@@ -391,15 +399,16 @@ def merge_range(
                 part.flush()
                 files = [part.name]
             opened += files
-        out = stack.enter_context(storage.create(output))
+        out = stack.enter_context((destination or storage).create(output))
         info = merge_files(
             opened,
             cast(BinaryIO, _Out(out, given_up)),
             lineage=lineage,
-            first_key_group=first_key_group,
-            last_key_group=last_key_group,
+            first_key_group=first_key_group + shift,
+            last_key_group=last_key_group + shift,
             states=states,
             since=since,
+            max_parallelism=max_parallelism,
         )
     return FileRef.from_info(output, info)
 

@@ -23,15 +23,17 @@ from dataclasses import dataclass
 
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import AlreadyPublishedError, FencedError, PystateError
+from pystate.errors import AlreadyPublishedError, FencedError, PystateError, SwappedFileError
 from pystate.janitor import closing_mark
 
-__all__ = ["Owner", "Ownership", "current_owner"]
+__all__ = ["OWNERS", "Owner", "Ownership", "current_owner", "is_running", "read_owner"]
 
 _FORMAT_VERSION = 1
-_FOLDER = "owners"
+OWNERS = "owners"
 _KEPT = 16
-_NAME = re.compile(_FOLDER + r"/(\d{8,})\.owner")
+#: A clock that was set meanwhile moves the time at which a process seems to have begun.
+_CLOCK_STEP_MS = 60_000
+_NAME = re.compile(OWNERS + r"/(\d{8,})\.owner")
 
 
 @dataclass(frozen=True)
@@ -119,30 +121,65 @@ def current_owner(storage: CheckpointStorage) -> Owner | None:
     return _read(storage, newest) if newest else None
 
 
+def is_running(storage: CheckpointStorage, owner: Owner) -> bool | None:
+    """Whether a driver still runs; None if it ran on another host and has not closed its job.
+
+    A process that has got the number of an ended driver began after the driver, and is not it.
+    """
+    if storage.exists(closing_mark(owner.term)):
+        return False
+    if owner.host != (platform.node() or "unknown"):
+        return None
+    try:
+        with open(f"/proc/{owner.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/uptime", encoding="ascii") as file:
+            up_s = float(file.read().split()[0])
+    except FileNotFoundError:
+        return False
+    began_ms = (time.time() - up_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")) * 1000
+    return fields[0] not in "ZX" and began_ms <= owner.started_ms + _CLOCK_STEP_MS
+
+
 def _describe(owner: Owner) -> str:
     return f"run {owner.run_id}, process {owner.pid} on {owner.host}"
 
 
 def _path(term: int) -> str:
-    return f"{_FOLDER}/{term:08d}.owner"
+    return f"{OWNERS}/{term:08d}.owner"
 
 
 def _terms(storage: CheckpointStorage) -> list[int]:
-    matches = (_NAME.fullmatch(entry.path) for entry in storage.list(_FOLDER))
+    matches = (_NAME.fullmatch(entry.path) for entry in storage.list(OWNERS))
     return [int(match[1]) for match in matches if match]
 
 
 def _read(storage: CheckpointStorage, term: int) -> Owner | None:
-    path = _path(term)
     try:
-        data = storage.read_bytes(path)
+        return read_owner(storage, _path(term))
     except FileNotFoundError:
         return None  # a still newer owner removed it
+
+
+def read_owner(storage: CheckpointStorage, path: str) -> Owner:
+    """Read an owner's file.
+
+    Raises
+    ------
+    FileNotFoundError
+        A still newer owner removed it.
+    CorruptFileError, NewerFormatError
+        It cannot be understood, or is the file of another term.
+    """
+    data = storage.read_bytes(path)
     fields = decode_document("owner", _FORMAT_VERSION, data, path)
-    return Owner(
+    owner = Owner(
         term=fields.integer("term", least=1),
         run_id=fields.text("run_id"),
         host=fields.text("host"),
         pid=fields.integer("pid"),
         started_ms=fields.integer("started_ms"),
     )
+    if _path(owner.term) != path:
+        raise SwappedFileError(f"{path}: it holds the owner of term {owner.term}")
+    return owner

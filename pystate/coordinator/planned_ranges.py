@@ -4,7 +4,7 @@ Most tables are at the id of their range already and need no file. A task whose 
 the base's manifest, which names the files of its range. So the size of a closure depends on the
 number of ranges, and not on the length of their chains.
 
-Thread safety: immutable; `RangeSource.load` may be called from any thread.
+Thread safety: immutable; `RangeOrigin.load` may be called from any thread.
 
 Invariants
 ----------
@@ -20,18 +20,26 @@ from functools import cached_property, lru_cache
 from typing import overload
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, Manifest, RangeState, read_manifest
+from pystate.checkpoint.manifest import (
+    EMPTY_ID,
+    FileRef,
+    Manifest,
+    OperatorState,
+    RangeState,
+    read_manifest,
+)
+from pystate.checkpoint.refs import RangeSource
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.rescale import rescaled
+from pystate.coordinator.rescale import rescaled, sources_of
 from pystate.errors import CheckpointError, LineageError
 
-__all__ = ["PlannedRange", "PlannedRanges", "RangeSource"]
+__all__ = ["PlannedRange", "PlannedRanges", "RangeOrigin"]
 
 _Times = tuple["int | None", "int | None"]
 
 
 @dataclass(frozen=True)
-class RangeSource:
+class RangeOrigin:
     """The manifest that names the files of an operator's ranges."""
 
     storage: CheckpointStorage
@@ -39,7 +47,9 @@ class RangeSource:
     """The file of the base's manifest."""
     uid: str
     parallelism: int
-    """The parallelism of the epoch; the base may have another one."""
+    """The parallelism of the epoch."""
+    stored_parallelism: int
+    """The parallelism of the base."""
 
     def load(self, index: int) -> RangeState:
         """Read a range from the manifest.
@@ -54,50 +64,98 @@ class RangeSource:
         try:
             return _ranges(self)[index]
         except FileNotFoundError as error:
-            raise CheckpointError(
-                f"operator {self.uid!r}, range {index}: {self.manifest} is not there any more in "
-                f"{self.storage.uri}: the epoch that this task belongs to is over"
-            ) from error
+            raise self._over(index) from error
+
+    def sources(self, state: RangeState) -> tuple[RangeSource, ...]:
+        """Return whose key groups a range takes over; see `RangeState.sources`.
+
+        Errors are those of `load`.
+        """
+        if self.parallelism == self.stored_parallelism:
+            return ()
+        bounds = state.first_key_group, state.last_key_group
+        try:
+            sources = sources_of(_stored(self)[0], *bounds)
+        except FileNotFoundError as error:
+            raise self._over(state.index) from error
+        kept = [s for s in sources if (s.range.first_key_group, s.range.last_key_group) == bounds]
+        return () if kept else sources
+
+    def _over(self, index: int) -> CheckpointError:
+        return CheckpointError(
+            f"operator {self.uid!r}, range {index}: {self.manifest} is not there any more in "
+            f"{self.storage.uri}: the epoch that this task belongs to is over"
+        )
 
 
 @lru_cache(maxsize=4)
-def _ranges(source: RangeSource) -> tuple[RangeState, ...]:
-    manifest = read_manifest(source.storage, source.manifest)
-    operator = manifest.operator(source.uid)
+def _stored(origin: RangeOrigin) -> tuple[OperatorState, int]:
+    """Read the operator from the manifest, and the number of key groups."""
+    manifest = read_manifest(origin.storage, origin.manifest)
+    operator = manifest.operator(origin.uid)
     if operator is None:
-        raise LineageError(f"{source.manifest} has no operator {source.uid!r}")
-    return rescaled(operator, source.parallelism, manifest.max_parallelism)
+        raise LineageError(f"{origin.manifest} has no operator {origin.uid!r}")
+    return operator, manifest.max_parallelism
+
+
+@lru_cache(maxsize=4)
+def _ranges(origin: RangeOrigin) -> tuple[RangeState, ...]:
+    operator, groups = _stored(origin)
+    return rescaled(operator, origin.parallelism, groups)
 
 
 @dataclass(frozen=True)
 class PlannedRange(RangeState):
     """A range that reads the names of its files only when they are needed."""
 
-    source: RangeSource | None = None
+    origin: RangeOrigin | None = None
 
     @cached_property
     def _loaded(self) -> RangeState:
-        if self.source is None:
+        if self.origin is None:
             return self
-        found = self.source.load(self.index)
-        planned = (self.id, self.first_key_group, self.last_key_group)
+        found = self.origin.load(self.index)
+        planned = (self._stored_id, self.first_key_group, self.last_key_group)
         if (found.id, found.first_key_group, found.last_key_group) != planned:
             raise LineageError(
-                f"operator {self.source.uid!r}, range {self.index}: {self.source.manifest} has it "
-                f"at {found.id}, and not at {self.id}, where its task was told to begin"
+                f"operator {self.origin.uid!r}, range {self.index}: {self.origin.manifest} has it "
+                f"at {found.id}, and not at {self._stored_id}, where its task was told to begin"
             )
         return found
 
     @property
+    def _stored_id(self) -> str:
+        """The id of the range in the manifest."""
+        return self.held[0].parent if self.held else self.id
+
+    @property
     def files(self) -> tuple[FileRef, ...]:
-        """All files to restore from, oldest first."""
-        return () if self.id == EMPTY_ID or self._loaded is self else self._loaded.files
+        """All files to restore from, oldest first, held deltas among them."""
+        if self._stored_id == EMPTY_ID or self._loaded is self:
+            return self.held
+        return (*self._loaded.files, *self.held)
+
+    @property
+    def rescaled(self) -> bool:
+        """See `RangeState.rescaled`; reads nothing."""
+        return self.origin is not None and (
+            self.origin.parallelism != self.origin.stored_parallelism
+        )
+
+    @property
+    def sources(self) -> tuple[RangeSource, ...]:
+        """See `RangeState.sources`; reads nothing unless the parallelism changes."""
+        return () if self.origin is None else self.origin.sources(self)
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
         """See `RangeState.deltas_after`; reads nothing if the table is already at the id."""
         if table_id == self.id:
             return ()
-        return None if self._loaded is self else self._loaded.deltas_after(table_id)
+        for position in range(len(self.held) - 1, -1, -1):
+            if self.held[position].parent == table_id:
+                return self.held[position:]
+        found = None if self._loaded is self else self._loaded.deltas_after(table_id)
+        return None if found is None else (*found, *self.held)
 
 
 class PlannedRanges(Sequence[RangeState]):
@@ -110,7 +168,7 @@ class PlannedRanges(Sequence[RangeState]):
     uid : str
         The operator.
     base : Manifest or None
-        The manifest that the epoch is built on.
+        The newest published manifest, on which the ranges and their held deltas are built.
     storage : CheckpointStorage
         The checkpoint, as tasks can reach it.
     max_parallelism : int
@@ -132,10 +190,11 @@ class PlannedRanges(Sequence[RangeState]):
         # Usually all ranges share one, which is pickled once.
         shared: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
         self._since = [shared.setdefault(state.since, state.since) for state in ranges]
-        stored = base is not None and base.operator(uid) is not None
-        self._source = None
-        if base is not None and stored:
-            self._source = RangeSource(storage, base.path, uid, len(ranges))
+        self._held = {state.index: state.held for state in ranges if state.held}
+        stored = None if base is None else base.operator(uid)
+        self._origin = None
+        if base is not None and stored is not None:
+            self._origin = RangeOrigin(storage, base.path, uid, len(ranges), stored.parallelism)
 
     def __len__(self) -> int:
         return len(self._since)
@@ -157,7 +216,8 @@ class PlannedRanges(Sequence[RangeState]):
             next_event_timer_ms=event_ms,
             next_processing_timer_ms=processing_ms,
             since=self._since[index],
-            source=self._source,
+            held=self._held.get(index, ()),
+            origin=self._origin,
         )
 
     def __iter__(self) -> Iterator[RangeState]:

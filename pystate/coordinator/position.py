@@ -1,5 +1,23 @@
 """Rules for which epoch may follow another.
 
+* The checkpoint numbers epochs in one chain for everything that changes the state: batches of a
+  streaming query and runs alike. Each is built on the newest epoch, which must be the one that the
+  caller's position requires. A gap is an error and is never filled with an older epoch.
+* A query continues after its own last batch, even if runs have come in between. Every manifest has
+  the progress of all queries, so that a published batch is recognised although newer epochs exist.
+* If there is state, a query that the checkpoint does not know is an error, unless the caller says
+  ``restore="latest"``. From then on the state belongs to that query: an older query that comes back
+  would mix two inputs, and is refused.
+* A run (`run_key`) may come between two batches. If a query runs in another process, the run's
+  driver takes over the checkpoint, and the query stops with `FencedError` before it publishes.
+* Terms never decrease along the chain. If the newest manifest has a later term than a driver's own,
+  that driver has been overtaken, even if it takes itself for the owner, and builds nothing on it.
+  So once its successor has published, it can only publish an epoch whose name is taken; orphan
+  collection relies on that (`pystate.coordinator.retention`).
+* Only the newest manifest may have sink transactions that are not known to be committed. They are
+  committed again, which is idempotent, before anything else happens. After that
+  ``manifests/committed`` says so, and readers may do with the output what they like.
+
 Thread safety: functions without state.
 """
 

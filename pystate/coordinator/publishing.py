@@ -27,7 +27,12 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.rivals import Rivals
-from pystate.errors import AlreadyPublishedError, CheckpointError, PystateError
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    InvalidArgumentError,
+    PystateError,
+)
 
 __all__ = ["Publisher"]
 
@@ -75,27 +80,31 @@ class Publisher:
         CheckpointError
             The driver does not see a file as a worker wrote it.
         """
-        operators = epoch.collect()
+        operators = epoch.collect(closed=True)
         self._check_visible(epoch)
         return operators
 
     def publish(
-        self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
+        self, manifest: Manifest, head: Manifest | None, operators: tuple[OperatorState, ...]
     ) -> Manifest:
-        """Publish an epoch of these operators and sink transactions.
+        """Publish a manifest with these operators, on the newest one.
 
         Raises
         ------
         FencedError
             Another driver owns the checkpoint, or has published the epoch.
         """
+        lost = [op.uid for op in operators if any(state.held for state in op.ranges)]
+        if lost:
+            raise InvalidArgumentError(
+                f"epoch {manifest.epoch}: the pipeline of its last batch does not have the "
+                f"operators {', '.join(map(repr, lost))}, whose changes since the last checkpoint "
+                "are to be written: a pipeline must have the same operators in every batch"
+            )
         use, part = share(
-            operators,
-            epoch.number,
-            uuid.uuid4().hex,
-            None if epoch.base is None else epoch.base.part,
+            operators, manifest.epoch, uuid.uuid4().hex, None if head is None else head.part
         )
-        manifest = replace(self._manifest(epoch, operators, sinks), part=use)
+        manifest = replace(manifest, operators=operators, part=use)
         data = manifest.encode()
         if use is not None and part is not None:
             self._storage.publish(use.part.path, part)
@@ -133,9 +142,10 @@ class Publisher:
                     "a file system that all hosts share"
                 )
 
-    def _manifest(
+    def manifest(
         self, epoch: Epoch, operators: tuple[OperatorState, ...], sinks: Sequence[Any]
     ) -> Manifest:
+        """Make the manifest of an epoch, or of a step that is held, which nobody publishes."""
         base, position = epoch.base, epoch.position
         queries = {progress.query_id: progress for progress in (base.queries if base else ())}
         if position.query_id is not None:
@@ -145,7 +155,7 @@ class Publisher:
             )
         return Manifest(
             epoch=epoch.number,
-            predecessor=0 if base is None else base.epoch,
+            predecessor=0 if epoch.head is None else epoch.head.epoch,
             evaluation_id=epoch.evaluation_id,
             run_id=self._ownership.run_id,
             term=self._ownership.term,

@@ -1,6 +1,6 @@
 """Changes the number of ranges over the same key groups, without rewriting a file.
 
-Thread safety: a function without state.
+Thread safety: functions without state.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState
+from pystate.checkpoint.refs import RangeSource
 
-__all__ = ["rescaled"]
+__all__ = ["rescaled", "sources_of"]
 
 
 def rescaled(
@@ -47,17 +48,13 @@ def rescaled(
     ranges = []
     for index in range(parallelism):
         first, last = range_bounds(index, max_parallelism, parallelism)
-        sources = [
-            old
-            for old in operator.ranges
-            if old.first_key_group <= last and old.last_key_group >= first
-        ]
-        same = [o for o in sources if (o.first_key_group, o.last_key_group) == (first, last)]
+        sources = sources_of(operator, first, last)
+        same = [s.range for s in sources if _bounds(s.range) == (first, last)]
         if same:
             ranges.append(replace(same[0], index=index))
             continue
-        files = tuple(part for old in sources for part in _parts(old, first, last))
-        text = ",".join([f"{first}-{last}", *(old.id for old in sources)])
+        files = tuple(ref for source in sources for ref in source.files)
+        text = ",".join([f"{first}-{last}", *(source.range.id for source in sources)])
         derived = hashlib.sha256(text.encode()).hexdigest()[:32]
         state_id = derived if files else EMPTY_ID
         ranges.append(
@@ -70,12 +67,26 @@ def rescaled(
                 files,
                 # Only the range's next task will see whose timer it is; a time that is too early
                 # does no harm.
-                _earliest(old.next_event_timer_ms for old in sources),
-                _earliest(old.next_processing_timer_ms for old in sources),
+                _earliest(source.range.next_event_timer_ms for source in sources),
+                _earliest(source.range.next_processing_timer_ms for source in sources),
                 operator.ranges[0].since,
             )
         )
     return tuple(ranges)
+
+
+def sources_of(operator: OperatorState, first: int, last: int) -> tuple[RangeSource, ...]:
+    """Return who has the key groups from `first` to `last`, both inclusive, and in which files."""
+    sources = []
+    for old in operator.ranges:
+        low, high = max(old.first_key_group, first), min(old.last_key_group, last)
+        if low <= high:
+            sources.append(RangeSource(old, low, high, tuple(_parts(old, low, high))))
+    return tuple(sources)
+
+
+def _bounds(state: RangeState) -> tuple[int, int]:
+    return state.first_key_group, state.last_key_group
 
 
 def _earliest(times: Iterable[int | None]) -> int | None:
@@ -83,9 +94,8 @@ def _earliest(times: Iterable[int | None]) -> int | None:
 
 
 def _parts(old: RangeState, first: int, last: int) -> Iterator[FileRef]:
-    """Restrict the files of an old range to the key groups that both ranges have."""
+    """Restrict the files of an old range to some of its key groups."""
     for ref in old.files:
-        low = max(ref.first_key_group, old.first_key_group, first)
-        high = min(ref.last_key_group, old.last_key_group, last)
+        low, high = max(ref.first_key_group, first), min(ref.last_key_group, last)
         if low <= high:
             yield replace(ref, first_key_group=low, last_key_group=high)

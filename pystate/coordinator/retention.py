@@ -33,16 +33,24 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from pystate.checkpoint.begin_marks import EVALUATIONS
 from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import retained_epochs
 from pystate.checkpoint.parts import Parts, part_epoch
-from pystate.checkpoint.storage import CheckpointStorage, final_name
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.errors import CheckpointError
 
-__all__ = ["collect_orphans", "delete_files", "merged_name"]
+__all__ = [
+    "Orphans",
+    "collect_orphans",
+    "delete_files",
+    "find_orphans",
+    "may_be_named",
+    "merged_name",
+]
 
 _LOG = logging.getLogger("pystate.coordinator.retention")
 _STATE = "state"
@@ -104,6 +112,33 @@ def collect_orphans(
     CheckpointError
         A retained manifest cannot be read; nothing was deleted. `FencedError` likewise.
     """
+    found = find_orphans(
+        storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
+    )
+    for folder in found.evaluations:
+        storage.remove_folder(folder)
+    return delete_files(storage, [entry.path for entry in found.files])
+
+
+class Orphans(NamedTuple):
+    """What no manifest can name any more."""
+
+    files: tuple[FileEntry, ...]
+    """Files to delete."""
+    evaluations: tuple[str, ...]
+    """Folders of begin marks to remove."""
+
+
+def find_orphans(
+    storage: CheckpointStorage,
+    *,
+    term: int,
+    grace_ms: int,
+    live: Callable[[], Collection[str]],
+    check_owner: Callable[[], None],
+    now_ms: int | None = None,
+) -> Orphans:
+    """Find what `collect_orphans` deletes; parameters and exceptions are the same."""
     files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
     files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
@@ -114,26 +149,26 @@ def collect_orphans(
         try:
             newest = read_manifest(storage, path, parts)
         except FileNotFoundError:
-            return 0  # retired just now: the next collection sees the new list
+            return Orphans((), ())  # retired just now: the next collection sees the new list
         protected |= newest.paths
     check_owner()
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
-    doomed = [entry.path for entry in others if entry.modified_ms <= now_ms - small_ms]
+    doomed = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
     for entry in files:
         final = final_name(entry.path)
         if (
             newest is not None
             and final not in protected
-            and not _may_be_named(final, newest, term)
+            and not may_be_named(final, newest, term)
             and entry.modified_ms <= now_ms - grace_ms
         ):
-            doomed.append(entry.path)
-    _remove_evaluations(storage, 0 if newest is None else newest.epoch, now_ms - small_ms)
-    return delete_files(storage, doomed)
+            doomed.append(entry)
+    epoch = 0 if newest is None else newest.epoch
+    return Orphans(tuple(doomed), tuple(_evaluations(storage, epoch, now_ms - small_ms)))
 
 
-def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
+def may_be_named(path: str, newest: Manifest, term: int) -> bool:
     """Whether a future manifest may name a file that no manifest names yet."""
     part = part_epoch(path)
     if part is not None:
@@ -148,8 +183,8 @@ def _may_be_named(path: str, newest: Manifest, term: int) -> bool:
     return int(match[2]) >= newest.term and int(match[2]) != term
 
 
-def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> None:
-    """Remove the begin marks of evaluations whose driver ended before it could remove them."""
+def _evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> Iterator[str]:
+    """Find the begin marks of evaluations whose driver ended before it could remove them."""
     seen: dict[str, int] = {}
     for entry in storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True):
         match = _EVALUATION.fullmatch(entry.path)
@@ -157,7 +192,7 @@ def _remove_evaluations(storage: CheckpointStorage, newest: int, before_ms: int)
             seen[match[1]] = max(seen.get(match[1], 0), entry.modified_ms)
     for folder, modified_ms in seen.items():
         if modified_ms <= before_ms:
-            storage.remove_folder(folder)
+            yield folder
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:

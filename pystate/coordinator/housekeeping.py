@@ -1,0 +1,111 @@
+"""What a driver does after an epoch: retire old ones, merge deltas, remove files that nobody needs.
+
+Thread safety: a `Housekeeping` belongs to its coordinator's lock; what it submits runs on the
+maintenance thread.
+
+Invariants
+----------
+1. Nothing here can fail an epoch: what did not work is tried again after the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.holds import Holds
+from pystate.coordinator.merges import BaseMerges, Maintenance
+from pystate.coordinator.ownership import Ownership
+from pystate.coordinator.retention import collect_orphans, delete_files
+from pystate.errors import PystateError
+
+__all__ = ["Housekeeping"]
+
+_LOG = logging.getLogger("pystate.coordinator.housekeeping")
+# Epochs between two searches for orphans; retired files are removed at once, without a search.
+_ORPHANS_EVERY = 64
+
+
+class Housekeeping:
+    """Keeps a checkpoint's folder small.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    history : History
+        Its manifests.
+    ownership : Ownership
+        The driver's ownership.
+    maintenance : Maintenance
+        Where the work is done.
+    merges : BaseMerges or None
+        Merges deltas.
+    holds : Holds
+        Epochs whose files stay.
+    retained : int
+        Number of manifests to keep.
+    grace_ms : int
+        Files that no manifest names are removed only from this age on.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        history: History,
+        ownership: Ownership,
+        maintenance: Maintenance,
+        merges: BaseMerges | None,
+        holds: Holds,
+        *,
+        retained: int,
+        grace_ms: int,
+    ) -> None:
+        self._storage = storage
+        self._history = history
+        self._ownership = ownership
+        self._maintenance = maintenance
+        self._merges = merges
+        self._holds = holds
+        self._retained = retained
+        self._grace_ms = grace_ms
+
+    def published(self, manifest: Manifest) -> None:
+        """Retire, collect and merge after an epoch."""
+        if self._merges is not None:
+            self._merges.published(manifest)
+            self._merges.plan(manifest)
+        try:
+            doomed = self._history.retire(self._retained)
+        except (PystateError, OSError) as error:
+            _LOG.warning(
+                "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error
+            )
+            doomed = frozenset()
+        self.remove(self._holds.spare(doomed))
+        if manifest.epoch % _ORPHANS_EVERY == 0:
+            self.search()
+
+    def remove(self, paths: frozenset[str]) -> None:
+        """Remove files in the background."""
+        if paths:
+            self._maintenance.submit(lambda: delete_files(self._storage, sorted(paths)))
+
+    def search(self) -> None:
+        """Search for orphans in the background."""
+        self._maintenance.submit(self._collect_orphans)
+
+    def _collect_orphans(self) -> None:
+        collect_orphans(
+            self._storage,
+            term=self._ownership.term,
+            grace_ms=self._grace_ms,
+            live=self._live,
+            check_owner=self._ownership.check,
+        )
+
+    def _live(self) -> frozenset[str]:
+        merging = self._merges.live() if self._merges is not None else frozenset()
+        return frozenset(merging) | self._holds.paths()
