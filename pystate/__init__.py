@@ -58,11 +58,24 @@ from pystate.backend.keyed import (
     verify_file,
 )
 from pystate.checkpoint.savepoint import Savepoint, savepoint
+from pystate.coordinator.auto_rescale import AutoRescale
+from pystate.coordinator.listeners import CheckpointListener
+from pystate.coordinator.options import CheckpointOptions
+from pystate.coordinator.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.functions.aggregates import count, max, mean, min, sum
 from pystate.functions.base import KeyedProcessFunction, RuntimeContext, VectorizedFunction
-from pystate.inspection import read_state, scan_state
+from pystate.maintenance.collection import collect
+from pystate.maintenance.description import describe
+from pystate.maintenance.findings import Finding, Verification
+from pystate.maintenance.repair import repair
+from pystate.maintenance.repair_plan import RepairPlan
+from pystate.maintenance.verification import verify
 from pystate.operator.drain import MAX_WATERMARK
+from pystate.processor.changes import changes
+from pystate.processor.epochs import state_metadata
+from pystate.processor.reading import read_state, scan_state
+from pystate.processor.writing import StateRows, write_state
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
 from pystate.state.aggregators import (
     AggregateFunction,
@@ -80,6 +93,7 @@ from pystate.state.aggregators import (
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
+from pystate.state.objects import Versioned
 from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
@@ -115,8 +129,12 @@ __all__ = [
     "AggregatingHandle",
     "AggregatingState",
     "ApproxDistinct",
+    "AutoRescale",
+    "CheckpointListener",
+    "CheckpointOptions",
     "Count",
     "FileInfo",
+    "Finding",
     "First",
     "KeyBatch",
     "KeyedProcessFunction",
@@ -133,10 +151,12 @@ __all__ = [
     "PystateError",
     "ReducingHandle",
     "ReducingState",
+    "RepairPlan",
     "RuntimeContext",
     "Savepoint",
     "SealedReader",
     "Snapshot",
+    "StateRows",
     "StateTtl",
     "Store",
     "Sum",
@@ -146,7 +166,12 @@ __all__ = [
     "ValueState",
     "Variance",
     "VectorizedFunction",
+    "Verification",
+    "Versioned",
+    "changes",
+    "collect",
     "count",
+    "describe",
     "errors",
     "hash_keys",
     "key_group",
@@ -158,9 +183,14 @@ __all__ = [
     "range_bounds",
     "range_of",
     "read_state",
+    "repair",
+    "rescale",
     "savepoint",
     "scan_state",
+    "state_metadata",
     "sum",
     "testing",
+    "verify",
     "verify_file",
+    "write_state",
 ]

@@ -14,7 +14,8 @@ A module imports only modules that are listed above its own line, or on the same
   `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
-* `job`, the class for users.
+* `job`, the class for users;
+* `state_source` and `state_writer`: state as DataFrames.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.sinks.parquet import ParquetSink
 from pystate.spark.sinks.sink import Sink, SinkTask, register_sink
 from pystate.spark.state_source import register_state_source
+from pystate.spark.state_writer import write_state
 
 __all__ = [
     "Compaction",
@@ -47,4 +49,5 @@ __all__ = [
     "foreach_epoch",
     "register_sink",
     "register_state_source",
+    "write_state",
 ]

@@ -63,6 +63,7 @@ class FunctionBody:
             drain=plan.drain,
         )
         self._runtime.open()
+        self._runtime.notify(plan.news)
 
     def process(self, rows: Any) -> Iterator[Any]:
         """Call the function for some rows."""

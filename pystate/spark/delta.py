@@ -1,53 +1,223 @@
-"""A task's delta file, written while the task's output is streamed.
+"""A task's files, written while the task's output is streamed: its delta, held deltas.
 
-Thread safety: a `DeltaWriter` is a thread, which belongs to the task that starts it.
+Thread safety: a writer is a thread, which belongs to the task that starts it.
+
+Invariants
+----------
+1. A file appears complete and durable, or not at all.
+2. A step that does not close its epoch writes one held delta. A step that closes it writes one
+   delta that holds the whole epoch. If that fails and may fail, its changes are held instead.
+3. Held deltas are merged so that a range has few of them: O(log n) after n steps, and each row is
+   merged O(log n) times.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.held import HeldFiles, merge_held
+from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.interval import is_tolerable
+from pystate.errors import CheckpointError, StateLostError
 
 if TYPE_CHECKING:
     from pystate.backend.keyed import Snapshot
 
-__all__ = ["DeltaWriter"]
+__all__ = ["DeltaWriter", "HeldPlan", "Target", "Written"]
+
+#: So many held deltas of similar size are merged into one.
+_SIMILAR = 4
+
+
+@dataclass(frozen=True)
+class HeldPlan:
+    """How a step's changes are held; pickled with the plan of an operator."""
+
+    serial: int
+    """The serial number of the step."""
+    closes: bool
+    """Whether the step closes its epoch."""
+    tolerant: bool
+    """Whether its changes are held if they cannot be written."""
+    spread: bool
+    """Whether tasks of other executors may need held deltas."""
+    timeout_ms: int
+    """How long the writing of a file of the checkpoint may take."""
+
+
+class Written(NamedTuple):
+    """What a writer has written."""
+
+    file: FileRef | None = None
+    held: FileRef | None = None
+    merged: int = 0
+    """How many of the newest held deltas `held` replaces."""
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which range a task writes, and where.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    uid : str
+        The operator.
+    state : RangeState
+        The range as it was before the step.
+    epoch : int
+        The epoch's number.
+    plan : HeldPlan or None
+        How changes are held; None if they cannot be.
+    files : HeldFiles or None
+        The place of held deltas, if there is a plan.
+    """
+
+    storage: CheckpointStorage
+    uid: str
+    state: RangeState
+    epoch: int
+    plan: HeldPlan | None = None
+    files: HeldFiles | None = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last key group."""
+        return self.state.first_key_group, self.state.last_key_group
+
+    def path(self, unique: str) -> str:
+        """Name a delta of the checkpoint."""
+        return state_path(self.uid, *self.bounds, self.epoch, unique, "delta")
 
 
 class DeltaWriter(threading.Thread):
-    """Writes one delta file; it appears complete and durable, or not at all."""
+    """Writes the files of one task.
 
-    def __init__(self, storage: CheckpointStorage, path: str, snapshot: Snapshot) -> None:
-        super().__init__(name=f"pystate-delta-{os.path.basename(path)}", daemon=True)
-        self._storage = storage
-        self._path = path
+    Parameters
+    ----------
+    target : Target
+        The range.
+    snapshot : Snapshot or None
+        The task's changes; None if it has none, and the step closes an epoch.
+    """
+
+    def __init__(self, target: Target, snapshot: Snapshot | None) -> None:
+        super().__init__(name=f"pystate-delta-{target.uid}-{target.state.index}", daemon=True)
+        self._target = target
         self._snapshot = snapshot
         self._error: BaseException | None = None
-        self._file: FileRef | None = None
+        self._written = Written()
         self.took_ms = 0.0
 
     def run(self) -> None:
-        """Write the file."""
+        """Write the files."""
         began = time.perf_counter_ns()
         try:
-            with self._storage.create(self._path) as file:
-                info = self._snapshot.write(file)
-            self._file = FileRef.from_info(self._path, info)
+            self._written = self._write()
         except BaseException as error:
             self._error = error
         finally:
-            self._snapshot.close()
+            if self._snapshot is not None:
+                self._snapshot.close()
             self.took_ms = (time.perf_counter_ns() - began) / 1e6
 
-    def result(self) -> FileRef:
-        """Wait for the file; raise the error that writing it raised."""
+    def result(self) -> Written:
+        """Wait for the files; raise the error that writing them raised."""
         self.join()
         if self._error is not None:
             raise self._error
-        assert self._file is not None
-        return self._file
+        return self._written
+
+    def _write(self) -> Written:
+        target, snapshot, plan = self._target, self._snapshot, self._target.plan
+        if plan is None:
+            assert snapshot is not None
+            path = target.path(snapshot.lineage.id.hex())
+            with target.storage.create(path) as file:
+                info = snapshot.write(file)
+            return Written(FileRef.from_info(path, info))
+        if not plan.closes:
+            return self._hold()
+        own = self._hold(alone=True).held if target.state.held and snapshot is not None else None
+        try:
+            closed = self._close(own)
+        except StateLostError:
+            raise
+        except Exception as error:
+            if not (plan.tolerant and is_tolerable(error)):
+                raise
+            if own is None and snapshot is not None:
+                own = self._hold(alone=True).held
+            return Written(held=own, failure=f"{type(error).__name__}: {error}")
+        return Written(closed)
+
+    def _close(self, own: FileRef | None) -> FileRef:
+        """Write the delta of the whole epoch."""
+        target, snapshot, plan = self._target, self._snapshot, self._target.plan
+        assert plan is not None
+        path = target.path(uuid.uuid4().hex)
+        with target.storage.create(path) as file:
+            out = cast("BinaryIO", _Timed(file, plan.timeout_ms))
+            if target.state.held:
+                info = self._merge((*target.state.held, own) if own else target.state.held, out)
+            else:
+                assert snapshot is not None
+                info = snapshot.write(out)
+        return FileRef.from_info(path, info)
+
+    def _hold(self, *, alone: bool = False) -> Written:
+        """Write the task's changes as a held delta, merged with older ones unless `alone`."""
+        target, snapshot, plan = self._target, self._snapshot, self._target.plan
+        assert plan is not None and target.files is not None and snapshot is not None
+        own = target.files.write(plan.serial, snapshot.write)
+        similar = () if alone else _similar(target.state.held, own)
+        if not similar:
+            return Written(held=own)
+        refs = (*similar, own)
+        merged = target.files.write(plan.serial, lambda out: self._merge(refs, out))
+        return Written(held=merged, merged=len(similar))
+
+    def _merge(self, refs: Sequence[FileRef], out: BinaryIO) -> FileInfo:
+        files = self._target.files
+        assert files is not None
+        first, last = bytes.fromhex(refs[0].parent), bytes.fromhex(refs[-1].id)
+        lineage = Lineage(last, first, self._target.epoch, 0)
+        return merge_held(files, refs, out, lineage, self._target.bounds)
+
+
+def _similar(held: Sequence[FileRef], own: FileRef) -> tuple[FileRef, ...]:
+    """Choose the newest held deltas that are worth merging with a new one."""
+    size, count = own.file_bytes, 0
+    for ref in reversed(held):
+        if ref.file_bytes > 2 * size:
+            break
+        size += ref.file_bytes
+        count += 1
+    return tuple(held[len(held) - count :]) if count >= _SIMILAR else ()
+
+
+class _Timed:
+    """A file that accepts no more bytes once its time is up."""
+
+    def __init__(self, file: BinaryIO, timeout_ms: int) -> None:
+        self._file = file
+        self._until_s = time.monotonic() + timeout_ms / 1000
+        self._timeout_ms = timeout_ms
+        self.name = getattr(file, "name", str(file))
+
+    def write(self, data: bytes) -> int:
+        if time.monotonic() > self._until_s:
+            raise CheckpointError(
+                f"{self.name}: not written within {self._timeout_ms / 1000:g} s, the timeout of "
+                "the job's CheckpointOptions"
+            )
+        return self._file.write(data)

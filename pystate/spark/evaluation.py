@@ -37,6 +37,7 @@ from pystate.errors import (
     TableMovedError,
 )
 from pystate.operator.yielded import in_order
+from pystate.spark.delta import HeldPlan
 from pystate.spark.described import JobDescription
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
@@ -121,6 +122,8 @@ class Evaluation:
         What earlier evaluations have learned; this one adds to it.
     timeout_ms : int or None
         The longest time without progress.
+    checkpoint_timeout_ms : int
+        How long the writing of a range's state may take.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Evaluation:
         outputs: Outputs,
         learned: Learned,
         timeout_ms: int | None,
+        checkpoint_timeout_ms: int,
     ) -> None:
         self.epoch = epoch
         self.parallelism = parallelism
@@ -152,6 +156,16 @@ class Evaluation:
         self._timeout_ms = timeout_ms
         self._timed = learned.timed
         self._executors: frozenset[str] = frozenset()
+        self._held = self._held_plan(checkpoint_timeout_ms)
+
+    def _held_plan(self, timeout_ms: int) -> HeldPlan | None:
+        step = self.epoch.step
+        held = self.epoch.base is not self.epoch.head
+        if not step.holds and not held:
+            return None
+        # With one executor all tasks find what the last ones have left in its memory.
+        spread = len(executors(self.session.sparkContext)) > 1
+        return HeldPlan(step.serial, step.closes, step.holds, spread, timeout_ms)
 
     def __enter__(self) -> Evaluation:
         self._marks.open()
@@ -212,7 +226,7 @@ class Evaluation:
             # The epoch has compared the declarations; other states in the files were dropped.
             options=replace(self._tables, allow_unclaimed_state=True),
             key_schema=keys,
-            ranges=PlannedRanges(ranges, uid, epoch.base, self._storage, epoch.max_parallelism),
+            ranges=PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism),
             storage=self._storage,
             application=epoch.job.application,
             epoch=epoch.number,
@@ -222,6 +236,8 @@ class Evaluation:
             watermark_ms=epoch.watermark_ms,
             event_time=allowed_delay_ms is not None,
             drain=epoch.drain,
+            held=self._held,
+            news=epoch.news,
             watermarks=bool(self._timed) or epoch.watermark_ms is not None,
             side_folders=folders,
             term=self._term,

@@ -6,20 +6,21 @@ Thread safety: one epoch at a time; other threads wait for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import checked_uid, flag, folder_path, integer
-from pystate.checkpoint.manifest_log import read_head
+from pystate.arguments import checked_uid, flag, folder_path
 from pystate.checkpoint.restored import begun_epoch
-from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.storage import open_storage
+from pystate.coordinator.auto_rescale import AutoRescale
 from pystate.coordinator.clock import MAX_STEP_MS
+from pystate.coordinator.listeners import CheckpointListener
+from pystate.coordinator.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, PystateError
-from pystate.inspection import read_all
+from pystate.processor.reading import read_state
 from pystate.spark.arguments import (
     checked_callback,
     checked_drain,
@@ -31,12 +32,12 @@ from pystate.spark.arguments import (
 )
 from pystate.spark.drain_keys import checked_run_key
 from pystate.spark.environment import require_classic
-from pystate.spark.epochs import EpochRunner
 from pystate.spark.heartbeat import with_heartbeat
+from pystate.spark.job_control import JobControl
 from pystate.spark.live import Show, checked_show, progress_line
 from pystate.spark.observed import checked_observe
 from pystate.spark.options import checked_options
-from pystate.spark.pipeline import Pipeline, PipelineContext
+from pystate.spark.pipeline import Pipeline
 from pystate.spark.progress import EpochProgress, progress_panel
 from pystate.spark.queries import QueryOutcome
 from pystate.spark.requirements import require_pandas
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Job"]
 
 
-class Job(PipelineContext):
+class Job(JobControl):
     """A stateful job: its name, its checkpoint, and its parallelism.
 
     Parameters
@@ -70,9 +71,10 @@ class Job(PipelineContext):
         Number of key groups, the most ranges that the state can ever be split into. By default the
         stored number; for a new checkpoint 1.5 times `parallelism`, rounded up to a power of two,
         at least 128.
-    parallelism : int, optional
-        Number of key-group ranges of each operator, and so of its tasks. By default Spark's default
-        parallelism. It may differ from run to run.
+    parallelism : int or AutoRescale, optional
+        Number of key-group ranges of each operator, and so of its tasks; or a policy that changes
+        it while the job runs. By default Spark's default parallelism. It may differ from run to
+        run, and `rescale` changes it in between.
     retained : int
         Number of epochs whose manifests are kept.
     allow_unclaimed_state : bool
@@ -121,6 +123,11 @@ class Job(PipelineContext):
         changed, and any number of jobs may begin with it.
     uid_map : mapping from str to str, optional
         New uids of operators that were renamed, by their uid in the savepoint.
+    checkpoints : CheckpointOptions
+        How often a stream takes a checkpoint, and what happens if one fails.
+    listeners : sequence of CheckpointListener
+        Who learns on the driver which checkpoints are complete. Functions learn it on the workers,
+        by methods of the same names.
     replace : bool
         Stop the query that this process runs on the checkpoint, if there is one, both when the job
         is made and when it is started. If False, `start` raises `InUseError`. It is meant for
@@ -147,7 +154,7 @@ class Job(PipelineContext):
         checkpoint: str | os.PathLike[str],
         *,
         max_parallelism: int | None = None,
-        parallelism: int | None = None,
+        parallelism: int | AutoRescale | None = None,
         retained: int = 3,
         allow_unclaimed_state: bool = False,
         memory_limit_bytes: int = 0,
@@ -161,6 +168,8 @@ class Job(PipelineContext):
         restore: str | os.PathLike[str] | None = None,
         claim: bool = False,
         uid_map: Mapping[str, str] | None = None,
+        checkpoints: CheckpointOptions = CheckpointOptions(),  # noqa: B008
+        listeners: Sequence[CheckpointListener] = (),
         replace: bool = False,
     ) -> None:
         options = checked_options(
@@ -180,10 +189,11 @@ class Job(PipelineContext):
             restore=restore,
             claim=claim,
             uid_map=uid_map,
+            checkpoints=checkpoints,
+            listeners=listeners,
         )
-        self._storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
-        super().__init__(name, self._storage.uri)
-        self._epochs = EpochRunner(self, self._storage, options)
+        storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
+        super().__init__(name, storage, options)
         self._outcome = QueryOutcome()
         self._replace = flag(replace, f"job {name!r}: replace")
         if self._replace:
@@ -322,6 +332,7 @@ class Job(PipelineContext):
         outcome = self._outcome = QueryOutcome()
         outcome.line = progress_line(progress, self.name)
         stream_run = StreamRun(self._epochs, stream, pipeline, outputs, on_epoch, restore, outcome)
+        self._stream_run = stream_run
         query = stream_run.start(query_name, trigger, drain=drain, observe=observe)
         note_query(self, query)
         return query
@@ -399,13 +410,16 @@ class Job(PipelineContext):
         rows = None if before else outputs.read(number)
         return EpochResult(number, run_key, rows, done, manifest, outputs.main)
 
-    def read_state(self, uid: str) -> pa.Table:
-        """Read an operator's state as of the last epoch, from the checkpoint's files.
+    def read_state(self, uid: str, **options: Any) -> pa.Table:
+        """Read an operator's state from the checkpoint's files: `pystate.read_state`.
 
         Parameters
         ----------
         uid : str
             The operator.
+        **options
+            ``state``, ``epoch``, ``keys``, ``key_groups``, ``explode`` and ``timers`` of
+            `pystate.read_state`.
 
         Returns
         -------
@@ -417,79 +431,7 @@ class Job(PipelineContext):
         CheckpointError
             The checkpoint has no such operator.
         """
-        return read_all(self._storage, checked_uid(uid))
-
-    def latest_epoch(self) -> int | None:
-        """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
-        manifest = read_head(self._storage)
-        return None if manifest is None else manifest.epoch
-
-    def savepoint(
-        self,
-        destination: str | os.PathLike[str],
-        *,
-        previous: str | os.PathLike[str] | None = None,
-        copy: bool = False,
-    ) -> Savepoint:
-        """Take a savepoint of the newest epoch, while the job runs or after it.
-
-        Waits for an epoch that is being computed. While the files are copied, epochs go on.
-
-        Parameters
-        ----------
-        destination : str or PathLike
-            A folder that is empty, or is not there yet.
-        previous : str or PathLike, optional
-            An earlier savepoint, for what it has already; see `pystate.savepoint`.
-        copy : bool
-            Copy all files, rather than share them by hard links where the file system can do it.
-
-        Returns
-        -------
-        Savepoint
-
-        Raises
-        ------
-        InvalidArgumentError, CheckpointError
-            As for `pystate.savepoint`.
-        """
-        target = open_storage(folder_path(destination, "savepoint: destination"))
-        flag(copy, "savepoint: copy")
-        earlier = None
-        if previous is not None:
-            earlier = open_storage(folder_path(previous, "savepoint: previous"))
-        return self._epochs.savepoint(target, earlier, copy=copy)
-
-    def abandon_output(self, epoch: int) -> list[str]:
-        """Give up, for good, the rows that an epoch has staged and that no sink can commit.
-
-        It lets a job continue if the newest output cannot be committed, because the sink or the
-        staged rows are gone. State and stream position are kept, so the rows are not computed
-        again.
-
-        Parameters
-        ----------
-        epoch : int
-            The number of the newest epoch, required as a safeguard against mistakes.
-
-        Returns
-        -------
-        list of str
-            The sinks, by name or folder, whose rows are given up. If such a sink is registered, or
-            was passed to this job, its commit was tried once more first.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It is not the newest epoch, or its output is committed.
-        InUseError
-            This process runs a query on the checkpoint.
-        """
-        number = integer(epoch, "abandon_output: epoch", least=1)
-        require_unused(self, but_for_own=False)
-        if self.latest_epoch() is None:
-            raise InvalidArgumentError(f"abandon_output: {self.checkpoint} has no epoch")
-        return self._epochs.give_up_output(number)
+        return read_state(self.checkpoint, checked_uid(uid), **options)
 
     def close(self) -> None:
         """Wait for merges to end, and free the tables in the memory of the hosts.

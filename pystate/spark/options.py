@@ -6,12 +6,15 @@ Thread safety: immutable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pystate.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.coordinator.auto_rescale import AutoRescale
+from pystate.coordinator.listeners import CheckpointListener
+from pystate.coordinator.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.arguments import checked_count, checked_home
 from pystate.types.durations import Duration, milliseconds
@@ -35,7 +38,8 @@ class JobOptions:
     name: str
     max_parallelism: int | None
     parallelism: int | None
-    """Parallelism of a run; None for Spark's default."""
+    """Parallelism at the start; None for Spark's default."""
+    auto_rescale: AutoRescale | None
     retained: int
     allow_unclaimed_state: bool
     max_evaluations: int
@@ -44,13 +48,15 @@ class JobOptions:
     epoch_timeout_ms: int | None
     tables: TableOptions
     restore: RestoreOptions | None
+    listeners: tuple[CheckpointListener, ...]
+    checkpoints: CheckpointOptions
 
 
 def checked_options(
     name: str,
     *,
     max_parallelism: int | None,
-    parallelism: int | None,
+    parallelism: int | AutoRescale | None,
     retained: int,
     allow_unclaimed_state: bool,
     memory_limit_bytes: int,
@@ -64,6 +70,8 @@ def checked_options(
     restore: str | os.PathLike[str] | None,
     claim: bool,
     uid_map: Mapping[str, str] | None,
+    listeners: Sequence[CheckpointListener],
+    checkpoints: CheckpointOptions,
 ) -> JobOptions:
     """Check what a user gave to `Job`.
 
@@ -74,13 +82,17 @@ def checked_options(
     """
     text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
     owner = f"job {name!r}"
+    policy, ranges = None, parallelism
+    if isinstance(ranges, AutoRescale):
+        policy, ranges = ranges, ranges.min
     timeout_ms = None
     if epoch_timeout is not None:
         timeout_ms = milliseconds(epoch_timeout, f"{owner}: epoch_timeout", least=1)
     return JobOptions(
         name=name,
         max_parallelism=checked_count(max_parallelism, f"{owner}: max_parallelism"),
-        parallelism=checked_count(parallelism, f"{owner}: parallelism"),
+        parallelism=checked_count(ranges, f"{owner}: parallelism"),
+        auto_rescale=policy,
         retained=integer(retained, f"{owner}: retained", least=1),
         allow_unclaimed_state=flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state"),
         max_evaluations=integer(max_evaluations, f"{owner}: max_evaluations", least=1),
@@ -93,7 +105,29 @@ def checked_options(
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
         ),
         restore=_checked_restore(restore, claim, uid_map, owner),
+        listeners=_checked_listeners(listeners, owner),
+        checkpoints=_checked_checkpoints(checkpoints, owner),
     )
+
+
+def _checked_checkpoints(checkpoints: object, owner: str) -> CheckpointOptions:
+    if not isinstance(checkpoints, CheckpointOptions):
+        raise WrongTypeError(
+            f"{owner}: checkpoints is a pystate.CheckpointOptions(interval='10 seconds', ...), not "
+            f"{shown(checkpoints)}"
+        )
+    return checkpoints
+
+
+def _checked_listeners(listeners: object, owner: str) -> tuple[CheckpointListener, ...]:
+    given = listeners if isinstance(listeners, (list, tuple)) else [listeners]
+    for each in given:
+        if not isinstance(each, CheckpointListener):
+            raise WrongTypeError(
+                f"{owner}: listeners is a list of objects of classes that derive from "
+                f"pystate.CheckpointListener, not {shown(each)}"
+            )
+    return tuple(given)
 
 
 def _checked_restore(

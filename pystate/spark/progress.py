@@ -48,7 +48,9 @@ class OperatorProgress:
         State rows that the epoch changed.
     rows_restored : int
         State rows that tables read from the checkpoint's files before it: all rows of a range that
-        was not in memory, after a start or a change of parallelism.
+        was not in memory.
+    rows_copied : int
+        State rows that tables took from tables of another parallelism in their host's memory.
     checkpoint_bytes : int
         Size of the state files that the epoch wrote for it.
     attach_ms : float
@@ -71,6 +73,7 @@ class OperatorProgress:
     state_bytes: int
     rows_changed: int
     rows_restored: int
+    rows_copied: int
     checkpoint_bytes: int
     attach_ms: float
     process_ms: float
@@ -94,6 +97,7 @@ class OperatorProgress:
             state_bytes=sum(size for _, size in held),
             rows_changed=_total(reports, "rows_changed"),
             rows_restored=_total(reports, "rows_restored"),
+            rows_copied=_total(reports, "rows_copied"),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
             attach_ms=_longest(reports, "attach_ms"),
             process_ms=_longest(reports, "process_ms"),
@@ -173,6 +177,8 @@ class EpochProgress:
         State rows that the epoch changed.
     rows_restored : int
         State rows that tables read from the checkpoint's files before it.
+    rows_copied : int
+        State rows that tables took from tables of another parallelism.
     state_bytes : int
         Memory of these ranges' tables.
     checkpoint_bytes : int
@@ -204,6 +210,7 @@ class EpochProgress:
     keys: int
     rows_changed: int
     rows_restored: int
+    rows_copied: int
     state_bytes: int
     checkpoint_bytes: int
     attach_ms: float
@@ -245,6 +252,7 @@ class EpochProgress:
             keys=sum(keys for keys, _ in sizes.values()),
             rows_changed=_total(reports, "rows_changed"),
             rows_restored=_total(reports, "rows_restored"),
+            rows_copied=_total(reports, "rows_copied"),
             state_bytes=sum(size for _, size in sizes.values()),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
             attach_ms=_longest(reports, "attach_ms"),
@@ -285,6 +293,8 @@ class EpochProgress:
             parts.append(
                 f"{self.rows_restored} rows of state read in {self.attach_ms / 1000:.2f} s"
             )
+        if self.rows_copied:
+            parts.append(f"{self.rows_copied} rows of state moved")
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
 

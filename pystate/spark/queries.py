@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ class QueryOutcome:
         #: The line that shows the query's progress, if one was requested.
         self.line: ProgressLine | NoLine = NoLine()
         self.stopping = False
+        #: Called once the query was stopped.
+        self.at_stop: Callable[[], None] | None = None
         self._error: BaseException | None = None
 
     def note_epoch(self, batch_id: int, progress: EpochProgress) -> None:
@@ -155,6 +157,8 @@ class JobQuery(StreamingQuery):
             self._outcome.stopping = True
             with _quiet(self._context, self.runId):
                 super().stop()
+            if self._outcome.at_stop is not None:
+                self._outcome.at_stop()
         finally:
             self._outcome.line.close()
 

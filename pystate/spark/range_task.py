@@ -28,13 +28,15 @@ import pyarrow as pa
 from pystate.backend.keyed import Lineage
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, state_path
+from pystate.checkpoint.held import HeldFiles
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.epoch import RangeReport, SideFile
+from pystate.coordinator.listeners import News
+from pystate.coordinator.range_report import RangeReport, SideFile
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.shared_tables import Attachment, TableSpec, tables
-from pystate.spark.delta import DeltaWriter
+from pystate.spark.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter
 from pystate.spark.schemas import KeySchema
@@ -45,7 +47,7 @@ from pystate.upkeep import note_use, remove_outdated
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-    from pystate.backend.keyed import KeyedStateBackend
+    from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
 __all__ = ["STAGING", "OperatorPlan", "RangeTask"]
 
@@ -78,6 +80,10 @@ class OperatorPlan:
     term: int
     reports: Accumulator[list[RangeReport]]
     marks: BeginMarks
+    news: News = News()  # noqa: RUF009
+    """Which checkpoints its functions are to learn of."""
+    held: HeldPlan | None = None
+    """How changes are held; None if the epoch has one step."""
 
     @property
     def parallelism(self) -> int:
@@ -122,6 +128,7 @@ class RangeTask:
         self._index: int | None = None
         self._beginning: Beginning | None = None
         self._marker: int | None = None
+        self._sealed_id: str | None = None
 
     @property
     def state(self) -> RangeState:
@@ -163,14 +170,17 @@ class RangeTask:
                 operator=plan.operator,
                 options=plan.options,
                 query=plan.query,
+                held=self._held_files(),
                 go_on=self.go_on,
             )
             note_use(self._spec.home, plan.storage.local_path("job.json"), plan.term)
             self._attachment = tables.attach(self._spec, self.state)
-            remove_outdated(self._spec, self.state, plan.parallelism)
+            if not self.state.rescaled:  # other ranges may need the tables of the last epoch
+                remove_outdated(self._spec, self.state, plan.parallelism)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
             self.metrics["rows_restored"] = self._attachment.rows
+            self.metrics["rows_copied"] = self._attachment.copied
 
     def _claim(self, index: int) -> None:
         if self._index is None:
@@ -233,8 +243,36 @@ class RangeTask:
         if self._side is not None:
             self._side_files = self._side.finish()
 
+    def _held_files(self) -> HeldFiles | None:
+        plan, state = self.plan, self.state
+        if plan.held is None:
+            return None
+        home = executor_home(plan.application, plan.options.home)
+        local = None
+        if home.folder is not None and not plan.held.spread:
+            local = os.path.join(home.folder, home.application)
+        return HeldFiles.of(
+            plan.storage, local, plan.operator.uid, state.first_key_group, state.last_key_group
+        )
+
     def seal(self) -> DeltaWriter | None:
-        """Seal the table; return the thread that writes its delta, or None if nothing changed."""
+        """Seal the table; return the thread that writes its changes, or None without a change.
+
+        A task that closes an epoch writes the range's held deltas even if it has changed nothing.
+        """
+        plan, state = self.plan, self.state
+        files = self._held_files()
+        target = Target(plan.storage, plan.operator.uid, state, plan.epoch, plan.held, files)
+        if files is not None and plan.held is not None:
+            files.remove_older(plan.held.serial, {ref.path for ref in state.held})
+        snapshot = self._sealed()
+        if snapshot is None and not (plan.held is not None and plan.held.closes and state.held):
+            return None
+        writer = DeltaWriter(target, snapshot)
+        writer.start()
+        return writer
+
+    def _sealed(self) -> Snapshot | None:
         if self._attachment is None:
             return None
         if self.plan.operator.expires:
@@ -242,27 +280,17 @@ class RangeTask:
         if not self.backend.dirty:
             return None
         plan, state = self.plan, self.state
-        attempt = uuid.uuid4()
         stats = self.backend.stats()
         self.metrics["rows_changed"] = stats.changed_rows
         began = time.perf_counter_ns()
         snapshot = self.backend.seal(
-            Lineage(attempt.bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
+            Lineage(uuid.uuid4().bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
         )
         self.metrics["seal_ms"] = _ms_since(began)
-        path = state_path(
-            plan.operator.uid,
-            state.first_key_group,
-            state.last_key_group,
-            plan.epoch,
-            attempt.hex,
-            "delta",
-        )
-        writer = DeltaWriter(plan.storage, path, snapshot)
-        writer.start()
-        return writer
+        self._sealed_id = snapshot.lineage.id.hex()
+        return snapshot
 
-    def report(self, file: FileRef | None) -> None:
+    def report(self, written: Written) -> None:
         """Send the report to the driver: the last act of the task."""
         plan, state = self.plan, self.state
         timers = state.next_event_timer_ms, state.next_processing_timer_ms
@@ -282,9 +310,12 @@ class RangeTask:
                     uid=plan.operator.uid,
                     index=state.index,
                     evaluation_id=plan.evaluation_id,
-                    id=state.id if file is None else file.id,
+                    id=self._sealed_id or state.id,
                     parent=state.id,
-                    file=file,
+                    file=written.file,
+                    held=written.held,
+                    merged=written.merged,
+                    failure=written.failure,
                     max_event_time_ms=self.max_event_time_ms,
                     next_event_timer_ms=timers[0],
                     next_processing_timer_ms=timers[1],

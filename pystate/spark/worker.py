@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import RefusedError
 from pystate.errors import NoSpaceError
-from pystate.spark.delta import DeltaWriter
+from pystate.spark.delta import DeltaWriter, Written
 from pystate.spark.described import plan_name
 from pystate.spark.garbage import set_modules_aside
 from pystate.spark.range_task import OperatorPlan, RangeTask
@@ -159,11 +159,11 @@ def run_task(
         while held:
             yield held.popleft()
         task.finish_side()
-        file = None
+        written = Written()
         if writer is not None:
-            file = writer.result()
+            written = writer.result()
             metrics["write_ms"] = writer.took_ms
-        task.report(file)
+        task.report(written)
     except NoSpaceError as error:
         if opened:
             opened = False

@@ -26,6 +26,7 @@ from pystate.spark.sinks.sink import (
     registered_names,
     registered_sink,
 )
+from pystate.spark.sinks.waiting import publish_files
 
 __all__ = ["SinkCommitter", "commit"]
 
@@ -109,6 +110,16 @@ class SinkCommitter:
         """Commit all transactions of a manifest."""
         for transaction in manifest.sinks:
             self._commit(transaction, manifest.epoch)
+
+    def at_once(self, transactions: Sequence[Transaction], epoch: int) -> None:
+        """Commit transactions that no manifest names, and of which there may be more."""
+        for transaction in transactions:
+            if transaction.get("kind") == KIND:
+                publish_files(
+                    transaction, os.path.join(self._checkpoint or "", str(transaction["path"]))
+                )
+            else:
+                self._commit(transaction, epoch)
 
     def give_up(self, manifest: Manifest) -> list[str]:
         """Commit what can be committed, and name what cannot."""

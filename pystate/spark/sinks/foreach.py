@@ -27,7 +27,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from pystate.arguments import shown, text
+from pystate.arguments import flag, shown, text
 from pystate.errors import InvalidArgumentError, SinkError
 from pystate.spark.environment import local_uri
 from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
@@ -47,7 +47,9 @@ _FOLDER = "foreach"
 _LONGEST = 200
 
 
-def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> ForeachEpoch:
+def foreach_epoch(
+    function: EpochFunction, *, name: str = "foreach_epoch", at_least_once: bool = False
+) -> ForeachEpoch:
     """Make a sink from a function, which is called with each epoch's rows and number.
 
     Parameters
@@ -59,6 +61,9 @@ def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> Fo
     name : str
         The sink's name, by which the job finds the function when it starts again. Several functions
         of a job must have different names.
+    at_least_once : bool
+        Whether `function` may be called several times for one epoch, with the rows of one batch
+        each time: see ``CheckpointOptions(mode=...)``.
 
     Returns
     -------
@@ -84,7 +89,9 @@ def foreach_epoch(function: EpochFunction, *, name: str = "foreach_epoch") -> Fo
     >>> foreach_epoch(show)
     foreach_epoch(show)
     """
-    return ForeachEpoch(function, text(name, "foreach_epoch: name"))
+    sink = ForeachEpoch(function, text(name, "foreach_epoch: name"))
+    sink.at_least_once = flag(at_least_once, "foreach_epoch: at_least_once")
+    return sink
 
 
 class ForeachEpoch(Sink):

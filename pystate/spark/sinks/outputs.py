@@ -84,10 +84,13 @@ class Outputs:
     def begin(self, epoch: int, evaluation_id: str) -> None:
         """Fail now if the epoch could not be committed later."""
         for sink in self.sinks():
-            try:
-                self._bound(sink).begin(epoch, evaluation_id)
-            except Exception as error:
-                _fail(sink, epoch, "begin", error, "nothing was computed")
+            self._begin(sink, epoch, evaluation_id)
+
+    def _begin(self, sink: Sink, epoch: int, evaluation_id: str) -> None:
+        try:
+            self._bound(sink).begin(epoch, evaluation_id)
+        except Exception as error:
+            _fail(sink, epoch, "begin", error, "nothing was computed")
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
         """Remove what an evaluation staged."""
@@ -107,6 +110,16 @@ class Outputs:
         """The folder where tasks write the rows of a tag that has a sink."""
         self.sides[tag].check_columns(names)
         return self._side_store(tag).task_folder(epoch, evaluation_id)
+
+    def stage_one(
+        self, sink: Sink, frame: DataFrame, epoch: int, evaluation_id: str
+    ) -> Transaction:
+        """Take rows through all of a sink's part in an epoch up to its transaction."""
+        self._abort(sink, epoch, evaluation_id)  # what an earlier call may have staged
+        self._begin(sink, epoch, evaluation_id)
+        return self._prepare(
+            sink, self._stage(sink, frame, epoch, evaluation_id), epoch, evaluation_id
+        )
 
     def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
         """Write the pipeline's result; return the sink's receipts."""

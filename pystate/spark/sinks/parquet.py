@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pystate.spark.sinks.written import WriteCounts
 
-__all__ = ["KIND", "ParquetSink", "commit_parquet", "sweep_staging"]
+__all__ = ["KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
 
 KIND = "parquet"
 
@@ -472,6 +472,12 @@ def _save_schema(staging: str, frame: DataFrame) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(frame.schema.json())
     sync_file(path)
+
+
+def forget_schema(staging: str) -> None:
+    """Remove the schema of an epoch without rows, which now has rows."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(staging, _SCHEMA))
 
 
 def _saved_schema(folder: str) -> StructType | None:

@@ -84,6 +84,10 @@ class Sink:
         passed to `register_sink`. Set it in the class or in ``__init__``, and do not change it
         while a checkpoint may name it.
 
+    at_least_once : bool
+        Whether the sink takes several commits with the number of one epoch, each with other rows.
+        A job whose mode is ``"at_least_once"`` commits each batch at once, and refuses other sinks.
+
     Notes
     -----
     The calls in each epoch, on the driver unless noted otherwise::
@@ -115,6 +119,7 @@ class Sink:
     """
 
     name: str = ""
+    at_least_once: bool = False
 
     def begin(self, epoch: int, evaluation_id: str) -> None:
         """Fail now if the epoch could not be committed later; nothing has been computed yet.
