@@ -1,0 +1,1 @@
+"""The command line ``pystate``: commands over checkpoints and savepoints."""

@@ -1,0 +1,102 @@
+"""The command that reads everything and reports what is wrong: ``verify``.
+
+Thread safety: a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from pystate.cli.arguments import AsJson, Location
+from pystate.cli.groups import WRONG
+from pystate.cli.screen import number, print_json, progress_bar, say, size, table
+from pystate.maintenance import verification
+from pystate.maintenance.findings import Finding, Verification
+
+__all__ = ["show_findings", "verify"]
+
+_MOST = 50
+
+
+def verify(
+    location: Location,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List each harmless file, too, and all findings.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Read every file, and compare it with its checksum.
+
+    All retained epochs are checked, with everything that they refer to. The job may run meanwhile.
+    The exit code is 1 if anything is wrong; files that nobody needs are no error.
+
+    Example: pystate verify /data/flights --jobs 8
+    """
+    with progress_bar("reading", shown=not json) as progress:
+        found = verification.verify(location, jobs=jobs, progress=progress)
+    if json:
+        print_json({**vars(found), "ok": found.ok})
+    else:
+        _show(found, everything)
+    if not found.ok:
+        raise typer.Exit(WRONG)
+
+
+def _show(found: Verification, everything: bool) -> None:
+    shown = found.findings if everything else found.errors[:_MOST]
+    if shown:
+        show_findings(shown)
+        say("")
+    hidden = len(found.errors) - _MOST
+    if hidden > 0 and not everything:
+        say(f"and {hidden} more: --all lists them")
+    spare = [finding for finding in found.findings if not finding.is_error]
+    if spare and not everything:
+        kinds = Counter(finding.kind for finding in spare)
+        counted = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items())
+        held = size(sum(finding.size_bytes for finding in spare))
+        say(f"{counted} ({held}), which do no harm: --all lists them")
+    checked = f"{len(found.epochs)} epochs, {number(found.files)} files, {size(found.size_bytes)}"
+    if found.ok:
+        say(f"Nothing is wrong: {checked} checked.", "green")
+        return
+    errors = len(found.errors)
+    say(f"{errors} finding{'s' * (errors > 1)}: {checked} checked.", "bold red")
+    if found.kind == "savepoint":
+        say("Copy the savepoint once more.")
+        return
+    bad = [epoch for epoch in found.epochs if epoch not in found.good_epochs]
+    good = ", ".join(map(str, found.good_epochs)) or "none"
+    if bad:
+        say(f"Epochs that cannot be read: {', '.join(map(str, bad))}; good ones: {good}.")
+    say(f"`pystate repair {found.location} --dry-run` says what can be done.")
+
+
+def show_findings(findings: tuple[Finding, ...]) -> None:
+    """Print findings as a table."""
+    table(
+        ("kind", "operator", "ranges", "key groups", "epochs", "what"),
+        [
+            (
+                finding.kind,
+                finding.uid,
+                ", ".join(map(str, finding.ranges)),
+                "-".join(map(str, finding.key_groups or ())),
+                _span(finding.epochs),
+                finding.message,
+            )
+            for finding in findings
+        ],
+    )
+
+
+def _span(epochs: tuple[int, ...]) -> str:
+    if len(epochs) > 2 and epochs[-1] - epochs[0] == len(epochs) - 1:
+        return f"{epochs[0]}-{epochs[-1]}"
+    return ", ".join(map(str, epochs))

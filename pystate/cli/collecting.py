@@ -1,0 +1,58 @@
+"""The command that removes what nobody needs: ``gc``.
+
+Thread safety: a program of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pystate.cli.arguments import AsJson, Checkpoint
+from pystate.cli.screen import number, print_json, say, size
+from pystate.maintenance.collection import collect
+
+__all__ = ["gc"]
+
+_MOST = 20
+
+
+def gc(
+    checkpoint: Checkpoint,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    older_than: Annotated[
+        str, typer.Option(help="Keep younger files: tasks may outlive their driver.")
+    ] = "10 minutes",
+    owner_is_gone: Annotated[
+        bool,
+        typer.Option(
+            "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Remove files that no epoch can name any more.
+
+    A running job does that by itself, so that this refuses while it runs. Retained epochs and
+    savepoints lose nothing.
+
+    Example: pystate gc /data/flights --dry-run
+    """
+    found = collect(checkpoint, dry_run=dry_run, older_than=older_than, owner_is_gone=owner_is_gone)
+    if json:
+        print_json(found)
+        return
+    for path in found.files[:_MOST]:
+        say(f"  {path}")
+    if len(found.files) > _MOST:
+        say(f"  and {number(len(found.files) - _MOST)} more")
+    what = f"{number(len(found.files))} files, {size(found.size_bytes)}"
+    if not found.files:
+        say("There is nothing to remove.", "green")
+    elif dry_run:
+        say(f"{what} would be removed.")
+    else:
+        say(f"{what} removed.", "green")

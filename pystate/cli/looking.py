@@ -1,0 +1,128 @@
+"""The command that shows what a checkpoint is: ``inspect``.
+
+Thread safety: a program of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pystate.cli.arguments import AsJson, Location
+from pystate.cli.screen import facts, number, print_json, say, size, table, when
+from pystate.maintenance.description import (
+    Description,
+    OperatorDescription,
+    OwnerDescription,
+    describe,
+)
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    location: Location,
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="Show each key-group range, too.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what a checkpoint or savepoint is and holds.
+
+    Its newest epoch is shown: operators, schemas, sizes, times, positions, and the owner.
+    Reads only metadata, and may be used while the job runs.
+
+    Example: pystate inspect /data/flights --ranges
+    """
+    found = describe(location)
+    if json:
+        print_json(found)
+        return
+    facts(f"{found.kind.capitalize()} of job {found.job!r}", _facts(found))
+    if found.operators:
+        say("")
+        table(
+            ("operator", "ranges", "key", "files", "size", "rows", "chain", "states"),
+            [_row(operator) for operator in found.operators],
+            "ranges files size rows chain",
+        )
+    for operator in found.operators if ranges else ():
+        say("")
+        say(f"Ranges of {operator.uid!r}", "bold")
+        table(
+            ("range", "key groups", "base", "deltas", "size", "rows", "next timer"),
+            _range_rows(operator),
+            "range deltas size rows",
+        )
+    if found.queries:
+        say("")
+        table(
+            ("stream's query", "last batch", "in epoch"),
+            [(q.query_id, q.batch_id, q.epoch) for q in found.queries],
+        )
+
+
+def _facts(found: Description) -> dict[str, object]:
+    epochs = found.epochs
+    committed = {None: None, True: "committed", False: "not known to be committed"}
+    return {
+        "location": found.location,
+        "epochs": _epochs(epochs),
+        "published": when(found.published_ms),
+        "processing time": when(found.processing_time_ms),
+        "watermark": when(found.watermark_ms),
+        "output": committed[found.output_committed],
+        "key groups": f"{found.max_parallelism} (max_parallelism)",
+        "state": f"{size(found.size_bytes)} in {number(found.files)} files",
+        "written by": f"{found.library}, manifest format {found.format_version}",
+        "created": when(found.created_ms),
+        "owner": None if found.owner is None else _owner(found.owner),
+    }
+
+
+def _epochs(epochs: tuple[int, ...]) -> str:
+    if not epochs:
+        return "none yet"
+    if len(epochs) == 1:
+        return f"{epochs[0]}"
+    return f"{epochs[-1]} is the newest; {epochs[0]} to {epochs[-1]} are retained"
+
+
+def _owner(owner: OwnerDescription) -> str:
+    running = {True: "running", False: "not running", None: "not known whether it runs"}
+    who = f"process {owner.pid} on {owner.host}, since {when(owner.started_ms)}"
+    return f"{who}: {running[owner.running]}"
+
+
+def _row(operator: OperatorDescription) -> tuple[object, ...]:
+    states = [f"{name} {ddl}" for name, ddl in operator.states.items()]
+    return (
+        operator.uid,
+        operator.parallelism,
+        ", ".join(f"{name} {ddl}" for name, ddl in operator.key.items()),
+        operator.files,
+        size(operator.size_bytes),
+        number(operator.rows),
+        operator.longest_chain,
+        ", ".join([*states, *(["timers"] if operator.timers else [])]),
+    )
+
+
+def _range_rows(operator: OperatorDescription) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for state in operator.ranges:
+        times = [state.next_event_timer_ms, state.next_processing_timer_ms]
+        timer = min((time for time in times if time is not None), default=None)
+        rows.append(
+            (
+                state.index,
+                f"{state.first_key_group}-{state.last_key_group}",
+                "yes" if state.has_base else "",
+                state.deltas,
+                size(state.size_bytes),
+                number(state.rows),
+                when(timer),
+            )
+        )
+    return rows

@@ -1,0 +1,30 @@
+"""The entry point of the command line, which says what to install if it cannot run.
+
+Thread safety: a program of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command line; the exit code is 0, 1 if something is wrong, or 2 for wrong use."""
+    for name in _NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(
+                f"pystate: the command line needs {name} ({error}): pip install "
+                f"'pystate-spark[cli]' into the environment of {sys.executable}",
+                file=sys.stderr,
+            )
+            sys.exit(2)
+    from pystate.cli.app import app
+
+    app(prog_name="pystate")

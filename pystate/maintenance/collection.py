@@ -1,0 +1,125 @@
+"""Removes what nobody needs from the checkpoint of a job that does not run.
+
+A job that runs does that by itself. Which files a manifest may still come to name is said in
+`pystate.coordinator.retention`; the rules hold for a driver that was delayed and resumes, too.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pystate.arguments import flag
+from pystate.checkpoint.job_file import REPAIR_FILE, SAVEPOINT_FILE
+from pystate.checkpoint.manifest_log import read_head
+from pystate.coordinator.ownership import current_owner
+from pystate.coordinator.retention import delete_files, find_orphans
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.maintenance.description import open_existing
+from pystate.maintenance.unused import lock_store, require_unused
+from pystate.types.durations import Duration, milliseconds
+
+__all__ = ["Collection", "collect"]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What was removed, or would be.
+
+    Attributes
+    ----------
+    location : str
+        The checkpoint.
+    files : tuple of str
+        Files that no retained epoch names, and that none can come to name.
+    evaluations : tuple of str
+        Folders with marks of evaluations that have ended.
+    size_bytes : int
+        Size of these files together.
+    removed : int
+        How many of the files were removed; 0 for a dry run.
+    """
+
+    location: str
+    files: tuple[str, ...]
+    evaluations: tuple[str, ...]
+    size_bytes: int
+    removed: int
+
+
+def collect(
+    location: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    older_than: Duration = "10 minutes",
+    owner_is_gone: bool = False,
+) -> Collection:
+    """Remove the files that no epoch names any more from a checkpoint whose job does not run.
+
+    A job that runs does that by itself, at its start and from time to time.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint of a job that does not run, or of a store that is closed.
+    dry_run : bool
+        Only say what would be removed.
+    older_than : str, timedelta or int
+        Keep younger files: tasks may outlive their driver for a while.
+    owner_is_gone : bool
+        As for `repair`.
+
+    Returns
+    -------
+    Collection
+
+    Raises
+    ------
+    InUseError, TableBusyError
+        A job, or a store, uses the checkpoint, or may do so.
+    InvalidArgumentError
+        It is a savepoint, or nothing.
+    CheckpointError
+        A retained manifest is damaged or lost, so that what it names is not known.
+    """
+    storage = open_existing(location, "collect")
+    flag(dry_run, "collect: dry_run")
+    flag(owner_is_gone, "collect: owner_is_gone")
+    grace_ms = milliseconds(older_than, "collect: older_than")
+    if storage.exists(SAVEPOINT_FILE):
+        raise InvalidArgumentError(f"{storage.uri} is a savepoint: nothing changes one")
+    if storage.exists(REPAIR_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: a repair was interrupted: run `pystate repair` once more"
+        )
+    require_unused(storage, owner_is_gone)
+    lock = lock_store(storage)
+    try:
+        head, owner = read_head(storage), current_owner(storage)
+        # If the driver of the newest epoch has ended, what it has not named stays unnamed. Of an
+        # earlier driver than the last one that is not known.
+        ended = head is not None and (owner is None or owner.term == head.term)
+        found = find_orphans(
+            storage,
+            term=head.term if head is not None and ended else -1,
+            grace_ms=grace_ms,
+            live=frozenset,
+            check_owner=lambda: require_unused(storage, owner_is_gone),
+        )
+        removed = 0
+        if not dry_run:
+            for folder in found.evaluations:
+                storage.remove_folder(folder)
+            removed = delete_files(storage, [entry.path for entry in found.files])
+    finally:
+        if lock is not None:
+            lock.release()
+    return Collection(
+        location=storage.uri,
+        files=tuple(entry.path for entry in found.files),
+        evaluations=found.evaluations,
+        size_bytes=sum(entry.size_bytes for entry in found.files),
+        removed=removed,
+    )

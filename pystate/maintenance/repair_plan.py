@@ -1,0 +1,296 @@
+"""What a repair would do, and what is lost by it.
+
+Thread safety: functions without state; plans are immutable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest_log import COMMITTED, LATEST
+from pystate.checkpoint.source_position import (
+    METADATA,
+    SPARK_FOLDER,
+    batches_of,
+    query_of,
+    read_query_id,
+)
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.ownership import OWNERS
+from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError
+from pystate.maintenance.findings import Finding
+from pystate.maintenance.salvage import salvaged
+from pystate.maintenance.verification import Examination
+
+__all__ = ["LostEpoch", "LostOutput", "RepairPlan", "Work", "plan"]
+
+
+@dataclass(frozen=True)
+class LostEpoch:
+    """An epoch that is lost by a repair.
+
+    Attributes
+    ----------
+    epoch : int
+        Its number.
+    published_ms : int or None
+        When it was published. This and the following are None if its manifest cannot be read.
+    rows_changed : int or None
+        State rows that it changed.
+    batch_id : int or None
+        The stream's batch that it was, if it was one.
+    run_key : str or None
+        The key of the run that it was, if it had one.
+    """
+
+    epoch: int
+    published_ms: int | None
+    rows_changed: int | None
+    batch_id: int | None
+    run_key: str | None
+
+
+@dataclass(frozen=True)
+class LostOutput:
+    """Output of a lost epoch, which is written again when the epoch is computed again.
+
+    Attributes
+    ----------
+    epoch : int
+        The epoch.
+    where : str
+        A folder, or the name of a sink.
+    set_aside : bool
+        Whether the repair moves it away. If not, its readers may see the rows twice.
+    """
+
+    epoch: int
+    where: str
+    set_aside: bool
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What a repair does, or has done.
+
+    Attributes
+    ----------
+    location : str
+        The checkpoint.
+    findings : tuple of Finding
+        What is wrong.
+    newest_epoch, good_epoch : int
+        The newest epoch, and the one that is the newest after the repair.
+    lost : tuple of LostEpoch
+        The epochs after the good one.
+    rebuilt : tuple of int
+        Epochs whose damaged files are superfluous: others hold the same state.
+    unreadable : tuple of int
+        Older epochs that can no longer be read as of. The job's state loses nothing by them.
+    stream_batches : tuple of int
+        Batches of the stream that are computed again.
+    outputs : tuple of LostOutput
+        What the lost epochs have written outside of the state.
+    marks : tuple of str
+        Small damaged files that are made anew, or are not needed.
+    remaining : tuple of Finding
+        What cannot be repaired.
+    folder : str or None
+        Where in the checkpoint everything is kept that the repair has set aside; None before it.
+    """
+
+    location: str
+    findings: tuple[Finding, ...]
+    newest_epoch: int
+    good_epoch: int
+    lost: tuple[LostEpoch, ...]
+    rebuilt: tuple[int, ...]
+    unreadable: tuple[int, ...]
+    stream_batches: tuple[int, ...]
+    outputs: tuple[LostOutput, ...]
+    marks: tuple[str, ...]
+    remaining: tuple[Finding, ...]
+    folder: str | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do."""
+        return len(self.remaining) < len(self.findings)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The plan, and the manifests that are needed to carry it out."""
+
+    plan: RepairPlan
+    good: Manifest
+    rewritten: tuple[Manifest, ...]
+    kept: tuple[Manifest, ...]
+    """The manifests of the epochs that stay, as they are after the repair."""
+    manifests: dict[int, Manifest]
+
+
+def plan(found: Examination, job: str | None) -> Work:
+    """Find the newest epoch that can be restored, and what must be given up for it.
+
+    Parameters
+    ----------
+    found : Examination
+        What is wrong with the checkpoint.
+    job : str or None
+        The job's name, for a ``job.json`` that is lost.
+
+    Raises
+    ------
+    CheckpointError
+        No retained epoch can be restored.
+    """
+    storage, epochs = found.storage, found.epochs
+    if found.kind == "savepoint":
+        raise InvalidArgumentError(
+            f"{storage.uri} is a savepoint: nothing changes one; copy it once more"
+        )
+    usable = dict(_usable(found))
+    if not usable:
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
+            "bring the damaged files back from a copy, or begin from a savepoint"
+            if epochs
+            else f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the "
+            "folder to begin anew"
+        )
+    good = max(usable)
+    first = max((e for e in epochs if e < good and e not in usable), default=0) + 1
+    kept = tuple(usable[epoch] for epoch in sorted(usable) if first <= epoch)
+    rewritten = tuple(m for m in kept if m is not found.manifests[m.epoch])
+    lost = tuple(epoch for epoch in epochs if epoch > good)
+    errors = tuple(found.result().errors)
+    marks = tuple(f.path for f in errors if _is_mark(f.path) or (f.path == JOB_FILE and job))
+    goes_back = bool(lost) or any(finding.kind == "position" for finding in errors)
+    batches, hindrance = _batches_after(storage, usable[good]) if goes_back else ((), ())
+    hindrance = tuple(f for f in hindrance if f.path not in {e.path for e in errors})
+    remaining = tuple(f for f in errors if not _is_repairable(f, marks, stuck=not batches))
+    result = RepairPlan(
+        location=storage.uri,
+        findings=(*errors, *hindrance),
+        newest_epoch=max(epochs),
+        good_epoch=good,
+        lost=tuple(_lost(found, epoch) for epoch in lost),
+        rebuilt=tuple(manifest.epoch for manifest in rewritten),
+        unreadable=tuple(epoch for epoch in epochs if epoch < first),
+        stream_batches=batches,
+        outputs=tuple(_outputs(found, lost)),
+        marks=marks,
+        remaining=(*remaining, *hindrance),
+    )
+    return Work(result, usable[good], rewritten, kept, found.manifests)
+
+
+def _usable(found: Examination) -> Iterator[tuple[int, Manifest]]:
+    for epoch, manifest in found.manifests.items():
+        if found.is_good(epoch):
+            yield epoch, manifest
+            continue
+        other = salvaged(manifest, found.manifests, found.bad_files)
+        if other is not None:
+            yield epoch, other
+
+
+def _is_mark(path: str) -> bool:
+    return path in (LATEST, COMMITTED) or path.startswith(f"{OWNERS}/")
+
+
+def _is_repairable(finding: Finding, marks: tuple[str, ...], *, stuck: bool) -> bool:
+    if finding.epochs or finding.path in marks or finding.kind == "interrupted":
+        return True
+    return finding.kind == "position" and not stuck
+
+
+def _lost(found: Examination, epoch: int) -> LostEpoch:
+    manifest = found.manifests.get(epoch)
+    if manifest is None:
+        return LostEpoch(epoch, None, None, None, None)
+    files = {ref.path: ref for o in manifest.operators for ref in o.files}
+    changed = sum(
+        ref.rows + ref.tombstones
+        for ref in files.values()
+        if ref.epoch == epoch and ref.kind == "delta"
+    )
+    return LostEpoch(epoch, manifest.created_ms, changed, manifest.batch_id, manifest.run_key)
+
+
+# ---- the stream ----------------------------------------------------------------------------------
+
+
+def _batches_after(
+    storage: CheckpointStorage, good: Manifest
+) -> tuple[tuple[int, ...], tuple[Finding, ...]]:
+    """The batches after an epoch; and what hinders the stream from going back to it."""
+    try:
+        if read_query_id(storage) is None:
+            return (), ()
+        progress = query_of(storage, good)
+    except CorruptFileError:
+        return (), ()  # a finding already, which remains
+    last = -1 if progress is None else progress.batch_id
+    offsets, commits = batches_of(storage, "offsets"), batches_of(storage, "commits")
+    after = tuple(sorted(n for n in offsets | commits if n > last))
+    path = f"{SPARK_FOLDER}/offsets/{last}"
+    if after and last >= 0 and last not in offsets:
+        message = (
+            f"the position of batch {last}, the last in the state of epoch {good.epoch}, is lost: "
+            f"bring {path} back from a copy, or remove {METADATA.rpartition('/')[0]}/ and begin "
+            "the stream anew"
+        )
+        return (), (Finding(path, "missing", message),)
+    return after, ()
+
+
+# ---- output --------------------------------------------------------------------------------------
+
+
+def _outputs(found: Examination, lost: tuple[int, ...]) -> Iterator[LostOutput]:
+    known = {
+        transaction["path"]: None
+        for manifest in found.manifests.values()
+        for transaction in manifest.sinks
+        if _is_folder(transaction)
+    }
+    for epoch in lost:
+        manifest = found.manifests.get(epoch)
+        # Of an epoch whose manifest cannot be read, only the folders of others are known.
+        for path in known:
+            folder = output_folder(found.storage, path, epoch)
+            if folder is not None and os.path.isdir(folder):
+                yield LostOutput(epoch, folder, set_aside=True)
+            elif folder is not None and _is_compacted(os.path.dirname(folder), epoch):
+                yield LostOutput(epoch, folder, set_aside=False)
+        for transaction in () if manifest is None else manifest.sinks:
+            if not _is_folder(transaction):
+                name = transaction.get("name") if isinstance(transaction, dict) else None
+                yield LostOutput(epoch, str(name or transaction), set_aside=False)
+
+
+def _is_folder(transaction: Any) -> bool:
+    return isinstance(transaction, dict) and transaction.get("kind") == "parquet"
+
+
+def output_folder(storage: CheckpointStorage, path: str, epoch: int) -> str | None:
+    """The folder of an epoch's rows, of a sink that has one per epoch."""
+    root = storage.local_path(REPAIR_FILE)
+    return None if root is None else os.path.join(os.path.dirname(root), path, f"epoch={epoch}")
+
+
+def _is_compacted(folder: str, epoch: int) -> bool:
+    try:
+        with open(os.path.join(folder, "_compacted.json"), encoding="utf-8") as file:
+            spans = json.load(file)["epochs"].values()
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+    return any(first <= epoch <= last for mine in spans for first, last in mine)
