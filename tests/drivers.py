@@ -220,7 +220,7 @@ class Driver:
                 try:
                     while (number := self._next(work.storage)) < self._batches:
                         self._run_batch(coordinator, work, number)
-                    maintenance.submit(coordinator._collect_orphans)
+                    coordinator._house.search()
                     return
                 except CheckpointError as error:
                     # It read the newest epoch, was overtaken, and asked for what is history.

@@ -35,11 +35,12 @@ class Worker:
             storage=self.storage,
             home=home,
             operator=OperatorSpec(
-                "op",
+                options.pop("uid", "op"),
                 parse_key(KEY),
                 options.pop("states", STATES),
                 namespace=options.pop("namespace", None),
                 timers=options.pop("timers", False),
+                max_parallelism=options.pop("groups", 128),
             ),
             options=TableOptions(**options),
         )
@@ -69,7 +70,7 @@ class Worker:
         lineage = Lineage(uuid.uuid4().bytes, parent, epoch)
         snapshot = self.attachment.backend.seal(lineage)
         first, last = self.base.first_key_group, self.base.last_key_group
-        path = state_path("op", first, last, epoch, lineage.id.hex(), "delta")
+        path = state_path(self.spec.operator.uid, first, last, epoch, lineage.id.hex(), "delta")
         with self.storage.create(path) as out:
             info = snapshot.write(out)
         snapshot.close()

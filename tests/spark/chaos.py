@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.inspection import read_all
+from pystate.processor.reading import read_all
 from pystate.spark.sinks.parquet import ParquetSink
 from tests.spark.chaos_acts import (
     DISTURBANCES,
@@ -352,12 +352,27 @@ class Scenario:
         """The rows of each epoch: a stream that is killed may read two files in one batch."""
         if not self.plan.stream:
             return [input_rows(self.plan, batch) for batch in range(last)]
-        epochs, done = [], 0
+        epochs: list[list[Any]] = []
+        done = 0
+        if self.plan.interval > 1:
+            return self._input_of_long_epochs()
         for batch in range(last):
             lines = (self.folder / f"checkpoint/spark/offsets/{batch}").read_text().splitlines()
             files = int(json.loads(lines[2])["logOffset"]) + 1
             epochs.append([r for file in range(done, files) for r in input_rows(self.plan, file)])
             done = files
+        return epochs
+
+    def _input_of_long_epochs(self) -> list[list[Any]]:
+        """The same for epochs of several batches: each row of a file is in their output once."""
+        epochs, done = [], 0
+        for epoch, rows in sorted(published(self.folder / "out", "seq").items()):
+            assert epoch == len(epochs) + 1
+            files = max(seq for (seq,) in rows) // 1_000_000 + 1
+            epochs.append([r for file in range(done, files) for r in input_rows(self.plan, file)])
+            done = files
+        if done != self.plan.batches:
+            raise MismatchError(f"{done} of {self.plan.batches} files were read")
         return epochs
 
     def _note(self, text: str) -> None:

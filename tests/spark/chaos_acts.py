@@ -140,7 +140,11 @@ class Acts:
         chosen = self._rng.sample(tables, self._rng.randint(1, len(tables)))
         for path in chosen:
             remove_table(str(path))
-        return f", {len(chosen)} of {len(tables)}"
+        held = sorted(self._home.rglob("held/*/*/*.delta"))
+        lost = self._rng.sample(held, self._rng.choice((0, min(1, len(held)), len(held))))
+        for path in lost:
+            path.unlink(missing_ok=True)
+        return f", {len(chosen)} of {len(tables)}, {len(lost)} of {len(held)} held deltas"
 
     def _fill_home(self) -> str | None:
         """Leave little room, or give it back."""

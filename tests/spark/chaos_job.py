@@ -268,6 +268,7 @@ class Driver:
             table_home=segment.home,
             memory_limit_bytes=segment.limit_bytes,
             max_parallelism=16,
+            checkpoints=ps.CheckpointOptions(interval=self._plan.interval),
         )
 
     def run(self) -> None:
@@ -351,8 +352,12 @@ class Driver:
 
     def _pipeline(self, job: Job, df: DataFrame, action: str | None = None) -> DataFrame:
         plan = self._plan
+        epoch = (job.latest_epoch() or 0) + 1
+        rng = random.Random(f"{plan.seed}/parallelism/{epoch}")
+        if rng.random() < 0.2:
+            job.rescale(rng.randint(1, 7))  # from the next epoch on
         if action is None:
-            action = action_of(plan, (job.latest_epoch() or 0) + 1)
+            action = action_of(plan, epoch)
         function = Stamps(plan.pad, plan.side)
         sides = {"odd": SIDE} if plan.side else None
         if plan.rdd:

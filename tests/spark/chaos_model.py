@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 __all__ = ["RULES", "MismatchError", "Plan", "Row", "check", "draw_plan", "input_rows", "pad_of"]
@@ -56,12 +56,14 @@ class Plan:
     keys: int
     pad: int
     delay_ms: int
+    interval: int = 1
+    """Batches of a stream per checkpoint."""
 
 
 def draw_plan(rng: random.Random, seed: str, batches: int) -> Plan:
     """Draw a job."""
     rdd = rng.random() < 0.2
-    return Plan(
+    plan = Plan(
         seed=seed,
         stream=rng.random() < 0.4,
         rdd=rdd,
@@ -76,6 +78,14 @@ def draw_plan(rng: random.Random, seed: str, batches: int) -> Plan:
         keys=rng.choice((1, 7, 60, 400)),
         pad=rng.choice((0, 0, 100, 2000, 20000)),
         delay_ms=rng.choice((0, 15)),
+    )
+    interval = rng.choice((1, 1, 2, 3, 10))
+    if not plan.stream or interval == 1:
+        return plan
+    # An epoch of several batches has the output of one large batch only if no operator emits
+    # something once per batch.
+    return replace(
+        plan, interval=interval, rdd=False, ordered=True, groups=False, alarms=False, actions=False
     )
 
 

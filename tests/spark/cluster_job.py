@@ -1,6 +1,7 @@
 """A job on two executors, one of which dies after the operator's stage; run as a program.
 
-``python cluster_job.py FOLDER``: exits with 0 if the epoch was evaluated twice and counted once.
+``python cluster_job.py FOLDER``: exits with 0 if the epoch was evaluated twice and counted once,
+and later changes of the parallelism kept all state.
 """
 
 from __future__ import annotations
@@ -78,6 +79,18 @@ def main(folder: Path) -> int:
     assert [p.evaluations for p in progress] == [1, 2]
     assert rows == [(k, 200) for k in range(100)]
     assert sorted((row["k"], row["n"]) for row in state) == rows
+    # Ranges take what their executor has from its memory, and the rest from files.
+    for epochs, parallelism in ((3, 8), (4, 8), (5, 3)):
+        job.rescale(parallelism)
+        job.run_epoch(frame, pipeline, on_epoch=progress.append)
+        moved = progress[-1]
+        print(parallelism, moved.rows_copied, moved.rows_restored)
+        assert moved.operators[0].ranges == parallelism
+        assert moved.rows_copied + moved.rows_restored >= 100 or epochs == 4
+        state = job.read_state("counts").to_pylist()
+        assert sorted((row["k"], row["n"]) for row in state) == [
+            (k, 100 * epochs) for k in range(100)
+        ]
     job.close()
     session.stop()
     return 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from pystate.spark import Job
 
+#: Where tables are by default.
+SHARED = Path("/dev/shm")
 ROOT = Path(__file__).parents[2]
 
 
@@ -155,3 +157,11 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
         time.sleep(0.02)
+
+
+def close_for_good(job: Job) -> None:
+    """Close a job, and wait until its tables have gone: the next one reads files."""
+    assert job._epochs.coordinator is not None
+    folder = job._epochs.coordinator.job.application.hex()[:16]
+    job.close()
+    wait_for(lambda: not [*SHARED.glob(f"pystate-*/*/{folder}")], "the janitor")

@@ -23,7 +23,7 @@ import pytest
 
 from pystate.checkpoint.storage import LocalStorage
 from pystate.host import process_start
-from pystate.inspection import read_all
+from pystate.processor.reading import read_all
 
 from .conftest import ROOT, wait_for
 from .processes import workers_of

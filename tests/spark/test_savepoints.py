@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import CheckpointError, InvalidArgumentError, NoEventTimeError, WrongTypeError
 
 from .conftest import Source, rows_of, state_of, wait_for
 
@@ -115,6 +115,100 @@ def test_runs_go_on_from_a_savepoint(spark: Any, make_job: MakeJob, tmp_path: Pa
         before.dataframe.collect()
     other.run_epoch(data, counting(other), run_key="tuesday")
     assert state_of(other, "counts") == state_of(job, "counts") == {"a": 4, "b": 2}
+
+
+def test_a_stream_stops_with_a_savepoint(
+    source: Source, make_job: MakeJob, tmp_path: Path, spark: Any
+) -> None:
+    """Whoever goes on computes what comes after it."""
+    job = make_job()
+    source.add("a,0", "b,1")
+    query = job.start(source.stream(), quiet(job), trigger={"processingTime": "0 seconds"})
+    wait_for(lambda: job.latest_epoch() == 1, "the first epoch")
+    taken = job.stop_with_savepoint(tmp_path / "stopped")
+    assert not query.isActive and query.exception() is None and job.failure is None
+    assert taken.epoch == job.latest_epoch() == 1
+    source.add("a,2", "c,2")
+    other = make_job("other", checkpoint=tmp_path / "other", restore=tmp_path / "stopped")
+    for again in (job, other):
+        again.start(
+            source.stream(), quiet(again), trigger={"availableNow": True}
+        ).awaitTermination()
+    assert other.latest_epoch() == job.latest_epoch() == 2
+    assert state_of(other, "quiet") == state_of(job, "quiet") == {"a": 2, "b": 1, "c": 2}
+    assert results(other, spark) == results(job, spark, after=1)
+
+
+def test_a_stream_is_drained_before_the_savepoint_that_ends_it(
+    source: Source, make_job: MakeJob, tmp_path: Path, spark: Any
+) -> None:
+    """Rows that arrive during the drain are for whoever goes on."""
+    job = make_job()
+    evaluated: list[DataFrame] = []
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        evaluated.append(df)
+        if len(evaluated) == 2:
+            source.add("a,3")
+            offsets = Path(job.checkpoint, "spark", "offsets", "1")
+            wait_for(offsets.exists, "Spark to begin the next batch")
+        return quiet(job)(df)
+
+    source.add("a,0", "b,1")
+    query = job.start(source.stream(), pipeline, trigger={"processingTime": "0 seconds"})
+    wait_for(lambda: job.latest_epoch() == 1, "the first epoch")
+    taken = job.stop_with_savepoint(tmp_path / "drained", drain=True)
+    assert not query.isActive and taken.epoch == job.latest_epoch() == len(evaluated) == 2
+    assert [row for row in results(job, spark) if row[2]] == [("a", 0, True), ("b", 1, True)]
+    # Whoever goes on has the timers behind him.
+    other = make_job("other", checkpoint=tmp_path / "other", restore=tmp_path / "drained")
+    started = other.start(source.stream(), quiet(other), trigger={"availableNow": True})
+    started.awaitTermination()
+    assert results(other, spark) == [("a", 3, False)]
+
+
+def test_a_stream_goes_on_where_its_last_savepoint_fails(
+    source: Source, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job()
+    with pytest.raises(InvalidArgumentError, match="has started no query"):
+        job.stop_with_savepoint(tmp_path / "none")
+
+    def counting(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="counts").aggregate(n=ps.count())
+
+    source.add("a,0")
+    query = job.start(source.stream(), counting, trigger={"processingTime": "0 seconds"})
+    wait_for(lambda: job.latest_epoch() == 1, "the first epoch")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    for destination, options, error, words in (
+        ("full", {}, InvalidArgumentError, "is not empty"),
+        ("here", {"previous": tmp_path / "full"}, InvalidArgumentError, "is not a savepoint"),
+        ("there", {"drain": True}, NoEventTimeError, "no operator of the pipeline has event time"),
+    ):
+        with pytest.raises(error, match=words):
+            job.stop_with_savepoint(tmp_path / destination, **options)
+        assert query.isActive
+    source.add("a,1")
+    wait_for(lambda: job.latest_epoch() == 2, "the next epoch")
+    assert job.stop_with_savepoint(tmp_path / "last").epoch == 2
+    assert job.stop_with_savepoint(tmp_path / "later", drain=False).epoch == 2  # stopped already
+
+
+def test_a_failed_stream_is_not_stopped_with_a_savepoint(
+    source: Source, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job()
+
+    def failing(df: DataFrame) -> DataFrame:
+        raise KeyError("a mistake")
+
+    source.add("a,0")
+    query = job.start(source.stream(), failing, trigger={"processingTime": "0 seconds"})
+    wait_for(lambda: not query.isActive, "the failure")
+    with pytest.raises(CheckpointError, match="the query has failed"):
+        job.stop_with_savepoint(tmp_path / "none")
 
 
 def test_what_restore_takes(make_job: MakeJob, tmp_path: Path) -> None:

@@ -42,24 +42,28 @@ def test_tables_end_with_their_parallelism_and_their_job(
     assert tables_in(home) == {"00000-00063", "00064-00127"}
     two = make_job(parallelism=3, table_home=home)
     count(two, spark)
-    assert tables_in(home) == {"00000-00042", "00043-00085", "00086-00127"}
-    # All rows were read from files, and the progress says so; the next epoch finds them in memory.
+    # All rows come from the tables that were there, which stay until the next epoch.
     progress = two.last_progress
-    assert progress is not None and progress.rows_restored == 1000
-    assert [operator.rows_restored for operator in progress.operators] == [1000]
-    assert "1000 rows of state read in " in str(progress)
+    assert progress is not None and (progress.rows_copied, progress.rows_restored) == (1000, 0)
+    assert [operator.rows_copied for operator in progress.operators] == [1000]
+    assert "1000 rows of state moved" in str(progress)
+    assert len(tables_in(home)) == 5
     count(two, spark)
-    assert two.last_progress is not None and two.last_progress.rows_restored == 0
-    assert "of state" not in str(two.last_progress)
+    assert tables_in(home) == {"00000-00042", "00043-00085", "00086-00127"}
+    assert two.last_progress is not None and "of state" not in str(two.last_progress)
     # The first job does not have them any more; what it leaves is not what the second one has.
     one.close()
     count(two, spark)
     assert len(tables_in(home)) == 3
     two.close()
     wait_for(lambda: not tables_in(home), "the janitor")
-    # It can be used again.
+    # It can be used again. All rows are read from the files of four epochs.
     count(two, spark)
     assert len(tables_in(home)) == 3
+    progress = two.last_progress
+    assert progress is not None and (progress.rows_copied, progress.rows_restored) == (0, 4000)
+    assert [operator.rows_restored for operator in progress.operators] == [4000]
+    assert "4000 rows of state read in " in str(progress)
 
 
 def test_tables_end_with_their_checkpoint(

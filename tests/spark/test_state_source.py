@@ -101,6 +101,64 @@ def test_another_session_registers_it(spark: SparkSession, make_job: MakeJob) ->
     assert read.load(str(job.checkpoint)).count() == 3
 
 
+def test_elements_timers_and_epochs(spark: SparkSession, make_job: MakeJob) -> None:
+    class Lists(ps.KeyedProcessFunction):
+        items = ps.ListState("int")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            self.items.add(row.v)
+            ctx.register_processing_time_timer(1 << 50)
+
+        def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any: ...
+
+    job = make_job(parallelism=2, retained=3)
+    for number in range(3):
+        frame = spark.range(4).selectExpr("id AS k", f"CAST({number} AS INT) AS v")
+        job.run_epoch(
+            frame,
+            lambda df: job.key_by(df, "k", uid="all").process(Lists(), schema="k long"),
+        )
+    read = spark.read.format("pystate")
+    elements = read.options(state="items", explode=True).load(job.checkpoint)
+    assert elements.columns == ["k", "items_index", "items"]
+    assert rows_of(elements.where("k = 2")) == [(2, 0, 0), (2, 1, 1), (2, 2, 2)]
+    timers = spark.read.format("pystate").option("timers", True).load(job.checkpoint)
+    assert rows_of(timers.where("k < 2")) == [(k, "processing", 1 << 50) for k in (0, 1)]
+    older = spark.read.format("pystate").option("epoch", 2).load(job.checkpoint)
+    assert rows_of(older.select("k", "items")) == [(k, [0, 1]) for k in range(4)]
+    whole = spark.read.format("pystate").options(epoch="all", metadata=True).load(job.checkpoint)
+    assert whole.rdd.getNumPartitions() == 6 and whole.count() == 12
+    some = whole.where("epoch >= 2 AND key_group IN (50, 74, 108)").select("epoch", "k", "items")
+    expected = [
+        (e, k, list(range(e))) for e in (2, 3) for k in range(4) if group_of(k) in (50, 108)
+    ]
+    assert rows_of(some) == expected and expected
+    assert some.rdd.getNumPartitions() < 6
+
+
+def group_of(key: int) -> int:
+    return ps.key_group(int(ps.hash_keys([pa.array([key])])[0]), 128)
+
+
+def test_filters_leave_partitions_out(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job(parallelism=8)
+    frame = spark.range(1000).selectExpr("id AS k", "CAST(id % 3 AS STRING) AS s")
+    job.run_epoch(frame, lambda df: job.key_by(df, "k", "s", uid="two").aggregate(n=ps.count()))
+    read = spark.read.format("pystate").load(job.checkpoint)
+    assert read.rdd.getNumPartitions() == 8
+    for condition, partitions in (
+        ("k = 7 AND s = '1'", 1),
+        ("k IN (7, 8) AND s IN ('1', '2') AND n = 1", 4),
+        ("k <=> 7 AND s <=> '1'", 1),
+        ("k = 7 AND s = '0'", 1),  # no such key
+        ("k = 7", 8),
+        ("s = '1' OR k = 2", 8),
+    ):
+        found = read.where(condition)
+        assert found.rdd.getNumPartitions() <= partitions
+        assert rows_of(found) == rows_of(frame.selectExpr("*", "1L AS n").where(condition))
+
+
 @pytest.mark.parametrize(
     ("options", "path", "message"),
     [
@@ -109,6 +167,11 @@ def test_another_session_registers_it(spark: SparkSession, make_job: MakeJob) ->
         ({"uid": "counts"}, "elsewhere", "holds no checkpoint: give the folder"),
         ({"uid": "counts"}, None, "which checkpoint"),
         ({"uid": "counts", "epok": "1"}, "checkpoint", "no option 'epok'"),
+        ({"epoch": "2"}, "checkpoint", "does not hold epoch 2; it has 1 to 1"),
+        ({"epoch": "x"}, "checkpoint", "a retained epoch's number, or 'all', not 'x'"),
+        ({"epoch": "all"}, "checkpoint", "option 'epoch' is 'all': add"),
+        ({"explode": "yes"}, "checkpoint", "option 'explode' is 'true' or 'false'"),
+        ({"state": "m"}, "checkpoint", "no state 'm'"),
     ],
 )
 def test_errors_say_what_is_missing(

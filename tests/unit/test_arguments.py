@@ -59,6 +59,8 @@ JOB = {
     "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', 'local', 'heap' or"),
     "max_clock_step": ([*NO_LENGTH, "None"], "^job 'j': max_clock_step=.*(length of time|between)"),
     "epoch_timeout": (NO_LENGTH, "^job 'j': epoch_timeout=.*(length of time|between)"),
+    "checkpoints": (["3", "None", "{'interval': 3}"], "^job 'j': checkpoints is a pystate.Check"),
+    "listeners": (["3", "None", "[3]", "'x'", "Counts()"], "^job 'j': listeners is a list of"),
 }
 
 STORE = {
@@ -103,6 +105,14 @@ SAVEPOINT = {
     "destination": (["3", "''", "None"], "^savepoint: destination is the path of a folder"),
     "previous": (["3", "''"], "^savepoint: previous is the path of a folder"),
     "copy": (NO_FLAG, "^savepoint: copy is True or False, not"),
+    "progress": (["3", "'yes'", "True"], "^savepoint: progress is a function, not"),
+}
+
+RESCALE = {
+    "source": (["3", "''", "None"], "^rescale: source is the path of a folder, not"),
+    "destination": (["3", "''", "None"], "^rescale: destination is the path of a folder, not"),
+    "max_parallelism": (["'4'", "4.5", "True", "0", "32769"], "^rescale: max_parallelism is"),
+    "progress": (["3", "'yes'", "True"], "^rescale: progress is a function, not"),
 }
 
 HARNESS = {
@@ -153,6 +163,7 @@ def cases(table: dict[str, tuple[list[str], str]]) -> Any:
         (ps.KeyedStateBackend, BACKEND),
         (Harness, HARNESS),
         (ps.savepoint, SAVEPOINT),
+        (ps.rescale, RESCALE),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -182,8 +193,16 @@ def test_savepoint(name: str, bad: str, message: str, tmp_path: Path) -> None:
     given[name] = eval(bad, dict(NAMES))
     refused(lambda: ps.savepoint(**given), message)
     job = Job("j", given.pop("checkpoint") if name != "checkpoint" else tmp_path / "c")
-    if name != "checkpoint":
+    if name not in ("checkpoint", "progress"):
         refused(lambda: job.savepoint(**given), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@cases(RESCALE)
+def test_rescale(name: str, bad: str, message: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"source": tmp_path / "c", "destination": tmp_path / "s"}
+    given |= {"max_parallelism": 256, name: eval(bad, dict(NAMES))}
+    refused(lambda: ps.rescale(**given), message)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,6 +19,7 @@ EXTRAS = {
     "progress": ["-c", "import pystate.spark.live, rich.live"],
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
+    "cli": ["-m", "pystate", "--version"],
     "test": ["-m", "pytest", "--version"],
     "bench": ["-c", "import pytest_benchmark, pystate.spark, google.protobuf"],
     "docs": ["-c", "import myst_parser, pydata_sphinx_theme, pystate.spark, sphinx.cmd.build"],

@@ -22,7 +22,7 @@ def checked(html: str, times: int = 1) -> str:
 
 
 def progress(**fields: Any) -> EpochProgress:
-    operator = OperatorProgress(EVIL, 2, 10_000, 5, 3, 7, 2_048, 6, 0, 100, 1.0, 2.0, 3.0, 4.0)
+    operator = OperatorProgress(EVIL, 2, 10_000, 5, 3, 7, 2_048, 6, 0, 0, 100, 1.0, 2.0, 3.0, 4.0)
     given: dict[str, Any] = {
         **dict.fromkeys(EpochProgress.__dataclass_fields__, 0),
         "batch_id": None,

@@ -12,10 +12,18 @@ from typing import Any
 
 import pytest
 
+from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
+from pystate.checkpoint.refs import RangeSource
 from pystate.coordinator.merges import merge_range
-from pystate.coordinator.rescale import rescaled
-from pystate.errors import CheckpointError, CorruptFileError, UnclaimedStateError
+from pystate.coordinator.rescale import rescaled, sources_of
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    MemoryLimitError,
+    NoSpaceError,
+    UnclaimedStateError,
+)
 from pystate.host import TableHome, choose_home
 from pystate.shared_tables import TableCache
 from pystate.state.value import ValueState
@@ -336,6 +344,135 @@ def test_rescaled_there_and_back(worker: MakeWorker, merged: bool) -> None:
             heap.release()
         ranges = tuple(advanced)
     assert model == dict.fromkeys(range(40), 21)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaled(RangeState):
+    """A range in the epoch that changes the parallelism."""
+
+    taken: tuple[RangeSource, ...] = ()
+
+    @property
+    def rescaled(self) -> bool:
+        return True
+
+    @property
+    def sources(self) -> tuple[RangeSource, ...]:
+        return self.taken
+
+
+def rescale(ranges: tuple[RangeState, ...], parallelism: int) -> list[Rescaled]:
+    operator = OperatorState("op", len(ranges), (), (), ranges)
+    found = []
+    for state in rescaled(operator, parallelism, 128):
+        taken = sources_of(operator, state.first_key_group, state.last_key_group)
+        fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(RangeState)}
+        found.append(Rescaled(**fields, taken=taken))
+    return found
+
+
+def halves_of(worker: MakeWorker) -> tuple[tuple[RangeState, ...], dict[int, int]]:
+    """Two ranges, each with a table after two epochs; and what they hold."""
+    ranges, model = [], {}
+    for half in (empty_range(i, 128, 2) for i in range(2)):
+        one = worker()
+        for epoch in (1, 2):
+            one.attach(half)
+            mine = {k: k for k in range(50 * epoch) if _belongs(one.attachment.backend, k)}
+            one.add(mine)
+            half = after(half, one.seal(epoch))
+            one.release()
+            model.update({k: model.get(k, 0) + v for k, v in mine.items()})
+        ranges.append(half)
+    return tuple(ranges), model
+
+
+def read_all(worker: Worker, states: list[Rescaled], hows: set[str]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for state in states:
+        assert worker.attach(state)[0] in hows
+        attached = worker.attachment
+        content = worker.read()
+        assert attached.rows + attached.copied >= len(content)
+        assert (attached.files == 0) == (attached.how == "copied")
+        found |= content
+        # It is a table like any other from here on.
+        worker.add(dict.fromkeys(content, 1))
+        following = after(state, worker.seal(3))
+        worker.release()
+        worker.attach(following)
+        assert worker.read() == {k: n + 1 for k, n in content.items()}
+        worker.release()
+    return found
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 4, 7, 128])
+def test_rescaled_range_is_copied_from_tables(worker: MakeWorker, parallelism: int) -> None:
+    ranges, model = halves_of(worker)
+    assert read_all(worker(), rescale(ranges, parallelism), {"copied"}) == model
+
+
+@pytest.mark.parametrize("state", ["behind", "ahead", "gone", "busy", "unsealed", "another"])
+def test_old_tables_that_are_not_at_the_base(
+    worker: MakeWorker, peer: MakePeer, state: str, home: TableHome
+) -> None:
+    ranges, model = halves_of(worker)
+    first, two = ranges[0], worker(lock_timeout_ms=50)
+    path = home.table_path("op", 0, 63, two.spec.operator.fingerprint())
+    assert path is not None
+    hows = {"copied"}
+    if state == "behind":  # a later epoch was computed on another host
+        heap = worker(home=TableHome(None, None))
+        heap.attach(first)
+        heap.add(dict.fromkeys((k for k in model if _belongs(heap.attachment.backend, k)), 5))
+        ranges = (after(first, heap.seal(3)), ranges[1])
+        model = {k: n + 5 * _belongs(heap.attachment.backend, k) for k, n in model.items()}
+    elif state in ("ahead", "unsealed", "busy"):
+        other = peer()
+        other.call("attach", first)
+        mine = next(k for k in model if k and not _is_upper(k))
+        other.call("add", {mine: 100})
+        if state == "ahead":
+            other.call("seal", 3)
+            other.call("release")
+        elif state == "unsealed":
+            other.kill()
+        else:
+            hows = {"restored"}
+    elif state == "gone":
+        os.unlink(path)
+        hows = {"restored"}
+    else:
+        Path(path).write_bytes(b"no table" * 999)
+        hows = {"restored"}
+    assert read_all(two, rescale(ranges, 1), hows) == model
+
+
+def _is_upper(key: int) -> bool:
+    import pyarrow as pa
+
+    from pystate.backend.keyed import hash_keys, key_group
+
+    return key_group(int(hash_keys([pa.array([key])])[0]), 128) > 63
+
+
+@pytest.mark.parametrize(
+    "error", [NoSpaceError(28, "full"), MemoryLimitError("limit"), CorruptFileError("damaged")]
+)
+def test_tables_that_cannot_be_copied_make_room(
+    worker: MakeWorker, home: TableHome, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    ranges, model = halves_of(worker)
+
+    def refuse(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(KeyedStateBackend, "copy_from", refuse)
+    two = worker()
+    assert read_all(two, rescale(ranges, 1), {"restored"}) == model
+    for bounds in ((0, 63), (64, 127)):
+        path = home.table_path("op", *bounds, two.spec.operator.fingerprint())
+        assert path is not None and not os.path.exists(path)
 
 
 def _belongs(backend: Any, key: int) -> bool:

@@ -93,7 +93,7 @@ def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
     open_job(storage, "j", 2, 64)
     assert open_job(storage, "j", 2, None).max_parallelism == 64
     assert open_job(storage, "j", 2, 64).max_parallelism == 64
-    with pytest.raises(InvalidArgumentError, match="only changes offline"):
+    with pytest.raises(InvalidArgumentError, match="multiply it by pystate"):
         open_job(storage, "j", 2, 128)
     with pytest.raises(InvalidArgumentError, match="more than the 64 key groups"):
         open_job(storage, "j", 65, None)

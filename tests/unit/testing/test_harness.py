@@ -786,3 +786,24 @@ def test_rows_of_any_kind_survive_an_injected_failure() -> None:
         rows = harness.process([{"k": k} for k in (1, 2, 3)])
         assert [row["k"] for row in rows] == [1, 2, 3]
         assert [harness.state("n", k) for k in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_function_learns_of_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    class Told(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+
+        def process(self, key: Any, row: Any, ctx: Any) -> Any:
+            self.n.update(self.n.value() + 1)
+            yield key, self.n.value()
+
+        def on_checkpoint_complete(self, epoch: int) -> None:
+            told.append(epoch)
+            self.n.update(9)  # there is no key
+
+    with ps.testing.Harness(Told(), key={"k": "long"}) as harness:
+        for number in range(3):
+            assert harness.process([{"k": 1}]) == [(1, number + 1)]
+    assert told == [1, 2]
+    assert "on_checkpoint_complete(2) failed" in caplog.text

@@ -1,0 +1,168 @@
+"""What changed between two epochs, against a dict, over rescales and merges."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pystate as ps
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.storage import LocalStorage
+from pystate.errors import CheckpointError, PystateError
+from tests.model.test_merges import ALL, GROUPS, KEYS, Model, Operator, follow, run
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, KEYS - 1),
+        st.sampled_from(["put", "put", "delete", "take"]),
+        st.integers(1, 6),
+    ),
+    max_size=12,
+)
+#: Each epoch: with which parallelism, and what it does.
+EPOCHS = st.lists(
+    st.tuples(st.sampled_from([None, None, 1, 2, 3, 5]), ROWS), min_size=1, max_size=9
+)
+
+
+def state_at(row: dict[str, Any]) -> dict[str, Any] | None:
+    kept = {name: value for name, value in row.items() if name != "timers"}
+    if not kept:
+        return None
+    whole: dict[str, Any] = {"v": None, "l": [], "m": [], **kept}
+    return {**whole, "m": sorted(dict(whole["m"]).items())}
+
+
+def expected(old: Model, new: Model) -> dict[int, tuple[str, Any, Any]]:
+    found = {}
+    for key in {*old, *new}:
+        before, after = state_at(old.get(key, {})), state_at(new.get(key, {}))
+        if before != after:
+            found[key] = ("put" if after else "delete", before, after)
+    return found
+
+
+def read(folder: str | Path, old: int, new: int | None = None) -> dict[int, tuple[str, Any, Any]]:
+    rows = ps.changes(folder, "op", from_epoch=old, to_epoch=new).to_pylist()
+    for row in rows:
+        for side in (row["before"], row["after"]):
+            if side is not None:
+                side["m"] = sorted(side["m"])
+    found = {row["k"]: (row["change"], row["before"], row["after"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(epochs=EPOCHS, small_parts=st.booleans())
+def test_any_two_epochs(epochs: list[Any], small_parts: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if small_parts:
+            patch.setattr("pystate.processor.scan._PART_BYTES", 300)
+        operator = Operator(LocalStorage(Path(folder)))
+        models: list[Model] = [{}]
+        coordinator = operator.coordinator(2, retained=20)
+        for parallelism, rows in epochs:
+            if parallelism is not None:
+                coordinator.close()
+                coordinator = operator.coordinator(parallelism, retained=20)
+            run(coordinator, operator, rows)
+            models.append(copy.deepcopy(models[-1]))
+            follow(models[-1], rows, ALL, timers=True)
+        for old in range(len(models)):
+            for new in range(max(old, 1), len(models)):
+                assert read(folder, old, new) == expected(models[old], models[new]), (old, new)
+        coordinator.close()
+
+
+def loads(patch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Note which files are read, and which key groups of them."""
+    found: list[tuple[str, int, int]] = []
+    real = KeyedStateBackend.load
+
+    def load(self: KeyedStateBackend, source: Any, **options: Any) -> int:
+        found.append((source.name, options["first_key_group"], options["last_key_group"]))
+        return real(self, source, **options)
+
+    patch.setattr(KeyedStateBackend, "load", load)
+    return found
+
+
+def test_only_what_may_differ_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(2, retained=9) as coordinator:
+        first = run(coordinator, operator, [(key, "put", 1) for key in range(KEYS)])
+        second = run(coordinator, operator, [(3, "put", 2)])
+        run(coordinator, operator, [(3, "delete", 0)])
+    index = ps.range_of(GROUPS[3], 128, 2)
+    [base] = first.operators[0].ranges[index].files
+    [_, delta] = second.operators[0].ranges[index].files
+    found = loads(monkeypatch)
+    assert set(read(tmp_path, 1, 2)) == {3}
+    group = (GROUPS[3], GROUPS[3])
+    assert found == [(str(tmp_path / ref.path), *group) for ref in (base, delta)]
+    del found[:]
+    assert read(tmp_path, 1, 1) == {} and found == []
+    assert {key: row[0] for key, row in read(tmp_path, 2, 3).items()} == {3: "delete"}
+    assert all(f"/{base.path.split('/')[2]}/" in name for name, *_ in found)
+
+
+def test_one_state(tmp_path: Path) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(2, retained=9) as coordinator:
+        run(coordinator, operator, [(1, "put", 1), (2, "put", 1)])
+        run(coordinator, operator, [(1, "put", 1), (2, "delete", 0)])
+    table = ps.changes(tmp_path, "op", from_epoch=1, state="l")
+    assert sorted(table.to_pylist(), key=lambda row: row["k"]) == [
+        {"k": 1, "change": "put", "before": [1], "after": [1, 1]},
+        {"k": 2, "change": "delete", "before": [1], "after": None},
+    ]
+    values = ps.changes(tmp_path, "op", from_epoch=1, state="v").to_pylist()
+    assert values == [{"k": 2, "change": "delete", "before": 1, "after": None}]
+
+
+def test_operator_that_came_later(tmp_path: Path) -> None:
+    with ps.open(tmp_path, key="long", states={"v": ps.ValueState("double")}) as store:
+        store["v"].update_all(store.keys([1, 2]), [1.0, float("nan")])
+        store.checkpoint()
+        store["v"].update_all(store.keys([1, 2]), [-0.0, float("nan")])
+        store.checkpoint()
+        store["v"].update_all(store.keys([1, 2]), [0.0, float("nan")])
+        store.checkpoint()
+    [row] = ps.changes(tmp_path, from_epoch=2).to_pylist()
+    assert row["key"] == 1 and str(row["before"]["v"]) == "-0.0" and str(row["after"]["v"]) == "0.0"
+    assert ps.changes(tmp_path, from_epoch=0, to_epoch=1).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"from_epoch": 3, "to_epoch": 2}, PystateError, "give the older one first"),
+        ({"from_epoch": 1, "to_epoch": 9}, CheckpointError, "does not hold epoch 9; it has 1 to 3"),
+        ({"from_epoch": -1}, PystateError, "from_epoch is -1"),
+        ({"from_epoch": 1, "state": "w"}, PystateError, "no state 'w'"),
+    ],
+)
+def test_what_cannot_be_compared(
+    tmp_path: Path, asked: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(2, retained=9) as coordinator:
+        for number in range(3):
+            run(coordinator, operator, [(1, "put", number + 1)])
+    with pytest.raises(error, match=message):
+        ps.changes(tmp_path, "op", **asked)
+
+
+def test_a_key_column_with_the_name_of_a_column_of_changes(tmp_path: Path) -> None:
+    with ps.open(tmp_path, key={"before": "long"}, states={"v": ps.ValueState("long")}) as store:
+        store["v"].update_all(store.keys([1]), [1])
+        store.checkpoint()
+    with pytest.raises(PystateError, match="has a key column 'before'"):
+        ps.changes(tmp_path, from_epoch=0)

@@ -1,0 +1,302 @@
+"""The command line as a whole: its entry points, its help, its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pystate as ps
+from pystate.cli.app import app
+from tests.environments import Environment
+from tests.work import Work, read
+
+COMMANDS = [command.name or "" for command in app.registered_commands]
+
+
+def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(a) for a in arguments], input=given)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def program(*arguments: str, environment: Environment | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pystate", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_program_runs_and_its_name_is_one() -> None:
+    code, said, wrong = program("--version")
+    assert (code, said, wrong) == (0, f"pystate {ps.__version__}\n", "")
+    script = Path(sys.executable).with_name("pystate")
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("Usage: pystate [OPTIONS] COMMAND")
+
+
+def test_no_pyspark_is_loaded() -> None:
+    script = (
+        "import sys, pystate.cli.app\n"
+        "assert not {m.split('.')[0] for m in sys.modules} & {'pyspark', 'py4j', 'pandas'}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_extra_that_is_missing_is_named(tmp_path: Path) -> None:
+    bare = Environment(tmp_path / "bare")
+    done = bare.run("-m", "pystate", "inspect", "x", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    [said] = done.stderr.splitlines()
+    assert "needs typer" in said and "pip install 'pystate-spark[cli]'" in said
+    assert str(bare.python) in said
+
+
+def test_the_help_teaches() -> None:
+    code, said, _ = run("--help")
+    assert code == 0
+    told = " ".join(said.split())
+    assert "A CHECKPOINT is the folder" in told and "A SAVEPOINT is one epoch" in told
+    assert "Exit codes: 0" in told
+    for name in COMMANDS:
+        assert f"\n  {name} " in said
+        code, about, _ = run(name, "--help")
+        assert code == 0 and f"Example: pystate {name} " in " ".join(about.split()), name
+        assert "--json" in about, name
+
+
+def test_completion_is_there() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pystate"), "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        check=False,
+    )
+    assert done.returncode == 0 and "_PYSTATE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_use_is_one_line_and_code_2(name: str, tmp_path: Path) -> None:
+    more = {"savepoint": ["x"], "rescale": ["x", "--max-parallelism", "256"]}.get(name, [])
+    code, said, wrong = program(name, str(tmp_path / "nothing"), *more)
+    assert (code, said) == (2, "")
+    [line] = wrong.splitlines()
+    assert line.startswith("pystate: ") and "no checkpoint" in line
+    assert run(name)[0] == run(name, "--no-such-option")[0] == 2
+
+
+def test_damage_is_one_line_and_code_1(tmp_path: Path) -> None:
+    Work(tmp_path / "c").some(1)
+    (tmp_path / "c" / "job.json").write_bytes(b"damaged")
+    code, said, wrong = program("inspect", str(tmp_path / "c"))
+    assert (code, said) == (1, "")
+    [line] = wrong.splitlines()
+    assert "job.json: the checksum contradicts the content" in line
+
+
+# ---- inspect -------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_what_is_there(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c", "counting", ("a", "b")).some(4)
+    code, said, _ = run("inspect", tmp_path / "c", "--ranges")
+    assert code == 0
+    for words in (
+        "Checkpoint of job 'counting'",
+        "4 is the newest; 2 to 4 are retained",
+        "128 (max_parallelism)",
+        "committed",
+        f"pystate {ps.__version__}, manifest format 4",
+        "not running",
+        "n bigint, s string",
+        "Ranges of 'b'",
+        "64-127",
+    ):
+        assert words in said, said
+    code, said, _ = run("inspect", tmp_path / "c", "--json")
+    found = json.loads(said)
+    assert code == 0 and found == json.loads(json.dumps(ps.describe(work.root), default=vars))
+    assert found["epochs"] == [2, 3, 4] and found["output_committed"] is True
+    assert found["owner"]["running"] is False and found["owner"]["pid"] == os.getpid()
+    assert [o["uid"] for o in found["operators"]] == ["a", "b"]
+    assert found["operators"][0]["longest_chain"] == 4
+    assert found["files"] == len(list((work.root / "state").rglob("*.delta")))
+
+
+def test_inspect_tells_a_savepoint_and_a_running_job(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(2)
+    ps.savepoint(work.root, tmp_path / "s")
+    found = ps.describe(tmp_path / "s")
+    assert (found.kind, found.job, found.epochs, found.owner) == ("savepoint", "job", (2,), None)
+    with work.coordinator() as coordinator:
+        work.run(coordinator, {1: 1})
+        owner = ps.describe(work.root).owner
+        assert owner is not None and owner.running is True and owner.term == 2
+    assert "Savepoint of job 'job'" in run("inspect", tmp_path / "s")[1]
+
+
+def test_an_empty_checkpoint_has_no_epoch(tmp_path: Path) -> None:
+    with Work(tmp_path / "c").coordinator():
+        found = ps.describe(tmp_path / "c")
+    assert (found.epochs, found.operators, found.published_ms) == ((), (), None)
+    assert "none yet" in run("inspect", tmp_path / "c")[1]
+
+
+# ---- savepoint -----------------------------------------------------------------------------------
+
+
+def test_a_savepoint_is_taken_and_described(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(3)
+    code, said, _ = run("savepoint", work.root, tmp_path / "one")
+    assert code == 0
+    assert said.startswith(f"Epoch 3 of job 'job' is saved in {tmp_path / 'one'}: 6 files, ")
+    earlier = ("--previous", tmp_path / "one", "--copy", "--json")
+    code, said, _ = run("savepoint", work.root, tmp_path / "two", *earlier)
+    taken = json.loads(said)
+    assert code == 0 and (taken["epoch"], taken["files"], taken["job"]) == (3, 6, "job")
+    assert read(tmp_path / "one") == read(tmp_path / "two") == work.counts
+    shared = [p.stat().st_nlink for p in (tmp_path / "two" / "state").rglob("*.delta")]
+    assert shared == [1] * 6
+    code, said, wrong = run("savepoint", work.root, tmp_path / "two")
+    assert (code, said) == (2, "") and "holds a savepoint already" in wrong
+    path = next((work.root / "state").rglob("*.delta"))
+    path.write_bytes(path.read_bytes()[:-1])
+    code, said, wrong = run("savepoint", work.root, tmp_path / "three")
+    assert (code, said) == (1, "") and path.name in wrong and len(wrong.splitlines()) == 1
+
+
+def test_key_groups_are_multiplied(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(3)
+    wider = ("--max-parallelism", "384")
+    code, said, _ = run("rescale", work.root, tmp_path / "one", *wider)
+    assert code == 0
+    assert said.startswith(f"Epoch 3 of job 'job' is saved in {tmp_path / 'one'}: 6 files, ")
+    code, said, _ = run(
+        "rescale", tmp_path / "one", tmp_path / "two", "--max-parallelism", "768", "--json"
+    )
+    assert code == 0 and json.loads(said)["epoch"] == 3
+    assert read(tmp_path / "one") == read(tmp_path / "two") == work.counts
+    code, said, wrong = run("rescale", work.root, tmp_path / "three", "--max-parallelism", "200")
+    assert (code, said) == (2, "") and "200 is not a multiple" in wrong
+    seen: list[tuple[int, int]] = []
+    ps.rescale(
+        work.root,
+        tmp_path / "s",
+        max_parallelism=256,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert len(seen) == 4 and seen[-1][0] == seen[-1][1] > 0
+    with pytest.raises(ps.errors.InvalidArgumentError, match="progress is a function"):
+        ps.rescale(work.root, tmp_path / "t", max_parallelism=256, progress=3)  # type: ignore[arg-type]
+
+
+def test_long_work_shows_how_far_it_is(tmp_path: Path) -> None:
+    work, seen = Work(tmp_path / "c").some(3), []
+    ps.savepoint(work.root, tmp_path / "s", progress=lambda done, total: seen.append((done, total)))
+    sizes = [path.stat().st_size for path in (work.root / "state").rglob("*.delta")]
+    assert len(seen) == len(sizes) == 6 and seen[-1] == (sum(sizes), sum(sizes))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    with pytest.raises(ps.errors.InvalidArgumentError, match="progress is a function"):
+        ps.savepoint(work.root, tmp_path / "t", progress=3)  # type: ignore[arg-type]
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def test_verify_shows_what_is_wrong(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c", uids=("a", "b")).some(4)
+    code, said, _ = run("verify", work.root)
+    assert code == 0 and said.startswith("Nothing is wrong: 3 epochs, 16 files, ")
+    path = sorted((work.root / "state" / "b").rglob("*.delta"))[3]
+    path.write_bytes(path.read_bytes()[:-1])
+    stray = path.with_name("00000001-" + "0" * 32 + ".delta")
+    stray.write_bytes(b"12")
+    code, said, _ = run("verify", work.root, "--jobs", "1")
+    assert code == 1
+    told = " ".join(said.split())
+    assert "truncated b 0 0-63 4 " in told and path.name in told
+    assert "1 orphan (2 bytes), which do no harm: --all lists them" in told
+    assert "1 finding: 3 epochs, 16 files" in told
+    assert "Epochs that cannot be read: 4; good ones: 2, 3." in told
+    assert stray.name not in said and stray.name in run("verify", work.root, "--all")[1]
+    code, said, _ = run("verify", work.root, "--json")
+    found = json.loads(said)
+    assert code == 1 and found["ok"] is False and found["good_epochs"] == [2, 3]
+    assert [f["kind"] for f in found["findings"]] == ["truncated", "orphan"]
+    assert found["findings"][0]["epochs"] == [4]
+
+
+# ---- repair --------------------------------------------------------------------------------------
+
+
+def broken(work: Work) -> Work:
+    path = sorted((work.root / "state").rglob("*.delta"))[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+    return work
+
+
+def test_repair_says_what_is_lost_and_asks(tmp_path: Path) -> None:
+    work = broken(Work(tmp_path / "c").some(4))
+    code, said, _ = run("repair", work.root, "--dry-run")
+    assert code == 1
+    told = " ".join(said.split())
+    assert "The state goes back from epoch 4 to 3. Lost:" in told
+    assert "Runs among the lost epochs (run_epoch) are not done any more" in told
+    assert "Output of epoch 4 in out stays; its rows are written again" in told
+    code, said, asked = run("repair", work.root, given="n\n")
+    assert code == 1 and "Nothing was changed." in said and "Repair the checkpoint?" in asked
+    assert ps.describe(work.root).epochs == (2, 3, 4)
+    code, said, _ = run("repair", work.root, given="y\n")
+    assert code == 0 and f"Repaired. What was set aside is in {work.root}/repaired-" in said
+    assert ps.describe(work.root).epochs == (2, 3)
+    code, said, _ = run("repair", work.root, "--yes")
+    assert (code, said) == (0, "Nothing is wrong: there is nothing to repair.\n")
+
+
+def test_repair_for_programs(tmp_path: Path) -> None:
+    work = broken(Work(tmp_path / "c").some(4))
+    code, said, _ = run("repair", work.root, "--dry-run", "--json")
+    planned = json.loads(said)
+    assert code == 1 and planned["needed"] and planned["folder"] is None
+    code, said, _ = run("repair", work.root, "--yes", "--json")
+    done = json.loads(said)
+    assert code == 0 and done["folder"].startswith("repaired-")
+    assert {**done, "folder": None} == planned
+    assert [lost["epoch"] for lost in done["lost"]] == [4]
+    (work.root / "job.json").unlink()
+    code, said, _ = run("repair", work.root, "--yes")
+    assert code == 1 and "This cannot be repaired" in said and "job.json is lost" in said
+    assert run("repair", work.root, "--yes", "--job", "job")[0] == 0
+
+
+def test_repair_refuses_while_the_job_runs(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(4)
+    with work.coordinator() as coordinator:
+        work.run(coordinator, {1: 1})
+        code, said, wrong = run("repair", broken(work).root, "--yes")
+        assert (code, said) == (1, "") and "belongs to a job that runs" in wrong
+
+
+# ---- gc ------------------------------------------------------------------------------------------
+
+
+def test_gc_says_bytes(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(3)
+    assert run("gc", work.root) == (0, "There is nothing to remove.\n", "")
+    name = f"state/op/00000-00063/00000001-{'0' * 32}.delta"
+    (work.root / name).write_bytes(b"123")
+    os.utime(work.root / name, (1, 1))
+    assert run("gc", work.root, "--dry-run")[1] == f"  {name}\n1 files, 3 bytes would be removed.\n"
+    code, said, _ = run("gc", work.root, "--json")
+    assert code == 0 and json.loads(said)["files"] == [name] and json.loads(said)["removed"] == 1
+    assert run("gc", work.root, "--older-than", "soon")[0] == 2
