@@ -13,7 +13,7 @@ import pytest
 import pystate as ps
 from pystate.errors import CheckpointError, PystateError
 
-from .conftest import Source, rows_of, state_of
+from .conftest import Source, close_for_good, rows_of, state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ import pytest
 import pystate as ps
 from pystate.errors import InvalidArgumentError
 
-from .conftest import Source, wait_for
+from .conftest import Source, close_for_good, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
