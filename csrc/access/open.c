@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -139,20 +138,6 @@ static uint64_t fingerprint(const pst_table *t) {
     return pst_xxh64_long(PST_TABLE_FORMAT, h);
 }
 
-/* Address space of each large space: any of them may come to hold all of the limit. Under
- * RLIMIT_AS, which spark.executor.pyspark.memory sets, all spaces together reserve at most half of
- * it. */
-static uint64_t reserve_for(uint64_t limit) {
-    struct rlimit as;
-    uint64_t reserve = round_up(limit, (uint64_t)1 << 26);
-    if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY) {
-        uint64_t most = (uint64_t)as.rlim_cur / 20 / ((uint64_t)1 << 20) * ((uint64_t)1 << 20);
-        if (reserve > most)
-            reserve = most;
-    }
-    return reserve < ((uint64_t)1 << 22) ? (uint64_t)1 << 22 : reserve;
-}
-
 /* ---- opening ------------------------------------------------------------------------------- */
 
 static void bind(pst_table *t) {
@@ -170,9 +155,16 @@ static uint64_t limit_of(const pst_table_options *o) {
 }
 
 static pst_status initialise(pst_table *t, const pst_table_options *o, int fd) {
-    uint64_t limit = limit_of(o), reserve = reserve_for(limit);
+    /* Any of the large spaces may come to hold all of the limit. */
+    uint64_t limit = limit_of(o);
+    uint64_t reserve = pst_arena_reserve(round_up(limit, (uint64_t)1 << 26));
     uint32_t shards = directory_room(t, limit);
     pst_status s = pst_arena_map(&t->arena, fd, head_size(t, shards), reserve, limit, 1);
+    /* Processors differ in how many addresses there are. */
+    while (s == PST_ADDRESS_SPACE && reserve / 2 >= PST_LEAST_RESERVE) {
+        reserve = round_up(reserve / 2, PST_LEAST_RESERVE);
+        s = pst_arena_map(&t->arena, fd, head_size(t, shards), reserve, limit, 1);
+    }
     if (!s)
         s = pst_arena_join(&t->arena, t->budget, !o->limit_bytes, 1);
     if (s)

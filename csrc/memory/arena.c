@@ -19,6 +19,13 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1; unknown to older headers and kernels */
 #endif
 
+/* User addresses of common processors (47 bits), and what the spaces together take of a reserve. */
+#define ADDRESSES ((uint64_t)1 << 47)
+#define SPACES_PER_RESERVE 10
+
+/* Bytes of addresses that the arenas of this process hold. */
+static uint64_t reserved;
+
 static uint64_t round_up(uint64_t n, uint64_t to) {
     return (n + to - 1) / to * to;
 }
@@ -93,6 +100,18 @@ static void collapse(const pst_arena *a, int space, uint64_t have) {
         (void)madvise(a->base + a->start[space] + page, LARGE_STEP, MADV_COLLAPSE);
 }
 
+uint64_t pst_arena_reserve(uint64_t want) {
+    struct rlimit as;
+    uint64_t all = ADDRESSES, share = 64, taken = __atomic_load_n(&reserved, __ATOMIC_RELAXED);
+    if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY && as.rlim_cur < ADDRESSES) {
+        all = (uint64_t)as.rlim_cur;
+        share = 2;
+    }
+    uint64_t most = (all > taken ? all - taken : 0) / share / SPACES_PER_RESERVE;
+    uint64_t granted = want < most ? want : most / LARGE_STEP * LARGE_STEP;
+    return granted < PST_LEAST_RESERVE ? PST_LEAST_RESERVE : granted;
+}
+
 /* Reserves the range so that every space begins on a huge page. */
 static pst_status reserve_range(pst_arena *a) {
     uint8_t *at = mmap(NULL, a->total + LARGE_STEP, PROT_NONE,
@@ -106,6 +125,7 @@ static pst_status reserve_range(pst_arena *a) {
         munmap(at, skip);
     munmap(at + skip + a->total, LARGE_STEP - skip);
     a->base = at + skip;
+    __atomic_add_fetch(&reserved, a->total, __ATOMIC_RELAXED);
     /* A refusal is only slower. */
     if (a->fd < 0)
         (void)madvise(a->base, a->start[PST_SPACE_RING], MADV_HUGEPAGE);
@@ -158,6 +178,7 @@ static void release(pst_arena *a, uint64_t bytes) {
 void pst_arena_unmap(pst_arena *a) {
     if (a->base) {
         munmap(a->base, a->total);
+        __atomic_sub_fetch(&reserved, a->total, __ATOMIC_RELAXED);
         release(a, a->committed_total);
     }
     if (!a->bound)

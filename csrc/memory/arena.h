@@ -21,6 +21,8 @@
  *  A5. When memory is given back, header->committed is lowered first, and then the system takes the
  *      pages. They are requested again before they are written to (A2). Their addresses stay
  *      mapped.
+ *  A6. A new table reserves at most a sixty-fourth of the addresses that the tables of its process
+ *      have left, so that the next ones find room whatever the limit is.
  */
 #ifndef PST_ARENA_H
 #define PST_ARENA_H
@@ -31,6 +33,9 @@
 /* The most bytes of one kind of memory that an epoch gives back, so that no seal takes long for
  * it. */
 #define PST_GIVE_BACK ((uint64_t)8 << 20)
+
+/* The least that a large space reserves. */
+#define PST_LEAST_RESERVE ((uint64_t)4 << 20)
 
 typedef struct pst_arena {
     uint8_t *base;
@@ -49,6 +54,10 @@ typedef struct pst_arena {
 
 /* Size of space `space` of a table with this header size and reserve. */
 uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve);
+
+/* How much each large space of a new table reserves: `want`, or less where the addresses are scarce
+ * (A6). RLIMIT_AS, which spark.executor.pyspark.memory sets, counts. */
+uint64_t pst_arena_reserve(uint64_t want);
 
 /* Reserves the range and maps the head space (head_bytes, a multiple of the page size), which it
  * commits if `create`. */

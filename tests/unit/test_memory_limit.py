@@ -380,3 +380,47 @@ def test_a_forked_child_begins_anew() -> None:
     assert issubclass(MemoryLimitError, MemoryError)
     with pytest.raises(InvalidArgumentError):
         ps.KeyedStateBackend("long", states=STATES, max_parallelism=0)
+
+
+_MANY = """
+import resource
+import sys
+from contextlib import ExitStack
+
+import pystate as ps
+
+if int(sys.argv[2]):
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+
+
+def opened():
+    return ps.KeyedStateBackend("bigint", states={"n": ps.ValueState("bigint")}, uid="many")
+
+
+with ExitStack() as stack:
+    tables = [stack.enter_context(opened()) for _ in range(int(sys.argv[1]))]
+    for number, table in enumerate(tables):
+        table.set_current_key(number)
+        table["n"].update(number)
+    for number, table in enumerate(tables):
+        table.set_current_key(number)
+        assert table["n"].value() == number
+# What closed tables had reserved is free for others.
+for _ in range(2000):
+    with opened():
+        pass
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "tables", "addresses"),
+    [(12 << 40, 400, 0), (18 << 30, 900, 0), (18 << 30, 5, 8 << 30)],
+)
+def test_a_process_has_many_tables(limit_bytes: int, tables: int, addresses: int) -> None:
+    """Also on a host with much memory, or where addresses are limited."""
+    environment = {**os.environ, "PYSTATE_MEMORY_LIMIT_BYTES": str(limit_bytes)}
+    arguments = [str(tables), str(addresses)]
+    program = [sys.executable, "-c", _MANY, *arguments]
+    run = subprocess.run(program, env=environment, capture_output=True, text=True)
+    assert run.stdout == "done\n", run.stderr
