@@ -1,9 +1,13 @@
-"""How fast state is written to files and restored, which must not depend on the number of rows."""
+"""How fast state is written to files, restored, merged and read.
+
+None of it may depend on the number of rows.
+"""
 
 from __future__ import annotations
 
 import io
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,25 +17,34 @@ import pystate as ps
 from bench.keyed import in_batches
 from bench.measure import Row, Scale, Spread
 from bench.writes import string_keys
+from pystate.checkpoint.state_files import FileInfo, file_schema, merge_files, open_file
+from pystate.processor.merged import merged_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pystate import KeyedStateBackend
+    from pystate.state.declaration import State
 
 ROUNDS = 3
 KINDS = ("long", "string")
 KEY_GROUPS = (16, 128)
 CAUGHT_UP = 4
 """The delta that a table catches up with has one new key per this many existing keys."""
-STEPS = ("written", "restored", "caught up", "re-imported")
+STEPS = ("written", "restored", "caught up", "re-imported", "merged", "read")
+
+
+STATES: dict[str, State[Any]] = {
+    "total": ps.ValueState("long"),
+    "n": ps.ValueState("long", default=0),
+}
 
 
 def backend_of(kind: str, key_groups: int) -> KeyedStateBackend:
     """A heap table with a sum and a count."""
     return ps.KeyedStateBackend(
         key=kind,
-        states={"total": ps.ValueState("long"), "n": ps.ValueState("long", default=0)},
+        states=STATES,
         max_parallelism=key_groups,
     )
 
@@ -70,6 +83,19 @@ def imported(kind: str, key_groups: int, rows: pa.Table) -> None:
                 backend[name].update_all(keys, batch.column(name))
 
 
+def read(files: list[io.BytesIO], rows: int) -> None:
+    """The rows of several files, as `read_state` gives them."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_file(file)) for file in files]
+        first = opened[0].reader
+        groups = FileInfo(*first.info()).max_parallelism
+        key = file_schema(first).key
+        found = merged_rows(opened, key, STATES, (0, groups - 1), groups, {})
+        assert found is not None
+        if sum(len(columns[0]) for columns in found) != rows:
+            raise AssertionError(f"not {rows} rows were read")
+
+
 def round_trip(kind: str, key_groups: int, rows: int) -> dict[str, float]:
     """Megabytes per second of each step."""
     with backend_of(kind, key_groups) as backend:
@@ -84,6 +110,9 @@ def round_trip(kind: str, key_groups: int, rows: int) -> dict[str, float]:
             raise AssertionError(f"{len(backend)} rows of {rows} were restored")
         copy = backend.to_arrow()
         rates["caught up"] = more / timed(lambda: backend.load(delta))
+    both = megabytes + more
+    rates["merged"] = both / timed(lambda: merge_files([base, delta], io.BytesIO()))
+    rates["read"] = both / timed(lambda: read([base, delta], copy.num_rows + rows // CAUGHT_UP))
     rates["re-imported"] = megabytes / timed(lambda: imported(kind, key_groups, copy))
     return rates
 
@@ -110,7 +139,7 @@ def files(scale: Scale) -> list[Row]:
                             peer="" if is_base else f"at {scale.file_rows[0]:,} rows",
                             ratio=None if is_base else Spread.of(share),
                             expected="goal 500 MB/s, flat"
-                            if step in ("written", "restored")
+                            if step in ("written", "restored", "read")
                             else "flat",
                         )
                     )

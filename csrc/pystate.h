@@ -658,6 +658,15 @@ uint64_t pst_sealed_bytes(const pst_sealed *s);
 /* Valid as long as the sealed epoch. */
 const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
 
+/* A column of rows outside of a file, in Arrow's layout. */
+typedef struct pst_block_column {
+    const uint8_t *validity; /* NULL: no nulls */
+    const int32_t *offsets;  /* rows + 1 entries; NULL where values have one width */
+    const uint8_t *values;
+    uint64_t values_bytes;
+    uint32_t nulls;
+} pst_block_column;
+
 /* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends the
  * call with PST_CALLBACK. Callbacks may be NULL where a direction is not used. Buffers are charged
  * to `budget`: PST_LIMIT. Where it is NULL a sealed epoch is charged to its table's budget, and all
@@ -669,6 +678,9 @@ typedef struct pst_io {
     /* Compresses into dst (capacity *dst_size); sets *dst_size, or 0 where that does not pay. */
     int (*compress)(void *ctx, const void *src, size_t size, void *dst, size_t *dst_size);
     int (*decompress)(void *ctx, const void *src, size_t size, void *dst, size_t dst_size);
+    /* Takes rows as a writer puts them together, keys before states; their memory is the writer's
+     * again when it returns. A writer that has it makes no file, but a base of rows in memory. */
+    int (*block)(void *ctx, uint32_t rows, const pst_block_column *columns, int32_t n);
     pst_budget *budget;
 } pst_io;
 
@@ -705,7 +717,8 @@ typedef struct pst_sst_reader pst_sst_reader;
 
 /* Writes a file record by record; records must come sorted by (key group, hash, key bytes). `info`
  * gives kind, lineage, max_parallelism and key-group range, PST_INVALID where they or the schema
- * are out of range. One block is buffered. The schema is copied. */
+ * are out of range, or the rows of elements or of a delta were to go to `block`. One block is
+ * buffered. The schema is copied. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);

@@ -29,6 +29,8 @@ typedef struct source {
     int splits;             /* has fewer key groups than the writer, each of them several of its */
     const int32_t *columns; /* NULL: the identity */
     uint64_t taken;         /* a bit per state column of the writer's that it has */
+    int32_t at[PST_MAX_STATES]; /* its state that is the writer's, or -1 */
+    int in_order; /* its rows may be written as they are if no other source has their keys */
     pst_record *record;
     pst_dropped dropped;
 } source;
@@ -91,6 +93,17 @@ static pst_status check_source(const merge *m, source *s) {
             return PST_SCHEMA;
     }
     s->taken = taken;
+    s->in_order = !m->has_element && !s->splits;
+    memset(s->at, 0xFF, sizeof s->at);
+    for (int32_t i = 0; i < from->n_states; i++) {
+        int32_t to = s->columns ? s->columns[i] : i;
+        if (to >= 0)
+            s->at[to] = i;
+    }
+    /* The time of such a value is not known, which is for a fold to say. */
+    for (int32_t to = 1; to < m->schema->n_states; to++)
+        if (m->schema->states[to].kind == PST_TIME && s->at[to] < 0 && s->at[to - 1] >= 0)
+            s->in_order = 0;
     pst_dropped_note(&s->dropped, from, s->columns, from->n_states);
     return PST_OK;
 }
@@ -390,6 +403,38 @@ static pst_status seek(const merge *m, const source *s) {
     return pst_sst_reader_seek(s->reader, first % groups, last % groups);
 }
 
+enum { LEAST_STRETCH = 2 };
+
+/* Writes the source's next rows at once, as far as they come before those of all others: most rows
+ * of a base, where its deltas changed few. A row that has values in none of its columns, or in a
+ * base a null, is left to fold. */
+static pst_status write_stretch(merge *m, const source *s) {
+    pst_stretch part;
+    const pst_record *next = m->n_heap ? m->sources[m->heap[0]].record : NULL;
+    uint64_t changed = 0, nulls = 0;
+    if (!s->in_order)
+        return PST_OK;
+    const pst_sst_view *v = pst_sst_reader_stretch_columns(s->reader);
+    if (!v)
+        return PST_OK;
+    for (uint64_t left = v->kinds[0].changed; left; left &= left - 1) {
+        int32_t i = __builtin_ctzll(left), to = s->columns ? s->columns[i] : i;
+        uint64_t bit = to < 0 ? 0 : UINT64_C(1) << to;
+        changed |= bit;
+        nulls |= v->columns[v->schema->n_keys + i].validity ? bit : 0;
+    }
+    if (nulls == changed || (nulls && m->info->kind == PST_BASE))
+        return PST_OK;
+    pst_sst_reader_stretch_before(s->reader, next ? next->key_group : INT32_MAX,
+                                  next ? next->hash : 0, LEAST_STRETCH, &part);
+    if (!part.rows)
+        return PST_OK;
+    int32_t at[PST_MAX_STATES];
+    for (int32_t to = 0; to < m->schema->n_states; to++)
+        at[to] = changed >> to & 1 ? s->at[to] : -1;
+    return pst_sst_writer_add_stretch(m->writer, &part, at, changed);
+}
+
 static pst_status run(merge *m, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         pst_status s = seek(m, &m->sources[i]);
@@ -405,6 +450,8 @@ static pst_status run(merge *m, int32_t n) {
         while (m->n_heap > 0 && same_key(m, first, m->sources[m->heap[0]].record))
             m->group[size++] = pop(m);
         pst_status s = write_group(m, size);
+        if (!s && size == 1)
+            s = write_stretch(m, &m->sources[m->group[0]]);
         for (int32_t i = 0; i < size && !s; i++)
             s = advance(m, m->group[i]);
         if (s)

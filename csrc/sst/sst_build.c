@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/xxh64.h"
 #include "sst/sst_block.h"
+#include "sst/sst_build.h"
 #include "sst/sst_shape.h"
 
 enum { FIRST_CAPACITY = 1024 };
@@ -63,8 +64,7 @@ static uint16_t *kind_slot(pst_sst_builder *b, pst_record_op op, uint64_t change
     }
 }
 
-/* Finds or makes the kind; PST_SST_BLOCK_KINDS where there is no room for another. */
-static uint32_t kind_of(pst_sst_builder *b, pst_record_op op, uint64_t changed) {
+uint32_t pst_sst_kind_of(pst_sst_builder *b, pst_record_op op, uint64_t changed) {
     if (b->n_kinds > 0 && b->kinds[b->kind].changed == changed && b->kinds[b->kind].op == op)
         return b->kind;
     uint16_t *slot = kind_slot(b, op, changed);
@@ -98,7 +98,7 @@ pst_status pst_sst_builder_measure(pst_sst_builder *b, const pst_record *record,
             return PST_TOO_LARGE;
         size += bytes;
     }
-    uint32_t kind = kind_of(b, record->op, changed);
+    uint32_t kind = pst_sst_kind_of(b, record->op, changed);
     *fits = 0;
     if (kind == PST_SST_BLOCK_KINDS)
         return PST_OK;
@@ -109,8 +109,7 @@ pst_status pst_sst_builder_measure(pst_sst_builder *b, const pst_record *record,
     return PST_OK;
 }
 
-/* Bit `count` of the validity bitmap, which begins with the column's first null. */
-static pst_status append_validity(pst_sst_growing *c, int valid) {
+pst_status pst_sst_append_validity(pst_sst_growing *c, int valid) {
     if (valid && c->nulls == 0)
         return PST_OK;
     size_t size = c->count / 8 + 1u;
@@ -132,8 +131,7 @@ static pst_status append_validity(pst_sst_growing *c, int valid) {
     return PST_OK;
 }
 
-/* Makes room for one more value; of BYTES, for its offset. */
-static pst_status grow(pst_sst_growing *c) {
+pst_status pst_sst_grow_column(pst_sst_growing *c) {
     int bytes = c->shape == PST_SHAPE_BYTES;
     uint32_t room = c->room < 64 ? 128 : c->room * 2;
     pst_status s = bytes ? pst_sst_reserve(&c->offsets, pst_sst_offsets_size(c->shape, room))
@@ -156,16 +154,16 @@ static pst_status append_bytes(pst_sst_growing *c, pst_bytes v) {
     return PST_OK;
 }
 
-static inline pst_status append(pst_sst_growing *c, const pst_cell *cell, int valid) {
+pst_status pst_sst_append(pst_sst_growing *c, const pst_cell *cell, int valid) {
     static const pst_cell zero;
     pst_status s;
     if (__builtin_expect(c->count >= c->room, 0)) {
-        s = grow(c);
+        s = pst_sst_grow_column(c);
         if (s)
             return s;
     }
     if (__builtin_expect(!valid || c->nulls > 0, 0)) {
-        s = append_validity(c, valid);
+        s = pst_sst_append_validity(c, valid);
         if (s)
             return s;
         cell = valid ? cell : &zero;
@@ -211,177 +209,20 @@ pst_status pst_sst_builder_add(pst_sst_builder *b, const pst_record *record) {
         return s;
     b->row_kinds.data[b->rows] = (uint8_t)b->kind;
     for (int32_t k = 0; k < b->n_keys; k++) {
-        s = append(&b->columns[k], &record->key[k], !((record->key_nulls >> k) & 1));
+        s = pst_sst_append(&b->columns[k], &record->key[k], !((record->key_nulls >> k) & 1));
         if (s)
             return s;
     }
     for (uint64_t m = b->kinds[b->kind].changed; m; m &= m - 1) {
         int k = __builtin_ctzll(m);
-        s = append(&b->columns[b->n_keys + k], &record->cells[k], (record->present >> k) & 1);
+        s = pst_sst_append(&b->columns[b->n_keys + k], &record->cells[k],
+                           (record->present >> k) & 1);
         if (s)
             return s;
     }
     b->kinds[b->kind].rows++;
     b->rows++;
     b->deletes += record->op == PST_DELETE;
-    b->payload += b->row_size;
-    return PST_OK;
-}
-
-/* ---- many rows ------------------------------------------------------------------------------- */
-
-/* Adds the sizes of a column's bytes to those of the rows; 0 where one is too large. */
-static int add_sizes(const pst_rows *rows, uint32_t from, uint32_t n, uint32_t at,
-                     uint64_t *sizes) {
-    uint64_t largest = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t size = rows->words[from + i][at + 1];
-        largest = size > largest ? size : largest;
-        sizes[i] += size;
-    }
-    return largest <= PST_MAX_BYTES;
-}
-
-/* How many rows of such sizes fit behind what is there. */
-static uint32_t count_fitting(const pst_sst_builder *b, const uint64_t *sizes, uint32_t n,
-                              uint64_t *payload) {
-    uint32_t i = 0;
-    for (; i < n && (b->rows + i == 0 || *payload + sizes[i] <= PST_SST_BLOCK_TARGET); i++)
-        *payload += sizes[i];
-    return i;
-}
-
-pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
-                                        uint64_t changed, uint32_t *fit) {
-    enum { CHUNK = 128 };
-    uint64_t sizes[CHUNK];
-    uint32_t n = rows->n - from, room = PST_SST_BLOCK_ROWS - b->rows;
-    uint32_t kind = kind_of(b, rows->op, changed);
-    *fit = 0;
-    if (kind == PST_SST_BLOCK_KINDS)
-        return PST_OK;
-    n = n < room ? n : room;
-    n = n < CHUNK ? n : CHUNK;
-    for (uint32_t i = 0; i < n; i++)
-        sizes[i] = b->key_width + b->kind_width[kind];
-    if (b->key_bytes_mask && !add_sizes(rows, from, n, rows->key_at, sizes))
-        return PST_TOO_LARGE;
-    for (uint64_t m = b->state_bytes_mask & rows->present & changed; m; m &= m - 1)
-        if (!add_sizes(rows, from, n, rows->at[__builtin_ctzll(m)], sizes))
-            return PST_TOO_LARGE;
-    uint64_t payload = b->payload;
-    b->kind = kind;
-    *fit = count_fitting(b, sizes, n, &payload);
-    b->row_size = payload - b->payload;
-    return PST_OK;
-}
-
-/* Bytes of up to PST_BYTES_SLACK are copied together with what follows them, which is overwritten
- * next. */
-static pst_status append_bytes_of(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
-                                  uint32_t n, uint32_t at) {
-    uint64_t total = PST_BYTES_SLACK, end = c->bytes;
-    for (uint32_t i = 0; i < n; i++)
-        total += rows->words[from + i][at + 1];
-    pst_status s = pst_sst_reserve(&c->values, end + total);
-    if (s)
-        return s;
-    uint8_t *offsets = c->offsets.data + (size_t)c->count * 4, *values = c->values.data;
-    if (c->count == 0)
-        pst_put_u32(offsets, 0);
-    for (uint32_t i = 0; i < n; i++) {
-        const uint64_t *ref = rows->words[from + i] + at;
-        const uint8_t *bytes = rows->bytes + ref[0];
-        if (ref[1] <= PST_BYTES_SLACK)
-            memcpy(values + end, bytes, PST_BYTES_SLACK);
-        else
-            memcpy(values + end, bytes, ref[1]);
-        end += ref[1];
-        pst_put_u32(offsets + ((size_t)i + 1) * 4, (uint32_t)end);
-    }
-    c->bytes = end;
-    c->count += n;
-    return PST_OK;
-}
-
-static pst_status append_one_by_one(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
-                                    uint32_t n, uint32_t at, int valid) {
-    pst_cell cell = {{0, 0}, {NULL, 0}};
-    pst_status s = PST_OK;
-    for (uint32_t i = 0; !s && i < n; i++) {
-        const uint64_t *word = rows->words[from + i] + at;
-        if (valid && c->shape == PST_SHAPE_BYTES)
-            cell.bytes = (pst_bytes){rows->bytes + word[0], (uint32_t)word[1]};
-        else if (valid)
-            cell.word[0] = word[0];
-        if (valid && c->shape == PST_SHAPE_WORD128)
-            cell.word[1] = word[1];
-        s = append(c, &cell, valid);
-    }
-    return s;
-}
-
-#define APPEND_WORDS(width, put)                                                                   \
-    do {                                                                                           \
-        uint8_t *to = c->values.data + (size_t)c->count * (width);                                 \
-        for (uint32_t i = 0; i < n; i++)                                                           \
-            put(to + (size_t)i * (width), words[i][at]);                                           \
-        c->count += n;                                                                             \
-    } while (0)
-#define PUT_8(p, word) (*(p) = (uint8_t)(word))
-#define PUT_16(p, word) pst_put_u16(p, (uint16_t)(word))
-#define PUT_32(p, word) pst_put_u32(p, (uint32_t)(word))
-
-static pst_status append_column(pst_sst_growing *c, const pst_rows *rows, uint32_t from, uint32_t n,
-                                uint32_t at, int valid) {
-    const uint64_t *const *words = rows->words + from;
-    while (c->count + n > c->room) {
-        pst_status s = grow(c);
-        if (s)
-            return s;
-    }
-    if (!valid || c->nulls > 0)
-        return append_one_by_one(c, rows, from, n, at, valid);
-    switch (c->shape) {
-    case PST_SHAPE_INT8:
-        APPEND_WORDS(1, PUT_8);
-        return PST_OK;
-    case PST_SHAPE_INT16:
-        APPEND_WORDS(2, PUT_16);
-        return PST_OK;
-    case PST_SHAPE_INT32:
-    case PST_SHAPE_WORD32:
-        APPEND_WORDS(4, PUT_32);
-        return PST_OK;
-    case PST_SHAPE_WORD64:
-        APPEND_WORDS(8, pst_put_u64);
-        return PST_OK;
-    case PST_SHAPE_BYTES:
-        return append_bytes_of(c, rows, from, n, at);
-    case PST_SHAPE_BIT:
-    case PST_SHAPE_WORD128:
-        break;
-    }
-    return append_one_by_one(c, rows, from, n, at, valid);
-}
-
-pst_status pst_sst_builder_add_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
-                                    uint32_t n) {
-    pst_status s = pst_sst_reserve(&b->row_kinds, (size_t)b->rows + n);
-    if (s)
-        return s;
-    memset(b->row_kinds.data + b->rows, (int)b->kind, n);
-    s = append_column(&b->columns[0], rows, from, n, rows->key_at, 1);
-    for (uint64_t m = b->kinds[b->kind].changed; !s && m; m &= m - 1) {
-        int k = __builtin_ctzll(m);
-        s = append_column(&b->columns[b->n_keys + k], rows, from, n, rows->at[k],
-                          (rows->present >> k) & 1);
-    }
-    if (s)
-        return s;
-    b->kinds[b->kind].rows += n;
-    b->rows += n;
-    b->deletes += rows->op == PST_DELETE ? n : 0;
     b->payload += b->row_size;
     return PST_OK;
 }
@@ -449,21 +290,27 @@ pst_status pst_sst_builder_finish(pst_sst_builder *b, const uint8_t **raw, size_
     size_t end = head;
     lay_out(out, &end, kinds_at, b->row_kinds.data, n_kinds > 1 ? b->rows : 0);
     for (int32_t i = 0; i < n; i++) {
-        pst_sst_growing *c = &b->columns[i];
+        const pst_sst_growing *c = &b->columns[i];
         lay_out(out, &end, at[i].validity, c->validity.data,
                 pst_sst_validity_size(c->count, c->nulls));
         lay_out(out, &end, at[i].offsets, c->offsets.data,
                 pst_sst_offsets_size(c->shape, c->count));
         lay_out(out, &end, at[i].values, c->values.data,
                 pst_sst_values_size(c->shape, c->count, c->bytes));
-        c->count = c->nulls = 0;
-        c->bytes = 0;
     }
     memset(out + end, 0, total - end);
-    b->rows = b->deletes = b->n_kinds = b->kind = 0;
-    b->payload = 0;
-    memset(b->kind_slots, 0, sizeof b->kind_slots);
+    pst_sst_builder_clear(b);
     *raw = out;
     *size = total;
     return PST_OK;
+}
+
+void pst_sst_builder_clear(pst_sst_builder *b) {
+    for (int32_t i = 0; i < b->n_keys + b->n_states; i++) {
+        b->columns[i].count = b->columns[i].nulls = 0;
+        b->columns[i].bytes = 0;
+    }
+    b->rows = b->deletes = b->n_kinds = b->kind = 0;
+    b->payload = 0;
+    memset(b->kind_slots, 0, sizeof b->kind_slots);
 }

@@ -480,19 +480,67 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
     return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
 }
 
-pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part) {
-    pst_status s = find_row(r);
-    *part = (pst_stretch){&r->block, NULL, 0, 0};
-    if (s || r->rules.has_element || r->block.n_kinds != 1 || r->block.deletes)
-        return s;
-    uint32_t end = r->block.rows;
-    if (r->last_key_group < r->info.last_key_group)
-        end = lower_bound(key_groups_of(r), end, r->last_key_group + 1);
+/* Rows up to `end` of the block at once, if they put the same columns. */
+static void take_stretch(pst_sst_reader *r, uint32_t end, pst_stretch *part) {
     part->first = r->block.row;
     part->rows = end - part->first;
     part->hash = hashes_of(r) + part->first;
+    part->key_group = key_groups_of(r) + part->first;
     pst_sst_view_skip(&r->block, end);
-    return PST_OK;
+}
+
+static int has_stretch(const pst_sst_reader *r) {
+    return !r->rules.has_element && r->block.n_kinds == 1 && !r->block.deletes;
+}
+
+/* Where the block's rows of the seeked range end. */
+static uint32_t end_of_range(pst_sst_reader *r) {
+    uint32_t end = r->block.rows;
+    return r->last_key_group < r->info.last_key_group
+               ? lower_bound(key_groups_of(r), end, r->last_key_group + 1)
+               : end;
+}
+
+pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part) {
+    pst_status s = find_row(r);
+    *part = (pst_stretch){.view = &r->block};
+    if (!s && has_stretch(r))
+        take_stretch(r, end_of_range(r), part);
+    return s;
+}
+
+const pst_sst_view *pst_sst_reader_stretch_columns(const pst_sst_reader *r) {
+    return has_stretch(r) && r->block.row < r->block.rows ? &r->block : NULL;
+}
+
+static int comes_before(pst_sst_reader *r, uint32_t row, int32_t key_group, uint64_t hash) {
+    int32_t group = key_groups_of(r)[row];
+    return group < key_group || (group == key_group && hashes_of(r)[row] < hash);
+}
+
+void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_t hash,
+                                   uint32_t least, pst_stretch *part) {
+    uint32_t row = r->block.row, step = least;
+    *part = (pst_stretch){.view = &r->block};
+    /* Most often the next row of another file is near. */
+    if (row + least > r->block.rows || !comes_before(r, row + least - 1, key_group, hash))
+        return;
+    uint32_t low = row + least, high = end_of_range(r);
+    if (low > high)
+        return;
+    while (low + step < high && comes_before(r, low + step, key_group, hash)) {
+        low += step + 1;
+        step *= 2;
+    }
+    high = low + step < high ? low + step : high;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (comes_before(r, middle, key_group, hash))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    take_stretch(r, low, part);
 }
 
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {

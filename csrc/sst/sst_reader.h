@@ -24,6 +24,7 @@ pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r);
 typedef struct pst_stretch {
     const pst_sst_view *view;
     const uint64_t *hash; /* of row `first` and those after it */
+    const int32_t *key_group;
     uint32_t first;
     uint32_t rows;
 } pst_stretch;
@@ -32,6 +33,16 @@ typedef struct pst_stretch {
  * element. Otherwise part->rows is 0, and the next row is to be read by itself. Valid until the
  * next row is read. Statuses as pst_sst_reader_next. */
 pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part);
+
+/* The block that the next row is in, if all of its rows put the same columns and none is an
+ * element; else, and where its rows have all been read, NULL. */
+const pst_sst_view *pst_sst_reader_stretch_columns(const pst_sst_reader *r);
+
+/* As pst_sst_reader_stretch, up to the first row that does not come before the key group and hash;
+ * the next block is not read for it. part->rows is 0 where fewer than `least` rows do. REQUIRES:
+ * pst_sst_reader_stretch_columns gives a block. */
+void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_t hash,
+                                   uint32_t least, pst_stretch *part);
 
 /* About how many rows a key group of the seeked range has, by the file's index alone: a block of
  * several groups counts for each of them alike. O(log blocks). */

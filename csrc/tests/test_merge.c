@@ -162,9 +162,11 @@ static void test_against_map(uint64_t seed) {
     row_style style = WHOLE;
     style.domain = n_keys == 1 ? 300 : n_keys == 2 ? 18 : 7;
     style.null_keys = seed % 2 ? 5 : 0;
-    style.null_values = 15;
-    style.deletes = 15;
-    style.masks = (uint32_t)(seed % 4);
+    /* A base and small deltas, whose rows stand together in stretches. */
+    int plain = seed % 5 < 2;
+    style.null_values = !plain ? 15 : seed % 5 ? 0 : 3;
+    style.deletes = plain ? 0 : 15;
+    style.masks = plain ? 1 : (uint32_t)(seed % 4);
     int32_t n_files = (int32_t)(check_random(&rng) % (seed % 10 ? 6 : MAX_FILES));
     for (int32_t i = 0; i < n_files; i++) {
         random_schema *s = &x->schemas[i];
@@ -187,7 +189,11 @@ static void test_against_map(uint64_t seed) {
             schema_done(s, n_keys, n);
             x->mapping[i] = x->columns[i];
         }
-        set_add(x, &s->schema, &style, &rng, check_random(&rng) % 400);
+        set_add(x, &s->schema, &style, &rng,
+                check_random(&rng) % (!plain     ? 400
+                                      : i        ? 12
+                                      : seed % 2 ? 400
+                                                 : 40));
     }
     /* what was there before */
     random_rows before = rows_random(&target.schema, &style, &rng, 200);

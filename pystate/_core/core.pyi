@@ -1,7 +1,7 @@
 import datetime
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ _Column: TypeAlias = tuple[
 _StoredColumn: TypeAlias = tuple[str, int, int, int, str, None, int, int, int, int, int]
 # validity, values, offsets
 _Parts: TypeAlias = tuple[bytes, bytes, bytes | None]
+# Rows, and for each column: nulls, validity, offsets, values.
+_Block: TypeAlias = tuple[int, list[tuple[int, bytes | None, bytes | None, bytes]]]
 _Lineage: TypeAlias = tuple[bytes, bytes, int, int]
 _Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int]
 
@@ -369,6 +371,24 @@ class Reader:
     def get(self, key: Any) -> list[Any] | None: ...
     def scan(self, cursor: int, limit: int) -> tuple[int | None, int, list[_Parts]]: ...
 
+@overload
+def merge(
+    readers: list[FileReader],
+    columns: list[list[int]],
+    schema: Schema,
+    kind: str,
+    id: bytes,
+    parent: bytes,
+    epoch: int,
+    query: int,
+    max_parallelism: int,
+    first_key_group: int,
+    last_key_group: int,
+    out: None,
+    name: str,
+    budget: Budget | None = None,
+) -> list[_Block]: ...
+@overload
 def merge(
     readers: list[FileReader],
     columns: list[list[int]],

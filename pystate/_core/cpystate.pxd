@@ -334,6 +334,13 @@ cdef extern from "pystate.h" nogil:
     const pst_lineage *pst_sealed_lineage(const pst_sealed *s)
 
     # Callbacks never leave a Python exception behind: they keep it in ctx.
+    ctypedef struct pst_block_column:
+        const uint8_t *validity
+        const int32_t *offsets
+        const uint8_t *values
+        uint64_t values_bytes
+        uint32_t nulls
+
     ctypedef struct pst_io:
         void *ctx
         int (*write)(void *ctx, const void *data, size_t size) noexcept nogil
@@ -342,6 +349,8 @@ cdef extern from "pystate.h" nogil:
                         size_t *dst_size) noexcept nogil
         int (*decompress)(void *ctx, const void *src, size_t size, void *dst,
                           size_t dst_size) noexcept nogil
+        int (*block)(void *ctx, uint32_t rows, const pst_block_column *columns,
+                     int32_t n) noexcept nogil
         pst_budget *budget
 
     ctypedef enum pst_file_kind:

@@ -19,6 +19,7 @@ cdef class _Io(_Guarded):
     cdef object error
     cdef str name
     cdef Budget budget
+    cdef list blocks       # of rows that a merge makes in memory
 
     def __cinit__(self, target, int fd, str name, Budget budget=None):
         self.target = target
@@ -138,6 +139,32 @@ cdef int io_decompress(void *ctx, const void *src, size_t size, void *dst,
             raise errors.CorruptFileError(
                 f"{io.name}: corrupt: a block unpacks to {len(raw)} bytes, not {dst_size}")
         memcpy(dst, PyBytes_AS_STRING(raw), dst_size)
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1
+
+
+cdef bytes copied(const void *data, size_t size):
+    return PyBytes_FromStringAndSize(<const char *> data, <Py_ssize_t> size)
+
+
+cdef int io_block(void *ctx, uint32_t rows, const pst_block_column *columns,
+                  int32_t n) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    cdef const pst_block_column *c
+    cdef int32_t i
+    cdef list made = []
+    try:
+        for i in range(n):
+            c = &columns[i]
+            made.append((
+                c.nulls,
+                None if c.validity is NULL else copied(c.validity, (rows + 7) // 8),
+                None if c.offsets is NULL else copied(c.offsets, (rows + 1) * sizeof(int32_t)),
+                copied(c.values, c.values_bytes),
+            ))
+        io.blocks.append((rows, made))
         return 0
     except BaseException as error:
         io.error = error
@@ -446,7 +473,9 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
           Budget budget=None):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's.
+    `columns[f]` maps file f's states to the schema's. If `out` is None, which is for bases without
+    elements, no file is made, and the rows are returned: a list of (how many, columns), where
+    a column is (nulls, validity, offsets, values), in Arrow's layout, keys first.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
@@ -461,6 +490,9 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     cdef const int32_t **mappings = <const int32_t **> calloc(n + 1, sizeof(void *))
     cdef int32_t *mapping = <int32_t *> calloc((n + 1) * PST_MAX_STATES, sizeof(int32_t))
     memset(&info, 0, sizeof(info))
+    if out is None:
+        io.blocks = []
+        io.c.block = io_block
     busy = []
     try:
         if len(mapped) != n:
@@ -504,7 +536,7 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
             reader.check(status)
     check_limit(status, budget, name)
     check(status, NULL, name, schema)
-    return info_tuple(&info)
+    return info_tuple(&info) if out is not None else io.blocks
 
 
 def copy_rows(Table source not None, Table to not None, int32_t first_key_group,

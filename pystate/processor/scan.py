@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, BinaryIO
@@ -22,9 +23,11 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
+from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import epoch_of, missing_file, namespace_of, operator_of
+from pystate.processor.merged import can_merge, merged_rows
 from pystate.processor.selection import (
     EVERYTHING,
     TIMER_DOMAIN,
@@ -195,6 +198,13 @@ class StateScan:
         """Yield the rows of the only part."""
         [state] = self.operator.ranges
         bounds = state.first_key_group, state.last_key_group
+        batches = self._merged(state)
+        if batches is not None:
+            for rows in batches:
+                rows = self._within(rows)
+                if rows.num_rows:
+                    yield rows
+            return
         with self.backend(bounds) as backend:
             load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
             wanted = None
@@ -205,6 +215,37 @@ class StateScan:
                 return
             for keys in backend.existing() if wanted is None else backend.found(wanted):
                 yield from self._shaped(backend, keys)
+
+    def _merged(self, state: RangeState) -> list[pa.RecordBatch] | None:
+        """The rows of the only part, if a merge of its files gives them."""
+        key = parse_key(list(self.operator.key_schema))
+        if (
+            self.keys is not None
+            or self.namespace is not None
+            or self.selection.timers
+            or self.selection.explode
+            or not can_merge(key, self.read)
+        ):
+            return None
+        schema, found = self.schema, []
+        for first, last in runs(self.key_groups, state.first_key_group, state.last_key_group):
+            with ExitStack() as stack:
+                files = []
+                for ref in state.files:
+                    if first <= ref.last_key_group and ref.first_key_group <= last:
+                        file = stack.enter_context(opened(self.storage, self.epoch, ref))
+                        files.append(stack.enter_context(open_file(file, ref)))
+                        if first <= ref.first_key_group and ref.last_key_group <= last:
+                            files[-1].check(ref)
+                if not files:
+                    continue
+                rows = merged_rows(
+                    files, key, self.read, (first, last), self.max_parallelism, dict(state.since)
+                )
+                if rows is None:
+                    return None
+                found += [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows]
+        return found
 
     def _shaped(self, backend: KeyedStateBackend, keys: KeyBatch) -> Iterator[pa.RecordBatch]:
         rows = self._within(backend.exported(keys))

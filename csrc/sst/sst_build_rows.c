@@ -1,0 +1,285 @@
+/* sst_build_rows.c: many rows at once into a block, a column at a time. */
+#include <string.h>
+
+#include "base/coding.h"
+#include "sst/sst_block.h"
+#include "sst/sst_build.h"
+#include "sst/sst_shape.h"
+
+/* ---- rows in words --------------------------------------------------------------------------- */
+
+/* Adds the sizes of a column's bytes to those of the rows; 0 where one is too large. */
+static int add_sizes(const pst_rows *rows, uint32_t from, uint32_t n, uint32_t at,
+                     uint64_t *sizes) {
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t size = rows->words[from + i][at + 1];
+        largest = size > largest ? size : largest;
+        sizes[i] += size;
+    }
+    return largest <= PST_MAX_BYTES;
+}
+
+/* How many rows of such sizes fit behind what is there. */
+static uint32_t count_fitting(const pst_sst_builder *b, const uint64_t *sizes, uint32_t n,
+                              uint64_t *payload) {
+    uint32_t i = 0;
+    for (; i < n && (b->rows + i == 0 || *payload + sizes[i] <= PST_SST_BLOCK_TARGET); i++)
+        *payload += sizes[i];
+    return i;
+}
+
+pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
+                                        uint64_t changed, uint32_t *fit) {
+    enum { CHUNK = 128 };
+    uint64_t sizes[CHUNK];
+    uint32_t n = rows->n - from, room = PST_SST_BLOCK_ROWS - b->rows;
+    uint32_t kind = pst_sst_kind_of(b, rows->op, changed);
+    *fit = 0;
+    if (kind == PST_SST_BLOCK_KINDS)
+        return PST_OK;
+    n = n < room ? n : room;
+    n = n < CHUNK ? n : CHUNK;
+    for (uint32_t i = 0; i < n; i++)
+        sizes[i] = b->key_width + b->kind_width[kind];
+    if (b->key_bytes_mask && !add_sizes(rows, from, n, rows->key_at, sizes))
+        return PST_TOO_LARGE;
+    for (uint64_t m = b->state_bytes_mask & rows->present & changed; m; m &= m - 1)
+        if (!add_sizes(rows, from, n, rows->at[__builtin_ctzll(m)], sizes))
+            return PST_TOO_LARGE;
+    uint64_t payload = b->payload;
+    b->kind = kind;
+    *fit = count_fitting(b, sizes, n, &payload);
+    b->row_size = payload - b->payload;
+    return PST_OK;
+}
+
+/* Bytes of up to PST_BYTES_SLACK are copied together with what follows them, which is overwritten
+ * next. */
+static pst_status append_bytes_of(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
+                                  uint32_t n, uint32_t at) {
+    uint64_t total = PST_BYTES_SLACK, end = c->bytes;
+    for (uint32_t i = 0; i < n; i++)
+        total += rows->words[from + i][at + 1];
+    pst_status s = pst_sst_reserve(&c->values, end + total);
+    if (s)
+        return s;
+    uint8_t *offsets = c->offsets.data + (size_t)c->count * 4, *values = c->values.data;
+    if (c->count == 0)
+        pst_put_u32(offsets, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint64_t *ref = rows->words[from + i] + at;
+        const uint8_t *bytes = rows->bytes + ref[0];
+        if (ref[1] <= PST_BYTES_SLACK)
+            memcpy(values + end, bytes, PST_BYTES_SLACK);
+        else
+            memcpy(values + end, bytes, ref[1]);
+        end += ref[1];
+        pst_put_u32(offsets + ((size_t)i + 1) * 4, (uint32_t)end);
+    }
+    c->bytes = end;
+    c->count += n;
+    return PST_OK;
+}
+
+static pst_status append_one_by_one(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
+                                    uint32_t n, uint32_t at, int valid) {
+    pst_cell cell = {{0, 0}, {NULL, 0}};
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < n; i++) {
+        const uint64_t *word = rows->words[from + i] + at;
+        if (valid && c->shape == PST_SHAPE_BYTES)
+            cell.bytes = (pst_bytes){rows->bytes + word[0], (uint32_t)word[1]};
+        else if (valid)
+            cell.word[0] = word[0];
+        if (valid && c->shape == PST_SHAPE_WORD128)
+            cell.word[1] = word[1];
+        s = pst_sst_append(c, &cell, valid);
+    }
+    return s;
+}
+
+#define APPEND_WORDS(width, put)                                                                   \
+    do {                                                                                           \
+        uint8_t *to = c->values.data + (size_t)c->count * (width);                                 \
+        for (uint32_t i = 0; i < n; i++)                                                           \
+            put(to + (size_t)i * (width), words[i][at]);                                           \
+        c->count += n;                                                                             \
+    } while (0)
+#define PUT_8(p, word) (*(p) = (uint8_t)(word))
+#define PUT_16(p, word) pst_put_u16(p, (uint16_t)(word))
+#define PUT_32(p, word) pst_put_u32(p, (uint32_t)(word))
+
+static pst_status append_column(pst_sst_growing *c, const pst_rows *rows, uint32_t from, uint32_t n,
+                                uint32_t at, int valid) {
+    const uint64_t *const *words = rows->words + from;
+    while (c->count + n > c->room) {
+        pst_status s = pst_sst_grow_column(c);
+        if (s)
+            return s;
+    }
+    if (!valid || c->nulls > 0)
+        return append_one_by_one(c, rows, from, n, at, valid);
+    switch (c->shape) {
+    case PST_SHAPE_INT8:
+        APPEND_WORDS(1, PUT_8);
+        return PST_OK;
+    case PST_SHAPE_INT16:
+        APPEND_WORDS(2, PUT_16);
+        return PST_OK;
+    case PST_SHAPE_INT32:
+    case PST_SHAPE_WORD32:
+        APPEND_WORDS(4, PUT_32);
+        return PST_OK;
+    case PST_SHAPE_WORD64:
+        APPEND_WORDS(8, pst_put_u64);
+        return PST_OK;
+    case PST_SHAPE_BYTES:
+        return append_bytes_of(c, rows, from, n, at);
+    case PST_SHAPE_BIT:
+    case PST_SHAPE_WORD128:
+        break;
+    }
+    return append_one_by_one(c, rows, from, n, at, valid);
+}
+
+pst_status pst_sst_builder_add_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
+                                    uint32_t n) {
+    pst_status s = pst_sst_reserve(&b->row_kinds, (size_t)b->rows + n);
+    if (s)
+        return s;
+    memset(b->row_kinds.data + b->rows, (int)b->kind, n);
+    s = append_column(&b->columns[0], rows, from, n, rows->key_at, 1);
+    for (uint64_t m = b->kinds[b->kind].changed; !s && m; m &= m - 1) {
+        int k = __builtin_ctzll(m);
+        s = append_column(&b->columns[b->n_keys + k], rows, from, n, rows->at[k],
+                          (rows->present >> k) & 1);
+    }
+    if (s)
+        return s;
+    b->kinds[b->kind].rows += n;
+    b->rows += n;
+    b->deletes += rows->op == PST_DELETE ? n : 0;
+    b->payload += b->row_size;
+    return PST_OK;
+}
+
+/* ---- rows of another block ------------------------------------------------------------------- */
+
+/* Bytes of n rows of a view: of the keys, and of the values that the columns in `changed` take. */
+static uint64_t size_of(const pst_sst_builder *b, const pst_sst_view *v, uint32_t from, uint32_t n,
+                        const int32_t *at, uint64_t changed) {
+    uint64_t size = n * (b->key_width + b->kind_width[b->kind]);
+    for (uint32_t m = b->key_bytes_mask; m; m &= m - 1) {
+        const int32_t *offsets = v->columns[__builtin_ctz(m)].offsets;
+        size += (uint64_t)(offsets[from + n] - offsets[from]);
+    }
+    for (uint64_t m = b->state_bytes_mask & changed; m; m &= m - 1) {
+        int32_t state = at[__builtin_ctzll(m)];
+        if (state < 0)
+            continue;
+        const int32_t *offsets = v->columns[b->n_keys + state].offsets;
+        size += (uint64_t)(offsets[from + n] - offsets[from]);
+    }
+    return size;
+}
+
+uint32_t pst_sst_builder_measure_view(pst_sst_builder *b, const pst_sst_view *v, uint32_t from,
+                                      uint32_t n, const int32_t *at, uint64_t changed) {
+    uint32_t kind = pst_sst_kind_of(b, PST_PUT, changed), room = PST_SST_BLOCK_ROWS - b->rows;
+    if (kind == PST_SST_BLOCK_KINDS)
+        return 0;
+    b->kind = kind;
+    n = n < room ? n : room;
+    for (; n; n /= 2) {
+        b->row_size = size_of(b, v, from, n, at, changed);
+        if (b->payload + b->row_size <= PST_SST_BLOCK_TARGET || (b->rows == 0 && n == 1))
+            return n;
+    }
+    return 0;
+}
+
+static pst_status append_view_bytes(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
+                                    uint32_t n) {
+    int32_t first = v->offsets[from];
+    size_t size = (size_t)(v->offsets[from + n] - first);
+    pst_status s = pst_sst_reserve(&c->values, c->bytes + size);
+    if (s)
+        return s;
+    if (size)
+        memcpy(c->values.data + c->bytes, v->values + first, size);
+    int32_t *to = (int32_t *)(void *)c->offsets.data + c->count;
+    int32_t base = (int32_t)c->bytes - first;
+    *to = (int32_t)c->bytes;
+    for (uint32_t i = 1; i <= n; i++)
+        to[i] = base + v->offsets[from + i];
+    c->bytes += size;
+    return PST_OK;
+}
+
+static void append_view_bits(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
+                             uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t to = c->count + i;
+        uint8_t bit = (uint8_t)(1u << (to & 7));
+        if (bit == 1)
+            c->values.data[to >> 3] = 0;
+        if (pst_sst_bit_at(v->values, from + i))
+            c->values.data[to >> 3] |= bit;
+    }
+}
+
+static pst_status append_view_column(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
+                                     uint32_t n) {
+    pst_status s = PST_OK;
+    uint32_t before = c->count;
+    while (!s && c->count + n > c->room)
+        s = pst_sst_grow_column(c);
+    /* The bitmap goes by the count. */
+    for (uint32_t i = 0; !s && (v->validity || c->nulls) && i < n; i++) {
+        s = pst_sst_append_validity(c, pst_sst_has_value(v, from + i));
+        c->count++;
+    }
+    c->count = before;
+    if (s)
+        return s;
+    size_t width = pst_sst_values_size(c->shape, 1, 0);
+    if (c->shape == PST_SHAPE_BYTES)
+        s = append_view_bytes(c, v, from, n);
+    else if (c->shape == PST_SHAPE_BIT)
+        append_view_bits(c, v, from, n);
+    else
+        memcpy(c->values.data + before * width, v->values + from * width, n * width);
+    c->count += n;
+    return s;
+}
+
+static pst_status append_nulls(pst_sst_growing *c, uint32_t n) {
+    static const pst_cell none;
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < n; i++)
+        s = pst_sst_append(c, &none, 0);
+    return s;
+}
+
+pst_status pst_sst_builder_add_view(pst_sst_builder *b, const pst_sst_view *v, uint32_t from,
+                                    uint32_t n, const int32_t *at) {
+    pst_status s = pst_sst_reserve(&b->row_kinds, (size_t)b->rows + n);
+    if (s)
+        return s;
+    memset(b->row_kinds.data + b->rows, (int)b->kind, n);
+    for (int32_t k = 0; !s && k < b->n_keys; k++)
+        s = append_view_column(&b->columns[k], &v->columns[k], from, n);
+    for (uint64_t m = b->kinds[b->kind].changed; !s && m; m &= m - 1) {
+        int32_t k = __builtin_ctzll(m);
+        pst_sst_growing *c = &b->columns[b->n_keys + k];
+        s = at[k] < 0 ? append_nulls(c, n)
+                      : append_view_column(c, &v->columns[b->n_keys + at[k]], from, n);
+    }
+    if (s)
+        return s;
+    b->kinds[b->kind].rows += n;
+    b->rows += n;
+    b->payload += b->row_size;
+    return PST_OK;
+}
