@@ -38,10 +38,10 @@ from pystate.checkpoint.manifest import (
     read_manifest,
     state_path,
 )
-from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.merges import MergePolicy, merge_range
-from pystate.coordinator.retention import delete_files
+from pystate.coordinator.retention import delete_files, delete_retired
 from pystate.errors import (
     CheckpointError,
     ClosedError,
@@ -144,6 +144,8 @@ class Store:
             job = open_job(self._storage, _UID, 1, max_parallelism)
             self._history = History(self._storage)
             self._history.refresh()
+            self._history.make_durable()
+            self._retired = Retired()
             self._backend = KeyedStateBackend(
                 key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
             )
@@ -340,7 +342,9 @@ class Store:
         self._adopt(manifest)
         self._unsynced = False
         try:
-            delete_files(self._storage, self._history.retire(self._retained))
+            # What the checkpoint before has retired: this one's publish has made that durable.
+            delete_files(self._storage, self._retired.paths)
+            self._retired = self._history.retire(self._retained)
         except (PystateError, OSError) as error:
             _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
 
@@ -417,6 +421,8 @@ class Store:
             with suppress(ClosedError):
                 delta.snapshot.close()
         self._pending.clear()
+        with suppress(PystateError, OSError):  # they do no harm, and go when it is opened again
+            delete_retired(self._storage, self._retired.paths)
         self._lock.release()
 
     def __enter__(self) -> Self:

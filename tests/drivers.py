@@ -118,6 +118,9 @@ class MemoryStorage:
         self._step("delete", path)
         return self._files.pop(path, None) is not None
 
+    def sync_folder(self, path: str) -> None:
+        pass
+
     def exists(self, path: str) -> bool:
         return self.size_bytes(path) is not None
 

@@ -13,6 +13,9 @@ Invariants
 4. Before a manifest is removed, ``manifests/<epoch>.retired`` is written. A driver that was delayed
    between its last check and its publish finds the manifest's name free again, and must see that
    the epoch is over. Manifests at or below the newest mark do not count.
+5. A mark is not synced. A retired manifest, and the files that only it names, are removed after the
+   folder is synced, which the next publish does: if the machine stops before, the epoch may be a
+   retained one again.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ __all__ = [
     "COMMITTED",
     "LATEST",
     "History",
+    "Retired",
     "Survey",
     "mark_retired",
     "read_head",
@@ -111,6 +115,10 @@ class History:
                 del self._cache[epoch]
             return
         raise FencedError(f"checkpoint {self._storage.uri}: another driver is publishing epochs")
+
+    def make_durable(self) -> None:
+        """Sync the folder: a driver may have ended between a publish and its sync."""
+        self._storage.sync_folder(MANIFESTS)
 
     def manifest(self, epoch: int) -> Manifest:
         """Read a retained epoch's manifest.
@@ -259,38 +267,51 @@ class History:
             f"(run {manifest.run_id}) has changed nothing"
         )
 
-    def retire(self, keep: int) -> frozenset[str]:
-        """Remove all but the newest `keep` manifests, the oldest first.
+    def retire(self, keep: int) -> Retired:
+        """Retire all but the newest `keep` manifests, the oldest first. Nothing is removed.
 
         Returns
         -------
-        frozenset of str
-            State files and parts that only removed manifests named. It is empty if a retained
-            manifest is damaged, and lacks the files of a removed damaged one: orphan collection
-            finds those.
+        Retired
+            What may be removed once ``manifests`` is synced. It has no state files and parts if a
+            retained manifest is damaged, and lacks those of a retired damaged one: orphan
+            collection finds them.
         """
         removed: set[str] = set()
+        log: list[str] = []
         while len(self._epochs) > keep:
             epoch = self._epochs[0]
             manifest = self._intact(epoch)
             if manifest is None:
                 _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
             mark_retired(self._storage, self._runs, epoch, manifest)
-            self._storage.delete(manifest_path(epoch))
-            self._storage.delete(_mark_path(max(epoch - _MARKS, 0)))
+            log += [manifest_path(epoch), _mark_path(max(epoch - _MARKS, 0))]
             self._epochs = self._epochs[1:]
             self._cache.pop(epoch, None)
             removed |= frozenset() if manifest is None else manifest.paths
-        for path in self._leftovers:
-            self._storage.delete(path)
+        log += self._leftovers
         self._leftovers = ()
         if removed:
             for epoch in self._epochs:
                 kept = self._intact(epoch)
                 if kept is None:
-                    return frozenset()
+                    return Retired(tuple(log))
                 removed -= kept.paths
-        return frozenset(removed)
+        return Retired(tuple(log), frozenset(removed))
+
+
+class Retired(NamedTuple):
+    """What retired epochs leave."""
+
+    log: tuple[str, ...] = ()
+    """Their manifests, and old marks."""
+    files: frozenset[str] = frozenset()
+    """State files and parts that only they named."""
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """All of it."""
+        return self.files.union(self.log)
 
 
 class _Listing(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 
 from pystate.errors import CorruptFileError, NewerFormatError
 
-__all__ = ["Fields", "decode_document", "encode_document"]
+__all__ = ["Fields", "decode_document", "encode_document", "is_torn"]
 
 _PREFIX = b"sha256:"
 _TAIL_SIZE = len(_PREFIX) + 64 + 1
@@ -82,6 +82,15 @@ def decode_document(kind: str, format_version: int, data: bytes, path: str) -> F
         )
     fields.version = version
     return fields
+
+
+def is_torn(data: bytes) -> bool:
+    """Whether a document's end is missing, as in a file that was not synced when a machine stopped.
+
+    Some file systems show zeros in place of what was not written.
+    """
+    tail = data.rstrip(b"\0")[-_TAIL_SIZE:]
+    return not (tail.startswith(_PREFIX) and tail.endswith(b"\n"))
 
 
 class Fields:

@@ -92,7 +92,7 @@ def begin_with(
     if read_job(checkpoint) is not None:
         _check_begun(origin, checkpoint)
         if claim:
-            _remove(origin)
+            _remove(origin, checkpoint)
         return False
     savepoint = read_savepoint(origin)
     manifest = manifest_of(origin, savepoint)
@@ -128,7 +128,7 @@ def begin_with(
     if not own.create(checkpoint):
         _check_begun(origin, checkpoint)  # another driver was faster, with the same
     if claim:
-        _remove(origin)
+        _remove(origin, checkpoint)
     return True
 
 
@@ -219,9 +219,11 @@ def _with_query(origin: CheckpointStorage, manifest: Manifest, query_id: str | N
     return replace(manifest, queries=tuple(queries), query_id=own)
 
 
-def _remove(origin: CheckpointStorage) -> None:
+def _remove(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> None:
     """Remove a savepoint. ``savepoint.json`` goes last, so that a killed removal is repeated."""
     if origin.exists(SAVEPOINT_FILE):
+        # The attempt that made the checkpoint's job.json may have ended before it was durable.
+        checkpoint.sync_folder("")
         for folder in FOLDERS:
             origin.remove_folder(folder)
         origin.delete(JOB_FILE)

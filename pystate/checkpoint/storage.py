@@ -6,10 +6,12 @@ Invariants
 ----------
 1. A file appears under its final name complete and durable, or not at all.
 2. `publish` and `create` never replace: of two writers of one name exactly one succeeds, the other
-   gets `AlreadyPublishedError`.
+   gets `AlreadyPublishedError`, and the file that it finds is durable.
 3. A failed write leaves nothing behind. A killed write leaves only a temporary file, which no
    reader sees and orphan collection removes.
 4. Names are relative POSIX paths inside the root; nothing outside it can be named.
+5. What is removed, marked, or replaced without being durable may come back, or go, in any order
+   if the machine stops. `sync_folder` puts an end to that for one folder.
 """
 
 from __future__ import annotations
@@ -115,6 +117,13 @@ class CheckpointStorage(Protocol):
 
     def delete(self, path: str) -> bool:
         """Remove a file; return False if there was none."""
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable as they are now; "" is the root.
+
+        Afterwards what was removed from it stays away, and what was marked or replaced in it stays,
+        although perhaps not with its content. It does nothing if there is no such folder.
+        """
 
     def exists(self, path: str) -> bool:
         """Whether the file exists."""
@@ -223,6 +232,7 @@ class LocalStorage:
                 os.link(temporary, final)
             except OSError as error:
                 _abandon(out)
+                _sync_if_taken(final, error)
                 _fail("write", final, error)
             except BaseException:
                 _abandon(out)
@@ -248,6 +258,7 @@ class LocalStorage:
         except OSError as error:
             if error.errno in (errno.EXDEV, *_NO_LINKS):
                 return False
+            _sync_if_taken(final, error)
             _fail("write", final, error)
         try:
             _sync_folder(os.path.dirname(final))
@@ -313,6 +324,16 @@ class LocalStorage:
         except OSError as error:
             _fail("delete", final, error)
         return True
+
+    def sync_folder(self, path: str) -> None:
+        """See `CheckpointStorage.sync_folder`."""
+        folder = self.local_path(path) if path else self._root
+        try:
+            _sync_folder(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _fail("sync", folder, error)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -472,6 +493,13 @@ def _sync_folder(folder: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _sync_if_taken(final: str, error: OSError) -> None:
+    # Whoever made the file may have ended before it synced the folder.
+    if error.errno == errno.EEXIST:
+        with suppress(OSError):
+            _sync_folder(os.path.dirname(final))
 
 
 def _fail(action: str, path: str, error: OSError) -> NoReturn:

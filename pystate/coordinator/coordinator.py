@@ -474,6 +474,7 @@ class Coordinator:
     def maintain(self) -> None:
         """Search for orphans now, and wait until the maintenance thread has nothing to do."""
         if self._ownership.term:
+            self._house.finish()
             self._house.search()
         self._maintenance.wait()
 
@@ -488,6 +489,7 @@ class Coordinator:
             epoch.abort()
         if self._merges is not None:
             self._merges.give_up()
+        self._house.finish()
         self._maintenance.close()
         if self._merges is not None:
             self._merges.discard_unused()
@@ -531,6 +533,8 @@ class Coordinator:
         head = self._history.head
         if head is not None and head.term > self._ownership.term:
             raise self._ownership.fenced(head.term)
+        if head is not None and head.run_id != self.run_id:
+            self._history.make_durable()  # what follows from it, as output, must not outlive it
         return head
 
     def _prepare(self) -> None:
@@ -541,7 +545,6 @@ class Coordinator:
         if not self._tidied:
             self._tidied = True
             if self._merges is not None and head is not None:
-                # Merges run during the epoch's work, so that a driver of only one epoch can still
-                # adopt them.
+                # They run during the epoch's work: a driver of only one epoch can adopt them, too.
                 self._merges.plan(head, self.parallelism)
             self._house.search()

@@ -6,6 +6,8 @@ maintenance thread.
 Invariants
 ----------
 1. Nothing here can fail an epoch: what did not work is tried again after the next one.
+2. What an epoch has retired is removed after the next one is published, which has made it durable
+   that the retired epochs do not count.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from __future__ import annotations
 import logging
 
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.holds import Holds
 from pystate.coordinator.merges import BaseMerges, Maintenance
 from pystate.coordinator.ownership import Ownership
-from pystate.coordinator.retention import collect_orphans, delete_files
+from pystate.coordinator.retention import collect_orphans, delete_files, delete_retired
 from pystate.errors import PystateError
 
 __all__ = ["Housekeeping"]
@@ -71,22 +73,34 @@ class Housekeeping:
         self._holds = holds
         self._retained = retained
         self._grace_ms = grace_ms
+        self._retired = Retired()
 
     def published(self, manifest: Manifest) -> None:
         """Retire, collect and merge after an epoch."""
         if self._merges is not None:
             self._merges.published(manifest)
             self._merges.plan(manifest)
+        retired = self._take_retired()
+        self.remove(retired.paths)
         try:
-            doomed = self._history.retire(self._retained)
+            self._retired = self._history.retire(self._retained)
         except (PystateError, OSError) as error:
             _LOG.warning(
                 "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error
             )
-            doomed = frozenset()
-        self.remove(self._holds.spare(doomed))
         if manifest.epoch % _ORPHANS_EVERY == 0:
             self.search()
+
+    def finish(self) -> None:
+        """Remove in the background what the next epoch would remove."""
+        retired = self._take_retired()
+        if retired != Retired():
+            self._maintenance.submit(lambda: delete_retired(self._storage, retired.paths))
+
+    def _take_retired(self) -> Retired:
+        """Return what was retired and may be removed now, but for files that are held."""
+        retired, self._retired = self._retired, Retired()
+        return retired._replace(files=self._holds.spare(retired.files))
 
     def remove(self, paths: frozenset[str]) -> None:
         """Remove files in the background."""

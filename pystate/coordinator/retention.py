@@ -47,6 +47,8 @@ __all__ = [
     "Orphans",
     "collect_orphans",
     "delete_files",
+    "delete_orphans",
+    "delete_retired",
     "find_orphans",
     "may_be_named",
     "merged_name",
@@ -115,9 +117,7 @@ def collect_orphans(
     found = find_orphans(
         storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
     )
-    for folder in found.evaluations:
-        storage.remove_folder(folder)
-    return delete_files(storage, [entry.path for entry in found.files])
+    return delete_orphans(storage, found)
 
 
 class Orphans(NamedTuple):
@@ -193,6 +193,21 @@ def _evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> Ite
     for folder, modified_ms in seen.items():
         if modified_ms <= before_ms:
             yield folder
+
+
+def delete_orphans(storage: CheckpointStorage, found: Orphans) -> int:
+    """Delete what `find_orphans` has found; return the number of files."""
+    for folder in found.evaluations:
+        storage.remove_folder(folder)
+    return delete_retired(storage, [entry.path for entry in found.files])
+
+
+def delete_retired(storage: CheckpointStorage, paths: Collection[str]) -> int:
+    """Delete what only retired epochs name, after it is durable that these are retired."""
+    if not paths:
+        return 0
+    storage.sync_folder(MANIFESTS)
+    return delete_files(storage, paths)
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:

@@ -15,7 +15,7 @@ from pystate.arguments import flag
 from pystate.checkpoint.job_file import REPAIR_FILE, SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import read_head
 from pystate.coordinator.ownership import current_owner
-from pystate.coordinator.retention import delete_files, find_orphans
+from pystate.coordinator.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.maintenance.description import open_existing
 from pystate.maintenance.unused import lock_store, require_unused
@@ -110,9 +110,7 @@ def collect(
         )
         removed = 0
         if not dry_run:
-            for folder in found.evaluations:
-                storage.remove_folder(folder)
-            removed = delete_files(storage, [entry.path for entry in found.files])
+            removed = delete_orphans(storage, found)
     finally:
         if lock is not None:
             lock.release()

@@ -13,6 +13,7 @@ Invariants
    starts. A repair takes the checkpoint over, so that a driver that was delayed is fenced off.
 4. The stream's position goes back with the state: commits before offsets, newest first. After each
    removal Spark finds a position that it can go on from.
+5. All that was moved is durable before ``repair.json`` is removed.
 """
 
 from __future__ import annotations
@@ -175,8 +176,16 @@ class _Repair:
         if any(finding.epochs or finding.kind == "interrupted" for finding in plan.findings):
             self._set_unnamed_aside()
         storage.replace(f"{self._folder}/plan.json", encode_document("repair", 1, asdict(done)))
+        self._make_durable()
         storage.delete(REPAIR_FILE)
+        storage.sync_folder("")
         return done
+
+    def _make_durable(self) -> None:
+        """Sync the folders from which this attempt, or one that was interrupted, took a file."""
+        moved = [e.path.removeprefix(f"{self._folder}/") for e in self._storage.list(self._folder)]
+        for folder in sorted({os.path.dirname(path) for path in moved}):
+            self._storage.sync_folder(folder)
 
     def _begin(self) -> str:
         """Keep jobs from starting; returns the folder of a repair that was interrupted, or new."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, RESTORED_FILE, JobFile
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import COMMITTED, LATEST, read_head
-from pystate.checkpoint.metadata import decode_document
+from pystate.checkpoint.metadata import decode_document, is_torn
 from pystate.checkpoint.restored import begun_epoch
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.savepoint import read_savepoint, sha256
@@ -75,13 +75,7 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
         COMMITTED: ("committed", "the next driver commits the newest output once more"),
     }
     for path, (kind, message) in marks.items():
-        yield from _try(
-            path,
-            lambda path=path, kind=kind: decode_document(  # type: ignore[misc]
-                kind, 1, storage.read_bytes(path), path
-            ).integer("epoch"),
-            message,
-        )
+        yield from _check_mark(storage, path, kind, message)
     for entry in storage.list(OWNERS):
         if entry.path.endswith(".owner"):
             yield from _try(
@@ -92,6 +86,21 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
     yield from _try(RESTORED_FILE, lambda: begun_epoch(storage), "it says with what the job began")
     yield from _check_runs(storage)
     yield from _check_position(storage, head)
+
+
+def _check_mark(
+    storage: CheckpointStorage, path: str, kind: str, message: str
+) -> Iterator[Finding]:
+    """Check a mark, which is not synced, and without which a job goes on."""
+    try:
+        data = storage.read_bytes(path)
+    except FileNotFoundError:
+        return
+    if is_torn(data):
+        said = f"{path}: the machine stopped before it was written; the next epoch writes it anew"
+        yield Finding(path, "leftover", said, size_bytes=len(data))
+        return
+    yield from _try(path, lambda: decode_document(kind, 1, data, path).integer("epoch"), message)
 
 
 def _check_job(storage: CheckpointStorage, head: Manifest | None) -> Iterator[Finding]:

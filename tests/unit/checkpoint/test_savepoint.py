@@ -382,6 +382,25 @@ def test_a_beginning_that_was_killed_is_repeated(work: Work, tmp_path: Path, cla
     assert steps > 15
 
 
+def test_a_checkpoint_is_durable_before_a_claimed_savepoint_goes(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt that made it may have ended before it synced the folder."""
+    origin, root = LocalStorage(tmp_path / "savepoint"), tmp_path / "job"
+    take_savepoint(work.some(1).storage, origin)
+    begin_with(origin, LocalStorage(root), job="job")
+    steps: list[str] = []
+    remove = LocalStorage.remove_folder
+    monkeypatch.setattr(
+        LocalStorage, "sync_folder", lambda self, path: steps.append(f"{self.uri}/{path}")
+    )
+    monkeypatch.setattr(
+        LocalStorage, "remove_folder", lambda self, path: (steps.append(path), remove(self, path))
+    )
+    begin_with(origin, LocalStorage(root), job="job", claim=True)
+    assert steps[:2] == [f"{root}/", "state"]
+
+
 # ---- damaged -------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import pytest
 from pystate.checkpoint.manifest import EMPTY_ID, Manifest, manifest_path
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import AlreadyDone, Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
 from pystate.errors import (
@@ -985,6 +986,23 @@ def test_overtaken_driver_says_so_whatever_it_stumbles_over(
     second.close()
 
 
+def test_an_epoch_is_durable_before_another_driver_commits_its_output(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own driver may have ended between the publish and the sync of the folder."""
+
+    def dies(manifest: Manifest) -> None:
+        raise OSError("killed")
+
+    with work.coordinator(commit_sinks=dies) as first, pytest.raises(OSError, match="killed"):
+        first.run(work.evaluate("b0"), **batch(0))
+    steps: list[Any] = []
+    monkeypatch.setattr(LocalStorage, "sync_folder", lambda self, path: steps.append(path))
+    with work.coordinator(commit_sinks=lambda manifest: steps.append(manifest.epoch)) as second:
+        second.run(work.evaluate("b1"), **batch(1))
+    assert steps[:3] == ["manifests", 1, 2]
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_driver_held_up_until_its_epoch_is_retired(
     work: FakeWork, monkeypatch: pytest.MonkeyPatch, dies: bool
@@ -1008,6 +1026,7 @@ def test_driver_held_up_until_its_epoch_is_retired(
     assert read_head(work.storage) == second.head
     second.run(work.evaluate("b5"), **batch(5))
     assert second.head is not None and work.text(second.head) == [f"b{n}" for n in range(6)]
+    second.maintain()
     assert [e.path for e in work.storage.list("manifests") if e.path.endswith("manifest")] == [
         manifest_path(6)
     ]

@@ -479,16 +479,17 @@ def test_failing_retention_does_not_fail_the_epoch(
     with work.coordinator(retained=1) as coordinator:
         run(coordinator, work, "a")
 
-        def refuse(self: LocalStorage, path: str) -> bool:
+        def refuse(self: LocalStorage, path: str, data: bytes, *, durable: bool = True) -> None:
             raise CheckpointError("read-only")
 
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStorage, "delete", refuse)
+            patch.setattr(LocalStorage, "replace", refuse)
             run(coordinator, work, "b")
         assert "retiring older ones failed" in caplog.text
         assert work.storage.exists(manifest_path(1))
         run(coordinator, work, "c")
         assert retained_epochs(work.storage) == (3,)
+        coordinator.maintain()
         assert not work.storage.exists(manifest_path(1))
 
 
