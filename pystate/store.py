@@ -40,7 +40,8 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.merges import MergePolicy, merge_range
+from pystate.coordinator.merge_policy import MergePolicy, Run, replaced
+from pystate.coordinator.merges import merge_range
 from pystate.coordinator.retention import delete_files, delete_retired
 from pystate.errors import (
     CheckpointError,
@@ -295,19 +296,23 @@ class Store:
 
     def _merged(self, state: RangeState, epoch: int) -> RangeState:
         """The range with its files merged into a new base, if it is time."""
-        sources = state.files if self._rebase else _POLICY.files_to_merge(state)
-        if not sources:
+        run = _POLICY.choose(state)
+        if self._rebase:
+            run = Run(state.files, "base", state.id)
+        if run is None:
             return state
         first, last = state.first_key_group, state.last_key_group
-        path = state_path(_UID, first, last, epoch, uuid.uuid4().hex, "base")
+        path = state_path(_UID, first, last, epoch, uuid.uuid4().hex, run.kind)
         try:
-            base = merge_range(self._storage, sources, state.id, path, first, last)
+            merged = merge_range(
+                self._storage, run.sources, run.id, path, first, last, kind=run.kind
+            )
         except NoSpaceError as error:
             if self._rebase:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
-        return replace(state, base=base, deltas=())
+        return replaced(state, run.sources, merged) or state
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         keys, states = self._schemas()

@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from tests.conftest import FakeWork
 
@@ -142,6 +142,7 @@ def fake_merge(
     output: str,
     first: int,
     last: int,
+    kind: str = "base",
     **_: Any,
 ) -> FileRef:
     """Joins the texts of `FakeWork`."""
@@ -153,7 +154,18 @@ def fake_merge(
     newest = sources[-1]
     size = len(text)
     return FileRef(
-        output, "base", merged_id, newest.parent, newest.epoch, first, last, size, 0, 1, 0, size
+        output,
+        kind,
+        merged_id,
+        sources[0 if kind == "delta" else -1].parent,
+        newest.epoch,
+        first,
+        last,
+        size,
+        0,
+        1,
+        0,
+        size,
     )
 
 

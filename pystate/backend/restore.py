@@ -165,9 +165,9 @@ class BackendFiles(BackendTable):
                 rows += self.load(
                     source, expected=identity, allow_unclaimed_state=allow_unclaimed_state
                 )
-                if lineage is None:
-                    with open_file(source) as opened:
-                        last = Lineage(*opened.reader.lineage())
+            if lineage is None and files:
+                with open_file(files[-1]) as opened:
+                    last = Lineage(*opened.reader.lineage())
             if last is not None:
                 self._seal(last, wanted=False)
         except BaseException:

@@ -23,7 +23,7 @@ from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.housekeeping import Housekeeping
 from pystate.coordinator.interval import Interval, is_tolerable
 from pystate.coordinator.listeners import Notices
-from pystate.coordinator.merges import BaseMerges
+from pystate.coordinator.merges import FileMerges
 from pystate.coordinator.publishing import Publisher
 from pystate.coordinator.transactions import Settling
 from pystate.errors import CheckpointError
@@ -74,7 +74,7 @@ class Closing:
         history: History,
         settling: Settling,
         notices: Notices,
-        merges: BaseMerges | None,
+        merges: FileMerges | None,
         house: Housekeeping,
         join_sinks: JoinSinks,
     ) -> None:

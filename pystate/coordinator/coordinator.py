@@ -28,7 +28,8 @@ from pystate.coordinator.holds import Holds
 from pystate.coordinator.housekeeping import Housekeeping
 from pystate.coordinator.interval import Interval
 from pystate.coordinator.listeners import CheckpointListener, News, Notices
-from pystate.coordinator.merges import BaseMerges, Maintenance, MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
+from pystate.coordinator.merges import FileMerges, Maintenance
 from pystate.coordinator.options import CheckpointOptions
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.position import AlreadyDone, Position, Restore, check_follows, find_done
@@ -36,11 +37,7 @@ from pystate.coordinator.publishing import Publisher
 from pystate.coordinator.retries import evaluate_epoch
 from pystate.coordinator.rivals import OvertakenError, Rivals
 from pystate.coordinator.transactions import Settling
-from pystate.errors import (
-    CheckpointError,
-    FencedError,
-    InvalidArgumentError,
-)
+from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
 
 __all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
 
@@ -146,7 +143,7 @@ class Coordinator:
         #: The held steps of the open epoch.
         self.interval = Interval(options)
         self._merges = (
-            BaseMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
+            FileMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
             if merge_policy
             else None
         )

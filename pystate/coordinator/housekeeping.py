@@ -18,7 +18,7 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.holds import Holds
-from pystate.coordinator.merges import BaseMerges, Maintenance
+from pystate.coordinator.merges import FileMerges, Maintenance
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.retention import collect_orphans, delete_files, delete_retired
 from pystate.errors import PystateError
@@ -43,7 +43,7 @@ class Housekeeping:
         The driver's ownership.
     maintenance : Maintenance
         Where the work is done.
-    merges : BaseMerges or None
+    merges : FileMerges or None
         Merges deltas.
     holds : Holds
         Epochs whose files stay.
@@ -59,7 +59,7 @@ class Housekeeping:
         history: History,
         ownership: Ownership,
         maintenance: Maintenance,
-        merges: BaseMerges | None,
+        merges: FileMerges | None,
         holds: Holds,
         *,
         retained: int,

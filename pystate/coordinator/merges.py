@@ -1,6 +1,8 @@
-"""Background work: merging deltas into bases, and collecting orphans.
+"""Background work: merging the files of ranges, and collecting orphans.
 
-Thread safety: all methods of `Maintenance` and `BaseMerges` may be called from any thread.
+`pystate.coordinator.merge_policy` says which files are merged, and when.
+
+Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread.
 
 Invariants
 ----------
@@ -10,8 +12,9 @@ Invariants
    made from.
 3. The thread exists only while there is work, and `Maintenance.close` joins it.
 4. A merge that no manifest can adopt leaves no file behind.
-5. The name of a merged base contains the term of the driver that made it. Only that driver's
+5. The name of a merged file contains the term of the driver that made it. Only that driver's
    manifests can be the first to name it.
+6. Operators take turns: one that has many merges to do does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -33,42 +36,17 @@ from typing import BinaryIO, cast
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.merge_policy import MergePolicy, Run, position, replaced
 from pystate.coordinator.rescale import rescaled
 from pystate.coordinator.retention import delete_files, merged_name
 from pystate.errors import CheckpointError
 
-__all__ = ["BaseMerges", "Maintenance", "MergePolicy", "merge_range"]
+__all__ = ["FileMerges", "Maintenance", "merge_range"]
 
 _LOG = logging.getLogger("pystate.coordinator.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
 # Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16
-
-
-@dataclass(frozen=True)
-class MergePolicy:
-    """When the deltas of a range are merged into its base."""
-
-    min_deltas: int = 4
-    """Fewer deltas are never merged."""
-    max_deltas: int = 64
-    """This many deltas are merged whatever their size, to bound restores and the manifest."""
-    keep_deltas: int = 2
-    """So many of the newest deltas are not merged, so that a table slightly behind can catch up."""
-    most_deltas: int = 256
-    """If there are more deltas, an epoch waits for the running merge."""
-
-    def files_to_merge(self, state: RangeState) -> tuple[FileRef, ...]:
-        """Choose the files to merge into a new base of the range; empty if it is not time yet."""
-        merged = len(state.deltas) - self.keep_deltas
-        if len(state.deltas) < max(self.min_deltas, self.keep_deltas + 1):
-            return ()
-        base_bytes = 0 if state.base is None else state.base.file_bytes
-        delta_bytes = sum(delta.file_bytes for delta in state.deltas[:merged])
-        if delta_bytes < base_bytes and len(state.deltas) < self.max_deltas:
-            return ()
-        base = () if state.base is None else (state.base,)
-        return (*base, *state.deltas[:merged])
 
 
 class Maintenance:
@@ -122,8 +100,8 @@ class Maintenance:
                 _LOG.exception("maintenance failed")
 
 
-class BaseMerges:
-    """The base merges that are planned, running, or ready for the next manifest."""
+class FileMerges:
+    """The merges that are planned, running, or ready for the next manifest."""
 
     def __init__(
         self,
@@ -138,6 +116,7 @@ class BaseMerges:
         self._term = term
         self._lock = threading.Lock()
         self._merges: dict[_Key, _Merge] = {}
+        self._waiting: dict[str, deque[_Key]] = {}
         self._ready: dict[_Key, FileRef] = {}
         self._failed: dict[_Key, int] = {}
         self._offered: set[str] = set()
@@ -158,22 +137,21 @@ class BaseMerges:
             if parallelism is not None:
                 ranges = rescaled(operator, parallelism, manifest.max_parallelism)
             for state in ranges:
-                sources = self._policy.files_to_merge(state)
+                run = self._policy.choose(state)
                 key = _key(operator.uid, state)
-                if not sources:
+                if run is None:
                     continue
                 with self._lock:
                     waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
                     if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
                         continue
                     name = merged_name(self._term(), uuid.uuid4().hex)
-                    output = state_path(*key, sources[-1].epoch, name, "base")
-                    rest = state.files[len(sources) :]
-                    merged_id = rest[0].parent if rest else state.id
+                    output = state_path(*key, run.sources[-1].epoch, name, run.kind)
                     self._merges[key] = _Merge(
-                        sources, merged_id, output, manifest.epoch, operator.states, state.since
+                        run, output, manifest.epoch, operator.states, state.since
                     )
-                self._maintenance.submit(partial(self._merge, key))
+                    self._waiting.setdefault(operator.uid, deque()).append(key)
+                self._maintenance.submit(self._merge_next)
 
     def wait(
         self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
@@ -196,7 +174,7 @@ class BaseMerges:
         for uid, state in _ranges(operators):
             with self._lock:
                 merge = self._merges.get(_key(uid, state))
-            if merge is None or state.files[: len(merge.sources)] != merge.sources:
+            if merge is None or position(state, merge.run.sources) is None:
                 continue
             if len(state.deltas) >= bound:
                 merge.ended.wait()
@@ -204,7 +182,7 @@ class BaseMerges:
                 merge.ended.wait(max(0.0, until - time.monotonic()))
 
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
-        """Replace files by the ready bases that were made from them."""
+        """Replace files by the ready ones that were made from them."""
         with self._lock:
             uids = {key[0] for key in self._ready}
             return tuple(
@@ -221,9 +199,9 @@ class BaseMerges:
             for key in list(self._ready):
                 merge = self._merges[key]
                 if merge.output not in manifest.paths:
-                    if _begins_with(manifest, key, merge.sources):
+                    if _has(manifest, key, merge.run.sources):
                         continue
-                    _LOG.info("the merged base %s came too late", merge.output)
+                    _LOG.info("the merged file %s came too late", merge.output)
                     late.append(merge.output)
                 else:
                     self._offered.discard(merge.output)
@@ -241,12 +219,12 @@ class BaseMerges:
     def discard_unused(self) -> None:
         """Remove the files of unused merges; call it when the maintenance thread has ended."""
         with self._lock:
-            unused = [base.path for base in self._ready.values()]
+            unused = [merged.path for merged in self._ready.values()]
             self._ready.clear()
         self._discard(unused)
 
     def _discard(self, outputs: list[str]) -> None:
-        # A manifest whose publishing failed half way may name a base that was offered to it.
+        # A manifest whose publishing failed half way may name a file that was offered to it.
         delete_files(self._storage, [path for path in outputs if path not in self._offered])
         self._offered.difference_update(outputs)
 
@@ -257,33 +235,44 @@ class BaseMerges:
 
     def _rebased(self, uid: str, state: RangeState) -> RangeState:
         key = _key(uid, state)
-        base = self._ready.get(key)
-        if base is None:
+        merged = self._ready.get(key)
+        if merged is None:
             return state
-        sources = self._merges[key].sources
-        if state.files[: len(sources)] != sources:
+        found = replaced(state, self._merges[key].run.sources, merged)
+        if found is None:
             return state
-        self._offered.add(base.path)
-        return replace(state, base=base, deltas=state.files[len(sources) :])
+        self._offered.add(merged.path)
+        return found
+
+    def _merge_next(self) -> None:
+        """Merge for the operator that has waited longest."""
+        with self._lock:
+            uid = next(iter(self._waiting))
+            keys = self._waiting.pop(uid)
+            key = keys.popleft()
+            if keys:
+                self._waiting[uid] = keys  # behind the others
+        self._merge(key)
 
     def _merge(self, key: _Key) -> None:
         merge = self._merges[key]
         try:
             if self._closed.is_set():
                 return
-            base = merge_range(
+            merged = merge_range(
                 self._storage,
-                merge.sources,
-                merge.merged_id,
+                merge.run.sources,
+                merge.run.id,
                 merge.output,
                 key[1],
                 key[2],
+                kind=merge.run.kind,
                 states=merge.states,
                 since=dict(merge.since),
                 given_up=self._closed,
             )
             with self._lock:
-                self._ready[key] = base
+                self._ready[key] = merged
         except BaseException:
             with self._lock:
                 del self._merges[key]
@@ -296,8 +285,7 @@ class BaseMerges:
 
 @dataclass(frozen=True)
 class _Merge:
-    sources: tuple[FileRef, ...]
-    merged_id: str
+    run: Run
     output: str
     epoch: int
     states: frozenset[str]
@@ -327,12 +315,12 @@ def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeSt
     return ((operator.uid, state) for operator in operators for state in operator.ranges)
 
 
-def _begins_with(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
-    """Whether a range of the manifest still begins with these files."""
+def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+    """Whether a range of the manifest still has these files."""
     operator = manifest.operator(key[0])
     return operator is not None and any(
         (state.first_key_group, state.last_key_group) == key[1:]
-        and state.files[: len(sources)] == sources
+        and position(state, sources) is not None
         for state in operator.ranges
     )
 
@@ -345,6 +333,7 @@ def merge_range(
     first_key_group: int,
     last_key_group: int,
     *,
+    kind: str = "base",
     states: Collection[str] | None = None,
     since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
@@ -352,18 +341,20 @@ def merge_range(
     shift: int = 0,
     max_parallelism: int | None = None,
 ) -> FileRef:
-    """Merge files, oldest first, into the base ``output`` with the lineage id `merged_id`.
+    """Merge files, oldest first, into the file ``output`` with the lineage id `merged_id`.
 
     Parameters
     ----------
+    kind : {"base", "delta"}
+        A delta follows on what the first file was built on.
     states, since, max_parallelism : optional
         As for `merge_files`.
     given_up : Event, optional
         Once it is set, the merge ends with an error.
     destination : CheckpointStorage, optional
-        Where the base is written, if not to `storage`.
+        Where the new file is written, if not to `storage`.
     shift : int
-        How many key groups the base's range lies behind the range of the files; a multiple of their
+        How many key groups its range lies behind the range of the files; a multiple of their
         number.
 
     Raises
@@ -373,7 +364,7 @@ def merge_range(
         given up. Nothing was created.
     """
     given_up = given_up or threading.Event()
-    parent = bytes.fromhex(sources[-1].parent)
+    parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
     lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
     whole = (first_key_group, last_key_group)
     with ExitStack() as stack:
@@ -406,6 +397,7 @@ def merge_range(
             lineage=lineage,
             first_key_group=first_key_group + shift,
             last_key_group=last_key_group + shift,
+            kind=kind,
             states=states,
             since=since,
             max_parallelism=max_parallelism,

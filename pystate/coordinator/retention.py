@@ -13,12 +13,12 @@ makes a file safe to remove. The order of epochs and terms determines which file
    those names is taken, or was taken and retired, and then does not count (`History`).
 2. So a future manifest that counts is of an epoch after the newest manifest, and its term is not
    before that manifest's.
-3. A delta, or a part, can first be named by the manifest of its own epoch. A file of an epoch up to
-   the newest manifest's is named by now, or never will be.
-4. A merged base can first be named by a manifest of the term in its own name. A base of an earlier
-   term than the newest manifest's is named by now, or never will be. A base of this driver's term
-   is named, or passed in as `live`, or never will be. Bases of later terms belong to its
-   successors. So a driver keeps its predecessor's bases until it has itself published.
+3. A worker's delta, or a part, can first be named by the manifest of its own epoch. A file of an
+   epoch up to the newest manifest's is named by now, or never will be.
+4. A merged file can first be named by a manifest of the term in its own name. One of an earlier
+   term than the newest manifest's is named by now, or never will be. One of this driver's term
+   is named, or passed in as `live`, or never will be. Those of later terms belong to its
+   successors. So a driver keeps its predecessor's merged files until it has itself published.
 5. A base without a term in its name was made by an older version, and so by another driver: it is
    removed once this driver has published.
 6. Files are listed first, then `live` is called, then the manifests are read. A file made later is
@@ -64,7 +64,7 @@ _LEAST_GRACE_MS = 60_000
 
 
 def merged_name(term: int, unique: str) -> str:
-    """Return a merged base's name, for `state_path`, which contains the driver's term.
+    """Return a merged file's name, for `state_path`, which contains the driver's term.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def collect_orphans(
     grace_ms : int
         Files younger than this are kept.
     live : callable
-        Returns the paths of merged bases of this process that a manifest may still name.
+        Returns the paths of merged files of this process that a manifest may still name.
     check_owner : callable
         Raises `FencedError` if this driver is no longer the owner.
     now_ms : int, optional
@@ -176,10 +176,8 @@ def may_be_named(path: str, newest: Manifest, term: int) -> bool:
     match = _STATE_FILE.fullmatch(path)
     if match is None or int(match[1]) > newest.epoch:
         return True
-    if match[3] == "delta":
-        return False
     if match[2] is None:
-        return newest.term != term
+        return match[3] == "base" and newest.term != term
     return int(match[2]) >= newest.term and int(match[2]) != term
 
 

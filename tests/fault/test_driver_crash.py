@@ -22,7 +22,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.coordinator.ownership import Ownership
 from pystate.errors import CheckpointError, FencedError
 from tests.conftest import FakeWork
@@ -219,6 +219,7 @@ def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.Monke
         output: str,
         first: int,
         last: int,
+        kind: str = "base",
         **_: Any,
     ) -> FileRef:
         text = b",".join(storage.read_bytes(source.path) for source in sources)
@@ -228,7 +229,7 @@ def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.Monke
                 os._exit(CRASHED)
         epoch = sources[-1].epoch
         return FileRef(
-            output, "base", merged_id, "0" * 32, epoch, first, last, len(text), 0, 1, 0, len(text)
+            output, kind, merged_id, "0" * 32, epoch, first, last, len(text), 0, 1, 0, len(text)
         )
 
     monkeypatch.setattr(pystate.coordinator.merges, "merge_range", merge)

@@ -27,12 +27,13 @@ from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.savepoint import of_newest_epoch, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.coordinator.split_groups import split
 from tests.power import Disk, Image, Note
 from tests.work import CutError, Work, read
 
-POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1)
+#: Deltas become larger deltas, and now and then a base.
+POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1, base_part=2)
 #: How many images of each story `make test` looks at, and every which of them goes on.
 LOOKS, GOES_ON = 40, 3
 

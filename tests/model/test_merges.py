@@ -18,7 +18,7 @@ from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_pat
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.host import TableHome, choose_home
 from pystate.shared_tables import TableCache, TableSpec
 from pystate.state.declaration import State
@@ -50,9 +50,10 @@ class Operator:
         self.cache = TableCache()
         self.states = ALL
         self.timers = True
+        self.base_part = 0.5
 
     def coordinator(self, parallelism: int, **options: Any) -> Coordinator:
-        policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1)
+        policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1, base_part=self.base_part)
         options = {"retained": 1, "orphan_grace_ms": 0, "merge_policy": policy, **options}
         return Coordinator(self.storage, job="model", parallelism=parallelism, **options)
 
@@ -265,6 +266,9 @@ def test_states_that_come_and_go(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     shared = choose_home(bytes(32), shm=str(tmp_path), least_bytes=0) if seed % 2 else None
     operator = Operator(LocalStorage(tmp_path / "ck"), shared)
+    # Deltas become larger deltas in some cases, and bases in others.
+    operator.base_part = 100 if seed // 2 % 2 else 0.5
+    deltas = 0
     model: Model = {}
     dropping = {"allow_unclaimed_state": True}
     coordinator = operator.coordinator(1 + seed % 3, **dropping)
@@ -278,14 +282,22 @@ def test_states_that_come_and_go(tmp_path: Path, seed: int) -> None:
         head = run(coordinator, operator, rows)
         follow(model, rows, operator.states, operator.timers)
         assert operator.read(head) == model, f"epoch {epoch + 1}"
+        deltas += merged_deltas(head)
     coordinator.close()
     operator.cache.close()
+    assert (deltas > 5) == (operator.base_part > 1)
+
+
+def merged_deltas(head: Manifest) -> int:
+    """How many deltas of an epoch were merged from others."""
+    return sum(ref.kind == "delta" and "-t" in ref.path for ref in head.operators[0].files)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_merges_under_changing_parallelism(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     operator = Operator(LocalStorage(tmp_path))
+    operator.base_part = 100 if seed % 2 else 0.5
     model: Model = {}
     coordinator = operator.coordinator(2)
     merged = mixed = 0

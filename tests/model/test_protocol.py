@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.host import TableHome, choose_home
 from tests.peer import Worker
 
@@ -51,7 +51,9 @@ class Cluster:
             parallelism=parallelism,
             retained=2,
             orphan_grace_ms=0,
-            merge_policy=MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1),
+            merge_policy=MergePolicy(
+                min_deltas=3, max_deltas=5, keep_deltas=1, base_part=self.rng.choice((0.5, 100))
+            ),
         )
 
     def attempt(

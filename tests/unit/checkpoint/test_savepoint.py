@@ -20,7 +20,7 @@ from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.savepoint import read_savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.coordinator.coordinator import AlreadyDone
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, TableBusyError
 from tests.work import Work, content, read
 

@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest import manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import FileEntry, LocalStorage
 from pystate.coordinator.coordinator import AlreadyDone
-from pystate.coordinator.merges import MergePolicy
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import (
     CheckpointError,
     FencedError,
