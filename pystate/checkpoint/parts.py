@@ -38,7 +38,8 @@ from pystate.checkpoint.refs import (
     check_count,
     decode_schema,
     decode_since,
-    state_path,
+    path_in,
+    state_folder,
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError
@@ -300,8 +301,9 @@ def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict
     before = state.files[: len(state.files) - len(added)]
     parent = before[-1].id if before else EMPTY_ID
     rows: list[Any] = []
+    folder = _folder(uid, state) if added else ""
     for ref in added:
-        rows.append(_encode_delta(uid, state, ref, parent))
+        rows.append(_encode_delta(folder, state, ref, parent))
         parent = ref.id
     if rows:
         entry["add"] = rows
@@ -333,8 +335,9 @@ def _decode_range(
     files = list(deltas if base is None else (base, *deltas))
     parent = files[-1].id if files else EMPTY_ID
     added = []
+    folder = _folder(uid, empty)
     for row in fields.items("add") if "add" in content else ():
-        added.append(_decode_delta(uid, row, path, empty, parent))
+        added.append(_decode_delta(folder, row, path, empty, parent))
         parent = added[-1].id
     times: list[Any] = fields.items("next") if "next" in content else [None, None]
     if len(times) != 2 or not all(time is None or type(time) is int for time in times):
@@ -352,9 +355,21 @@ def _decode_range(
     return state
 
 
-def _encode_delta(uid: str, state: RangeState, ref: FileRef, parent: str) -> Any:
+def _folder(uid: str, state: RangeState) -> str:
+    return state_folder(uid, state.first_key_group, state.last_key_group)
+
+
+def _encode_delta(folder: str, state: RangeState, ref: FileRef, parent: str) -> Any:
     """A delta as a row of numbers; the rest follows from its position."""
-    row = [
+    if (
+        ref.kind != "delta"
+        or ref.parent != parent
+        or ref.first_key_group != state.first_key_group
+        or ref.last_key_group != state.last_key_group
+        or ref.path != path_in(folder, ref.epoch, ref.id, "delta")
+    ):
+        return ref.encode()
+    return [
         ref.epoch,
         ref.id,
         ref.file_bytes,
@@ -363,10 +378,9 @@ def _encode_delta(uid: str, state: RangeState, ref: FileRef, parent: str) -> Any
         ref.tombstones,
         ref.raw_bytes,
     ]
-    return row if _delta(uid, state, row, parent) == ref else ref.encode()
 
 
-def _decode_delta(uid: str, row: Any, path: str, state: RangeState, parent: str) -> FileRef:
+def _decode_delta(folder: str, row: Any, path: str, state: RangeState, parent: str) -> FileRef:
     if not isinstance(row, list):
         return FileRef.decode(row, path)
     numbers, texts = [*row[:1], *row[2:3], *row[4:]], [*row[1:2], *row[3:4]]
@@ -377,20 +391,15 @@ def _decode_delta(uid: str, row: Any, path: str, state: RangeState, parent: str)
         or [len(text) for text in texts] != [32, 16]
     ):
         raise CorruptFileError(f"{path}: {row!r:.80} is not a delta")
-    return _delta(uid, state, row, parent)
-
-
-def _delta(uid: str, state: RangeState, row: Sequence[Any], parent: str) -> FileRef:
-    first, last = state.first_key_group, state.last_key_group
     epoch, file_id, file_bytes, checksum, rows, tombstones, raw_bytes = row
     return FileRef(
-        path=state_path(uid, first, last, epoch, file_id, "delta"),
+        path=path_in(folder, epoch, file_id, "delta"),
         kind="delta",
         id=file_id,
         parent=parent,
         epoch=epoch,
-        first_key_group=first,
-        last_key_group=last,
+        first_key_group=state.first_key_group,
+        last_key_group=state.last_key_group,
         file_bytes=file_bytes,
         checksum=int(checksum, 16),
         rows=rows,

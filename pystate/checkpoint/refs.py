@@ -6,7 +6,8 @@ Thread safety: all types are immutable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -43,6 +44,7 @@ _CHECKSUM_DIGITS = 16
 Schema = tuple[tuple[str, str], ...]
 
 
+@lru_cache(maxsize=1024)
 def uid_folder(uid: str) -> str:
     """Return the name of an operator's folder: its uid, percent-encoded."""
     name = quote(uid, safe="")
@@ -63,7 +65,12 @@ def state_path(
     uid: str, first_key_group: int, last_key_group: int, epoch: int, file_id: str, kind: str
 ) -> str:
     """Name a delta (`file_id`: its lineage id) or a base file (`file_id`: any fresh id)."""
-    return f"{state_folder(uid, first_key_group, last_key_group)}/{epoch:08d}-{file_id}.{kind}"
+    return path_in(state_folder(uid, first_key_group, last_key_group), epoch, file_id, kind)
+
+
+def path_in(folder: str, epoch: int, file_id: str, kind: str) -> str:
+    """Name a file in a range's folder, as `state_path` does."""
+    return f"{folder}/{epoch:08d}-{file_id}.{kind}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class FileRef:
 
     def encode(self) -> dict[str, Any]:
         """Return the form that manifests up to format 3 have."""
-        return {**asdict(self), "checksum": f"{self.checksum:016x}"}
+        return {**vars(self), "checksum": f"{self.checksum:016x}"}
 
     @classmethod
     def decode(cls, content: Any, path: str) -> FileRef:

@@ -425,10 +425,10 @@ def look_at(tmp_path: Path, told: Callable[[Story], Check], seed: int, most: int
         root = tmp_path / "image"
         disk.build(image, root)
         try:
-            check(root, image, most is None or number % GOES_ON == 0)
+            check(root, image, number % GOES_ON == 0)
         except Exception as error:
-            error.add_note(f"seed {seed}, after step {image.moment} ({image.last}): {image.how}")
-            raise
+            where = f"seed {seed}, after step {image.moment} ({image.last}): {image.how}"
+            raise AssertionError(f"{where}: {error!r}") from error
         shutil.rmtree(root)
 
 
@@ -438,12 +438,9 @@ def test_power_fails(tmp_path: Path, told: Callable[[Story], Check]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 5))
 @pytest.mark.parametrize("told", STORIES)
-def test_power_fails_at_every_step(
-    tmp_path: Path, told: Callable[[Story], Check], seed: int
-) -> None:
-    look_at(tmp_path, told, seed, None)
+def test_power_fails_at_every_step(tmp_path: Path, told: Callable[[Story], Check]) -> None:
+    look_at(tmp_path, told, random.randrange(1 << 32), None)
 
 
 def test_a_store_keeps_its_checkpoints(tmp_path: Path) -> None:
