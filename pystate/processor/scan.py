@@ -219,6 +219,13 @@ class StateScan:
     def _merged(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""
         key = parse_key(list(self.operator.key_schema))
+        bounds = state.first_key_group, state.last_key_group
+        for ref in state.files:
+            low, high = max(ref.first_key_group, bounds[0]), min(ref.last_key_group, bounds[1])
+            # A file that counts for a part only may hold other keys, of which newer files come
+            # before it.
+            if low <= high and (low, high) != bounds:
+                return None
         if (
             self.keys is not None
             or self.namespace is not None

@@ -13,10 +13,13 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, CorruptFileError, PystateError
+from pystate.processor import scan
 from pystate.processor.reading import read_all, read_state, scan_state
 from pystate.processor.scan import StateScan
 from tests.model.test_merges import GROUPS, KEYS, Operator, run
+from tests.work import Work, read
 
 
 def values(storage: LocalStorage) -> dict[int, int]:
@@ -422,3 +425,30 @@ def test_damaged_file_is_named(filled: Path, damage: str) -> None:
             read_state(filled, "op", **asked)
     with pytest.raises(CorruptFileError, match=path.name):
         ps.changes(filled, "op", from_epoch=0)
+
+
+def test_files_of_former_ranges_count_for_their_own_keys_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold other keys, too, and may follow newer files of those."""
+    work, ways = Work(tmp_path), []
+    real = scan.merged_rows
+
+    def noted(*arguments: Any) -> Any:
+        ways.append(real(*arguments))
+        return ways[-1]
+
+    monkeypatch.setattr(scan, "merged_rows", noted)
+    every = dict.fromkeys(range(60), 1)
+    for parallelism, counts in ((2, every), (3, every), (1, {0: 1}), (1, {1: 1})):
+        with work.coordinator(parallelism=parallelism) as coordinator:
+            work.run(coordinator, counts)
+        assert read(tmp_path) == work.counts
+    with work.coordinator(parallelism=1, merge_policy=MergePolicy(min_deltas=2)) as coordinator:
+        for _ in range(3):
+            work.run(coordinator, {2: 1})
+            coordinator.maintain()
+    before = len(ways)
+    assert read(tmp_path) == work.counts
+    # Where a range has files of its own alone, no table is needed.
+    assert None not in ways and 0 < before < len(ways)
