@@ -68,6 +68,7 @@ from pystate.functions.base import KeyedProcessFunction, RuntimeContext, Vectori
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
+from pystate.maintenance.history import CheckpointHistory, history
 from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import verify
@@ -130,6 +131,7 @@ __all__ = [
     "AggregatingState",
     "ApproxDistinct",
     "AutoRescale",
+    "CheckpointHistory",
     "CheckpointListener",
     "CheckpointOptions",
     "Count",
@@ -174,6 +176,7 @@ __all__ = [
     "describe",
     "errors",
     "hash_keys",
+    "history",
     "key_group",
     "max",
     "mean",

@@ -25,6 +25,7 @@ import pyarrow as pa
 from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.backend.snapshots import SealedReader
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import check_schemas, library, open_job
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
@@ -40,6 +41,7 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.coordinator.merge_policy import MergePolicy, Run, replaced
 from pystate.coordinator.merges import merge_range
 from pystate.coordinator.retention import delete_files, delete_retired
@@ -147,6 +149,7 @@ class Store:
             self._history.refresh()
             self._history.make_durable()
             self._retired = Retired()
+            self._chronicle = StoreChronicle(self._storage)
             self._backend = KeyedStateBackend(
                 key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
             )
@@ -260,6 +263,7 @@ class Store:
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
+        began_s = time.monotonic()
         head = self._history.head
         epoch = self.epoch + 1
         self._backend.expire()
@@ -273,10 +277,15 @@ class Store:
             self._tick()
             return self.epoch
         deltas = tuple(self._written(delta, epoch) for delta in self._pending)
+        written_s = time.monotonic()
         newest = deltas[-1].id if deltas else self._range.id
         state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
         manifest = self._manifest(epoch, self._merged(state, epoch))
         self._publish(manifest)
+        stats = self._backend.stats()
+        self._chronicle.published(
+            manifest, deltas, (stats.keys, stats.committed_bytes), began_s, written_s
+        )
         self._tick()
         return epoch
 
@@ -401,7 +410,7 @@ class Store:
         try:
             named = {path for e in self._history.epochs for path in self._history.manifest(e).paths}
             doomed = [f.path for f in self._storage.list("state") if f.path not in named]
-            for folder in ("state", "manifests"):
+            for folder in ("state", "manifests", HISTORY):
                 doomed += [f.path for f in self._storage.list(folder, temporary=True)]
             delete_files(self._storage, doomed)
         except (CheckpointError, OSError) as error:

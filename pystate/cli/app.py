@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import checking, collecting, looking, repairing, saving
+from pystate.cli import checking, collecting, looking, recalling, repairing, saving
 from pystate.cli.groups import Commands
 
 __all__ = ["app"]
@@ -55,6 +55,7 @@ def _begin(
 
 
 app.command("inspect")(looking.inspect)
+app.command("history")(recalling.history)
 app.command("savepoint")(saving.savepoint)
 app.command("rescale")(saving.rescale)
 app.command("verify")(checking.verify)

@@ -45,7 +45,7 @@ def inspect(
         table(
             ("operator", "ranges", "key", "files", "size", "rows", "chain", "states"),
             [_row(operator) for operator in found.operators],
-            "ranges files size rows chain",
+            ("ranges", "files", "size", "rows", "chain"),
         )
     for operator in found.operators if ranges else ():
         say("")
@@ -53,7 +53,7 @@ def inspect(
         table(
             ("range", "key groups", "base", "deltas", "size", "rows", "next timer"),
             _range_rows(operator),
-            "range deltas size rows",
+            ("range", "deltas", "size", "rows"),
         )
     if found.queries:
         say("")

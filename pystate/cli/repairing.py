@@ -120,7 +120,7 @@ def _show_lost(plan: RepairPlan) -> None:
             )
             for lost in plan.lost
         ],
-        "epoch rows batch",
+        ("epoch", "rows changed", "batch"),
     )
     if plan.stream_batches:
         batches = ", ".join(map(str, plan.stream_batches))

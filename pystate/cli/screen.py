@@ -19,7 +19,7 @@ from rich.table import Table
 
 from pystate.markup import bytes_shown
 
-__all__ = ["facts", "number", "print_json", "progress_bar", "say", "size", "table", "when"]
+__all__ = ["facts", "number", "print_json", "progress_bar", "say", "size", "table", "took", "when"]
 
 _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -44,7 +44,9 @@ def facts(heading: str, values: Mapping[str, object]) -> None:
         say(f"  {name:{width}}  {value}")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str = "") -> None:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()
+) -> None:
     """Print a table.
 
     Parameters
@@ -53,10 +55,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: str
         The heads.
     rows : sequence of sequence
         The cells; None is left empty.
-    numbers : str
-        The names of the columns to align at the right, separated by spaces.
+    numbers : sequence of str
+        The names of the columns to align at the right.
     """
-    right = set(numbers.split())
+    right = set(numbers)
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in columns:
         last = name == columns[-1]
@@ -102,6 +104,15 @@ def when(time_ms: int | None) -> str | None:
 def size(size_bytes: int) -> str:
     """A number of bytes."""
     return bytes_shown(size_bytes)
+
+
+def took(time_ms: float) -> str:
+    """A length of time."""
+    if time_ms < 10:
+        return f"{time_ms:.1f} ms"
+    if time_ms < 10_000:
+        return f"{time_ms:.0f} ms"
+    return f"{time_ms / 1000:.1f} s"
 
 
 def number(value: int) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
+from pystate.coordinator.chronicle import Chronicle
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.housekeeping import Housekeeping
 from pystate.coordinator.interval import Interval, is_tolerable
@@ -61,7 +62,7 @@ class Closing:
     ----------
     interval : Interval
         The held steps.
-    publisher, history, settling, notices, merges, house
+    publisher, history, settling, notices, merges, house, chronicle
         The parts of the coordinator.
     join_sinks : callable
         See `JoinSinks`; it may be called again with what it was called with.
@@ -76,6 +77,7 @@ class Closing:
         notices: Notices,
         merges: FileMerges | None,
         house: Housekeeping,
+        chronicle: Chronicle,
         join_sinks: JoinSinks,
     ) -> None:
         self._interval = interval
@@ -85,6 +87,7 @@ class Closing:
         self._notices = notices
         self._merges = merges
         self._house = house
+        self._chronicle = chronicle
         self._join_sinks = join_sinks
         self._has_published = False
         #: When the open step began.
@@ -94,6 +97,7 @@ class Closing:
         """End a step: publish the epoch, or hold the step."""
         if not epoch.step.closes:
             return self._hold(epoch, sinks)
+        began_s = time.monotonic()
         try:
             manifest = self._write(epoch, sinks)
         except Exception as error:
@@ -101,7 +105,9 @@ class Closing:
                 raise
             return self._hold(epoch, sinks)
         try:
-            self._published(manifest, epoch)
+            first = self._interval.last is None
+            self._chronicle.step(epoch, began_s - self.opened_s, first=first)
+            self._published(manifest, epoch.head, began_s, epoch)
         finally:
             epoch.abort()  # ends the epoch; a published manifest stays
         return manifest
@@ -122,6 +128,7 @@ class Closing:
         last = self._interval.last
         if last is None:
             return None
+        began_s, head = time.monotonic(), self._history.head
         files = write(last)
         operators = tuple(
             replace(
@@ -135,9 +142,9 @@ class Closing:
         )
         sinks = self._join_sinks(last.epoch, last.evaluation_id, self._interval.waiting)
         manifest = self._publisher.publish(
-            replace(last, sinks=tuple(sinks)), self._history.head, self._adopted(operators)
+            replace(last, sinks=tuple(sinks)), head, self._adopted(operators)
         )
-        self._published(manifest)
+        self._published(manifest, head, began_s)
         return manifest
 
     def _write(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -172,18 +179,31 @@ class Closing:
 
     def _hold(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
         manifest = self._publisher.manifest(epoch, epoch.collect(closed=False), ())
+        first = self._interval.last is None
+        self._chronicle.step(epoch, time.monotonic() - self.opened_s, first=first)
         self._interval.hold(manifest, sinks)
         self._notices.told(epoch.news)
         epoch.abort()  # ends the step, which is held
         return manifest
 
-    def _published(self, manifest: Manifest, epoch: Epoch | None = None) -> None:
+    def _published(
+        self,
+        manifest: Manifest,
+        before: Manifest | None,
+        began_s: float,
+        epoch: Epoch | None = None,
+    ) -> None:
+        published_s = time.monotonic()
         self._has_published = True
         self._interval.published()
         if epoch is not None:
             self._notices.told(epoch.news)
             self._publisher.note_operators(epoch)
-        self._settling.settle(manifest)
+        try:
+            self._settling.settle(manifest)
+        finally:
+            commit_s = time.monotonic() - published_s
+            self._chronicle.published(manifest, before, published_s - began_s, commit_s)
         self._notices.complete(manifest.epoch)
         self._house.published(manifest)
 

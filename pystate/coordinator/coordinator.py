@@ -21,6 +21,7 @@ from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.chronicle import Chronicle
 from pystate.coordinator.clock import MAX_STEP_MS, advance, warn
 from pystate.coordinator.closing import Closing, JoinSinks, RunOutcome, WriteHeld, joined
 from pystate.coordinator.epoch import Epoch, RangeReport
@@ -165,6 +166,7 @@ class Coordinator:
             self._notices,
             self._merges,
             self._house,
+            Chronicle(storage, self._ownership, self._maintenance),
             join_sinks,
         )
         self._tidied = False

@@ -37,6 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pystate.checkpoint.begin_marks import EVALUATIONS
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import retained_epochs
 from pystate.checkpoint.parts import Parts, part_epoch
@@ -58,7 +59,7 @@ _LOG = logging.getLogger("pystate.coordinator.retention")
 _STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
-_FOLDERS = ("manifests", "owners", "runs")
+_FOLDERS = ("manifests", "owners", "runs", HISTORY)
 # For leftovers of small files, whose writers may be alive or dead.
 _LEAST_GRACE_MS = 60_000
 

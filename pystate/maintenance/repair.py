@@ -30,6 +30,7 @@ from dataclasses import asdict, replace
 
 from pystate.arguments import flag, integer, shown
 from pystate.checkpoint.copying import keep
+from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
 from pystate.checkpoint.manifest import MANIFESTS, manifest_path
 from pystate.checkpoint.manifest_log import mark_retired, set_back
@@ -165,6 +166,7 @@ class _Repair:
         storage, plan = self._storage, self._work.plan
         done = replace(plan, folder=self._folder)
         self._set_aside_marks(job)
+        self._set_history_back()
         self._rewrite()
         self._retire()
         self._set_stream_back()
@@ -215,7 +217,8 @@ class _Repair:
 
     def _set_aside_marks(self, job: str | None) -> None:
         for path in self._work.plan.marks:
-            self._aside(path)
+            if not path.startswith(f"{HISTORY}/"):
+                self._aside(path)
         if job is None or self._storage.exists(JOB_FILE):
             return
         good = self._work.good
@@ -228,6 +231,13 @@ class _Repair:
             operators=entries_of(good.operators),
         )
         made.create(self._storage)
+
+    def _set_history_back(self) -> None:
+        """Keep the intact records of the epochs that stay."""
+        if self._work.plan.lost or self._work.plan.marks:
+            self._ownership.check()
+            for path in without_epochs_after(self._storage, self._work.plan.good_epoch):
+                self._aside(path)
 
     def _rewrite(self) -> None:
         """Let manifests name intact files of the same state."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import COMMITTED, LATEST
@@ -203,7 +204,7 @@ def _usable(found: Examination) -> Iterator[tuple[int, Manifest]]:
 
 
 def _is_mark(path: str) -> bool:
-    return path in (LATEST, COMMITTED) or path.startswith(f"{OWNERS}/")
+    return path in (LATEST, COMMITTED) or path.startswith((f"{OWNERS}/", f"{HISTORY}/"))
 
 
 def _is_repairable(finding: Finding, marks: tuple[str, ...], *, stuck: bool) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from pystate.checkpoint.epoch_log import read_records
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, RESTORED_FILE, JobFile
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import COMMITTED, LATEST, read_head
@@ -85,6 +86,8 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
             )
     yield from _try(RESTORED_FILE, lambda: begun_epoch(storage), "it says with what the job began")
     yield from _check_runs(storage)
+    for path, error in read_records(storage).problems:
+        yield failure(path, error, "the epochs' state is not touched by that")
     yield from _check_position(storage, head)
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from pystate.arguments import integer, shown
 from pystate.checkpoint.copying import for_all
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import survey
@@ -159,7 +160,7 @@ def examine(
 def _listed(storage: CheckpointStorage) -> list[FileEntry]:
     files = storage.list("state") + storage.list("state", temporary=True)
     parts = [e for e in storage.list(MANIFESTS) if part_epoch(e.path) is not None]
-    folders = (MANIFESTS, "owners", "runs")
+    folders = (MANIFESTS, "owners", "runs", HISTORY)
     return [*files, *parts, *(e for f in folders for e in storage.list(f, temporary=True))]
 
 

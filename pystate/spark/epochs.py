@@ -13,12 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.held import HELD
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.auto_rescale import Rescaler
+from pystate.coordinator.chronicle import RangeSizes
 from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
@@ -56,6 +58,7 @@ FOLDERS = (
     "held",
     "side",
     "waiting",
+    HISTORY,
 )
 
 
@@ -89,7 +92,7 @@ class EpochRunner:
         self._box: ReportBox | None = None
         self._lock = threading.Lock()
         self._learned = Learned()
-        self._sizes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
         #: Returns how many rows the source has waiting, or None.
@@ -328,14 +331,6 @@ class EpochRunner:
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
-        before = () if epoch.base is None else epoch.base.operators
-        changed = {op.uid for op in before if op.parallelism != epoch.parallelism}
-        if changed:  # other ranges had these numbers
-            self._sizes = {at: size for at, size in self._sizes.items() if at[0] not in changed}
-        for report in epoch.reports:
-            if "keys" in report.metrics:
-                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
-                self._sizes[report.uid, report.index] = size
-        mark, reports = manifest.watermark_ms, epoch.reports
-        self.progress = EpochProgress.of(epoch, mark, reports, self._sizes, took_s * 1000)
+        sizes, mark = self._sizes.note(epoch), manifest.watermark_ms
+        self.progress = EpochProgress.of(epoch, mark, epoch.reports, sizes, took_s * 1000)
         return self.progress

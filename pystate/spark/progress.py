@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from pystate.coordinator.chronicle import longest, operator_record, total
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.markup import bytes_shown, panel
 from pystate.spark.drain_keys import drains_a_stream
@@ -85,25 +86,7 @@ class OperatorProgress:
         cls, uid: str, reports: Sequence[RangeReport], sizes: Mapping[tuple[str, int], Any]
     ) -> OperatorProgress:
         """Add up an operator's reports."""
-        held = [size for (owner, _), size in sizes.items() if owner == uid]
-        timed = any("late_rows" in report.metrics for report in reports)
-        return cls(
-            uid=uid,
-            ranges=len(reports),
-            rows_in=_total(reports, "rows_in"),
-            rows_out=_total(reports, "rows_out"),
-            late_rows=_total(reports, "late_rows") if timed else None,
-            keys=sum(keys for keys, _ in held),
-            state_bytes=sum(size for _, size in held),
-            rows_changed=_total(reports, "rows_changed"),
-            rows_restored=_total(reports, "rows_restored"),
-            rows_copied=_total(reports, "rows_copied"),
-            checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
-            attach_ms=_longest(reports, "attach_ms"),
-            process_ms=_longest(reports, "process_ms"),
-            seal_ms=_longest(reports, "seal_ms"),
-            write_ms=_longest(reports, "write_ms"),
-        )
+        return cls(**vars(operator_record(uid, reports, sizes)))
 
     def as_row(self) -> Sequence[object]:
         """The same as a row of a table in a notebook."""
@@ -245,19 +228,19 @@ class EpochProgress:
             evaluations=len(epoch.discarded_evaluations) + 1,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=watermark_ms,
-            rows_in=_total(reports, "rows_in"),
-            rows_out=_total(reports, "rows_out"),
+            rows_in=total(reports, "rows_in"),
+            rows_out=total(reports, "rows_out"),
             late_rows=dict(late),
             side_rows=dict(side),
             keys=sum(keys for keys, _ in sizes.values()),
-            rows_changed=_total(reports, "rows_changed"),
-            rows_restored=_total(reports, "rows_restored"),
-            rows_copied=_total(reports, "rows_copied"),
+            rows_changed=total(reports, "rows_changed"),
+            rows_restored=total(reports, "rows_restored"),
+            rows_copied=total(reports, "rows_copied"),
             state_bytes=sum(size for _, size in sizes.values()),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
-            attach_ms=_longest(reports, "attach_ms"),
-            seal_ms=_longest(reports, "seal_ms"),
-            write_ms=_longest(reports, "write_ms"),
+            attach_ms=longest(reports, "attach_ms"),
+            seal_ms=longest(reports, "seal_ms"),
+            write_ms=longest(reports, "write_ms"),
             total_ms=total_ms,
             operators=tuple(
                 OperatorProgress.of(uid, [r for r in reports if r.uid == uid], sizes)
@@ -318,14 +301,6 @@ def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProg
             on_epoch(progress)
     except Exception:
         _LOG.exception("epoch %d is published, but on_epoch failed", progress.epoch)
-
-
-def _total(reports: Sequence[RangeReport], name: str) -> int:
-    return int(sum(float(report.metrics.get(name, 0)) for report in reports))
-
-
-def _longest(reports: Sequence[RangeReport], name: str) -> float:
-    return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
 
 
 def _instant(time_ms: int) -> str:

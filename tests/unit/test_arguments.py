@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,12 @@ RESCALE = {
     "progress": (["3", "'yes'", "True"], "^rescale: progress is a function, not"),
 }
 
+HISTORY = {
+    "location": (["3", "''", "None"], "^history: location is the path of a folder, not"),
+    "last": (["'4'", "4.5", "True", "0"], "^history: last is"),
+    "since": (["3", "'2 hours'", "datetime(2026, 1, 1)"], "^history: since is a datetime with a"),
+}
+
 HARNESS = {
     "function": (["Counts", "print", "None", "3"], "is no KeyedProcessFunction or Vectorized"),
     "key": (["3", "None", "''", "[]", "'kk'", "['k', 3]", "{'k': 'longg'}"], "key|type"),
@@ -135,7 +142,15 @@ HARNESS = {
     "allow_pickle": (NO_FLAG, "^operator 'harness': allow_pickle is True or False"),
 }
 
-NAMES = {"ps": ps, "pd": pd, "pa": pa, "Counts": Counts, "N": ps.ValueState("long"), "print": print}
+NAMES = {
+    "datetime": datetime,
+    "ps": ps,
+    "pd": pd,
+    "pa": pa,
+    "Counts": Counts,
+    "N": ps.ValueState("long"),
+    "print": print,
+}
 
 
 def write(df: Any, epoch: int) -> None: ...
@@ -164,6 +179,7 @@ def cases(table: dict[str, tuple[list[str], str]]) -> Any:
         (Harness, HARNESS),
         (ps.savepoint, SAVEPOINT),
         (ps.rescale, RESCALE),
+        (ps.history, HISTORY),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -204,6 +220,14 @@ def test_rescale(name: str, bad: str, message: str, tmp_path: Path) -> None:
     given |= {"max_parallelism": 256, name: eval(bad, dict(NAMES))}
     refused(lambda: ps.rescale(**given), message)
     assert list(tmp_path.iterdir()) == []
+
+
+@cases(HISTORY)
+def test_history(name: str, bad: str, message: str, tmp_path: Path) -> None:
+    with ps.open(tmp_path / "c", key="long", states={"n": NAMES["N"]}) as store:
+        store.checkpoint()
+    given = {"location": tmp_path / "c", name: eval(bad, dict(NAMES))}
+    refused(lambda: ps.history(**given), message)
 
 
 @cases(STORE)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import pystate as ps
 from pystate.cli.app import app
 from tests.environments import Environment
-from tests.work import Work, read
+from tests.work import Work, batch, read
 
 COMMANDS = [command.name or "" for command in app.registered_commands]
 
@@ -150,6 +150,109 @@ def test_an_empty_checkpoint_has_no_epoch(tmp_path: Path) -> None:
         found = ps.describe(tmp_path / "c")
     assert (found.epochs, found.operators, found.published_ms) == ((), (), None)
     assert "none yet" in run("inspect", tmp_path / "c")[1]
+
+
+# ---- history -------------------------------------------------------------------------------------
+
+
+def test_history_shows_epochs_that_are_gone(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c", uids=("a", "b")).some(5).some(2, parallelism=4)
+    code, said, _ = run("history", work.root)
+    assert code == 0
+    heads, *lines = said.splitlines()
+    # Columns in which nothing stands are left out.
+    assert heads.split() == (
+        [
+            "epoch",
+            "published",
+            "(UTC)",
+            "input",
+            "changed",
+            "keys",
+            "state",
+            "written",
+            "took",
+            "notes",
+        ]
+    )
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert lines[5].endswith("; 'a' from 2 to 4 ranges; 'b' from 2 to 4 ranges")
+    assert "another driver, on " in lines[5] and lines[0].split()[3] == "run"
+    assert [line.split()[0] for line in run("history", work.root, "--last", "2")[1].splitlines()][
+        1:
+    ] == ["6", "7"]
+    code, said, _ = run("history", work.root, "--times", "--last", "1")
+    assert code == 0 and said.splitlines()[0].split() == (
+        [
+            "epoch",
+            "published",
+            "(UTC)",
+            "attach",
+            "process",
+            "seal",
+            "write",
+            "publish",
+            "commit",
+            "took",
+        ]
+    )
+    code, said, _ = run("history", work.root, "--operators", "--last", "1")
+    assert code == 0 and [line.split()[:3] for line in said.splitlines()[1:]] == [
+        ["7", "a", "4"], ["7", "b", "4"]
+    ]  # fmt: skip
+    code, said, _ = run("history", work.root, "--json")
+    found = json.loads(said)
+    assert code == 0 and found == json.loads(json.dumps(ps.history(work.root), default=vars))
+    assert [r["epoch"] for r in found["records"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert found["records"][0]["operators"][1]["uid"] == "b" and found["missing"] == []
+
+
+def test_history_since(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(30)
+    assert len(run("history", work.root)[1].splitlines()) == 21
+    assert len(run("history", work.root, "--all")[1].splitlines()) == 31
+    assert len(run("history", work.root, "--since", "1 hour")[1].splitlines()) == 31
+    for since in (
+        "2020-01-01",
+        "2020-01-01T08:00",
+        "2020-01-01T08:00:00+02:00",
+        "2020-01-01 08:00Z",
+    ):
+        assert len(run("history", work.root, "--since", since, "--last", "3")[1].splitlines()) == 4
+    code, said, _ = run("history", work.root, "--since", "9999-01-01")
+    assert (code, said) == (0, "No epoch was published since then.\n")
+    for wrong in ("soon", "", "2020-13-01", "-5"):
+        code, said, told = run("history", work.root, "--since", wrong)
+        assert (code, said) == (2, "") and "--since is a length of time" in told, wrong
+    assert run("history", work.root, "--all", "--last", "3")[0] == 2
+    assert run("history", work.root, "--last", "0")[0] == 2
+
+
+def test_history_says_what_it_lacks(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c").some(6)
+    [path] = (work.root / "history").iterdir()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"x", *lines[1:3], lines[5]]))
+    code, said, _ = run("history", work.root)
+    assert code == 0 and "Not remembered: 2, 4-5." in said
+    assert f"Skipped: history/{path.name}: a record is damaged." in said
+    ps.savepoint(work.root, tmp_path / "s")
+    code, said, wrong = run("history", tmp_path / "s")
+    assert (code, said) == (2, "") and "is a savepoint, which is one epoch" in wrong
+    with Work(tmp_path / "none").coordinator():
+        assert run("history", tmp_path / "none") == (0, "No epoch is remembered.\n", "")
+
+
+def test_history_of_batches(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c")
+    with work.coordinator() as coordinator:
+        for number in range(2):
+            work.run(coordinator, {1: 1}, **batch(number, "q"))
+        work.run(coordinator, {1: 1}, run_key="2026-11-20")
+    lines = run("history", work.root)[1].splitlines()[1:]
+    assert ["batch 0" in lines[0], "batch 1" in lines[1], "run '2026-11-20'" in lines[2]] == [
+        True
+    ] * 3
 
 
 # ---- savepoint -----------------------------------------------------------------------------------

@@ -1,0 +1,392 @@
+"""The history of a checkpoint: a record per published epoch, kept for thousands of them.
+
+``history/<first>-<unique>.epochs`` holds the records of epochs from the first on, one per line,
+each with a checksum of its own, so that damage costs only the records that it hits. A driver
+rewrites its own newest file with each epoch, until the file is full; nobody else writes to it.
+
+Thread safety: an `EpochLog` belongs to one thread; `EpochLog.tidy` may run in another one. Drivers
+may use their own meanwhile.
+
+Invariants
+----------
+1. A record is written after its epoch is published, by the driver that has published it. So no
+   record tells of an epoch that does not exist, unless a repair has set the state back, which
+   removes the records of the epochs that it gives up.
+2. Nothing is synced for a record, and no error of it reaches its epoch. A killed driver loses at
+   most the record of its last epoch; a failure of power may lose some of the newest ones.
+3. A file that is not its driver's newest one is never changed. Merged files are durable before
+   their sources are removed, and records that two files have count once, so that any driver may
+   merge, also one that was delayed.
+4. The number of files is bounded: eight neighbours of about one size are merged, and files are
+   removed once all their records are older than `KEPT_EPOCHS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry
+from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
+
+__all__ = [
+    "HISTORY",
+    "KEPT_EPOCHS",
+    "EpochLog",
+    "EpochRecord",
+    "OperatorRecord",
+    "Recorded",
+    "read_records",
+    "without_epochs_after",
+]
+
+HISTORY = "history"
+#: Records are kept for at least so many epochs.
+KEPT_EPOCHS = 10_000
+_VERSION = 1
+_NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
+#: The records of a file when its driver begins the next one.
+_FULL = 64
+#: So many neighbours that are smaller than one of these sizes are merged.
+_MERGED = 8
+_SIZES = (8 << 10, 64 << 10, 512 << 10)
+_LISTINGS = 10
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """An operator in an epoch.
+
+    Attributes
+    ----------
+    uid : str
+        Its name.
+    ranges : int
+        Its parallelism.
+    rows_in, rows_out : int
+        Rows that it read and emitted; 0 for a store.
+    late_rows : int or None
+        Rows below the watermark; None without event time.
+    keys : int
+        Keys that its ranges hold, as far as the driver has seen these ranges.
+    state_bytes : int
+        Memory of the tables of these ranges.
+    rows_changed : int
+        State rows that the epoch changed.
+    rows_restored : int
+        State rows that tables read from files before it.
+    rows_copied : int
+        State rows that tables took from tables of another parallelism in their host's memory.
+    checkpoint_bytes : int
+        Size of the state files that the epoch wrote for it.
+    attach_ms : float
+        How long it took to find a range's table, or to restore it. This and the following times are
+        the longest of any range, added up over the batches of the epoch.
+    process_ms : float
+        How long the function took over a range's rows and timers.
+    seal_ms : float
+        How long it took to end the epoch in memory.
+    write_ms : float
+        How long it took to write a range's file.
+    """
+
+    uid: str
+    ranges: int
+    rows_in: int
+    rows_out: int
+    late_rows: int | None
+    keys: int
+    state_bytes: int
+    rows_changed: int
+    rows_restored: int
+    rows_copied: int
+    checkpoint_bytes: int
+    attach_ms: float
+    process_ms: float
+    seal_ms: float
+    write_ms: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What is kept of a published epoch.
+
+    Attributes
+    ----------
+    epoch : int
+        Its number.
+    published_ms : int
+        When its manifest was made, in milliseconds since 1970.
+    processing_time_ms : int
+        Its processing time.
+    watermark_ms : int or None
+        The watermark of the next epoch.
+    query_id, batch_id, run_key : str, int and str, or None
+        The stream's batch, the last one if there are several, or the key of the run.
+    batches : int
+        How many batches the epoch has: more than 1 with an interval between checkpoints.
+    evaluations : int
+        How often its batches were computed; more than `batches` after failures.
+    term : int
+        Which driver of the checkpoint has published it: 1 for the first; 0 for a store.
+    host : str
+        Where that driver ran.
+    publish_ms : float
+        How long the driver took to publish it, merges that it waited for among it.
+    commit_ms : float
+        How long it took to commit the output.
+    total_ms : float
+        From the begin to the committed output, added up over its batches.
+    merged_bytes : int
+        Size of the files, made of earlier epochs' files by merging, that it is the first to name.
+    operators : tuple of OperatorRecord
+        Each operator, in the order of their uids.
+    """
+
+    epoch: int
+    published_ms: int
+    processing_time_ms: int
+    watermark_ms: int | None
+    query_id: str | None
+    batch_id: int | None
+    run_key: str | None
+    batches: int
+    evaluations: int
+    term: int
+    host: str
+    publish_ms: float
+    commit_ms: float
+    total_ms: float
+    merged_bytes: int
+    operators: tuple[OperatorRecord, ...]
+
+    def total(self, name: str) -> int:
+        """Add up a number of all operators."""
+        return sum(getattr(operator, name) or 0 for operator in self.operators)
+
+    def longest(self, name: str) -> float:
+        """The longest of a time of all operators."""
+        return max((getattr(operator, name) for operator in self.operators), default=0.0)
+
+    def encode(self) -> bytes:
+        """Return the record's line."""
+        # Values in the order of the fields: names would take most of the space.
+        values = _rounded((_VERSION, *astuple(self)))
+        data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+        return b"%08x %s\n" % (zlib.crc32(data), data)
+
+    @classmethod
+    def decode(cls, line: bytes, path: str) -> EpochRecord:
+        """Parse a line.
+
+        Raises
+        ------
+        CorruptFileError
+            It is not what was written.
+        NewerFormatError
+            A later pystate wrote it.
+        """
+        checksum, _, data = line.rstrip(b"\n").partition(b" ")
+        if line.endswith(b"\n") and checksum == b"%08x" % zlib.crc32(data):
+            with suppress(ValueError, TypeError):  # it has our form, or is none of ours
+                version, *values, operators = json.loads(data)
+                if version > _VERSION:
+                    raise NewerFormatError(
+                        f"{path}: format version {version} was written by a later pystate; "
+                        f"this one reads up to {_VERSION}: upgrade pystate"
+                    )
+                return cls(*[*values, tuple(OperatorRecord(*found) for found in operators)])
+        raise CorruptFileError(f"{path}: a line is not the record of an epoch")
+
+
+def _rounded(values: Sequence[object]) -> list[object]:
+    """The same values, with times to the microsecond."""
+    return [
+        _rounded(value)
+        if isinstance(value, tuple)
+        else round(value, 3)
+        if isinstance(value, float)
+        else value
+        for value in values
+    ]
+
+
+class _Content(NamedTuple):
+    """A file's lines."""
+
+    records: dict[bytes, EpochRecord]
+    """The intact ones, in their order."""
+    problem: CheckpointError | None
+    """What is wrong with the others, if there are any."""
+
+
+def _read(storage: CheckpointStorage, path: str) -> _Content:
+    """Read a file; `FileNotFoundError` if it was merged meanwhile."""
+    records: dict[bytes, EpochRecord] = {}
+    damaged = 0
+    problem: CheckpointError | None = None
+    for line in storage.read_bytes(path).splitlines(keepends=True):
+        try:
+            records[line] = EpochRecord.decode(line, path)
+        except NewerFormatError as error:
+            problem = error
+        except CorruptFileError:
+            damaged += 1
+    if damaged:
+        number = f"{damaged} records are" if damaged > 1 else "a record is"
+        problem = CorruptFileError(f"{path}: {number} damaged")
+    return _Content(records, problem)
+
+
+def _listed(storage: CheckpointStorage) -> list[tuple[int, FileEntry]]:
+    """The files and their first epochs, ascending."""
+    matches = ((_NAME.fullmatch(entry.path), entry) for entry in storage.list(HISTORY))
+    return sorted((int(match[1]), entry) for match, entry in matches if match)
+
+
+class Recorded(NamedTuple):
+    """What a checkpoint's history says."""
+
+    records: tuple[EpochRecord, ...]
+    """One per epoch, ascending."""
+    problems: tuple[tuple[str, CheckpointError], ...]
+    """Files with damage, or of a later version, and what is wrong with them."""
+
+
+def read_records(storage: CheckpointStorage) -> Recorded:
+    """Read the history of a checkpoint, whose job may be running."""
+    before = None
+    for _ in range(_LISTINGS):
+        # A listing that is made while files are merged can miss the merged one and its sources,
+        # but not twice in the same way.
+        paths = [entry.path for _, entry in _listed(storage)]
+        if paths != before:
+            before = paths
+            continue
+        with suppress(FileNotFoundError):
+            return _combined({path: _read(storage, path) for path in paths})
+    return _combined({path: _read(storage, path) for path in before or ()})
+
+
+def _combined(files: dict[str, _Content]) -> Recorded:
+    newest: dict[int, EpochRecord] = {}
+    for content in files.values():
+        for record in content.records.values():
+            known = newest.get(record.epoch)
+            if known is None or (known.term, known.published_ms) < (
+                record.term,
+                record.published_ms,
+            ):
+                newest[record.epoch] = record
+    problems = [(path, found.problem) for path, found in files.items() if found.problem is not None]
+    return Recorded(tuple(newest[epoch] for epoch in sorted(newest)), tuple(problems))
+
+
+def without_epochs_after(storage: CheckpointStorage, epoch: int) -> list[str]:
+    """Keep only the intact records up to an epoch; returns the files that may go after that.
+
+    Nobody else may write meanwhile.
+    """
+    superfluous = []
+    for _, entry in _listed(storage):
+        content = _read(storage, entry.path)
+        kept = {line: r for line, r in content.records.items() if r.epoch <= epoch}
+        if len(kept) < len(content.records) or content.problem is not None:
+            if kept:
+                _publish(storage, kept)
+            superfluous.append(entry.path)
+    return superfluous
+
+
+def _publish(storage: CheckpointStorage, records: dict[bytes, EpochRecord]) -> None:
+    first = min(record.epoch for record in records.values())
+    storage.publish(_path(first), b"".join(records))
+
+
+def _path(first: int) -> str:
+    return f"{HISTORY}/{first:08d}-{uuid.uuid4().hex[:12]}.epochs"
+
+
+class EpochLog:
+    """Writes the records of one driver's epochs.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    kept : int
+        For how many epochs records are kept, at least.
+    """
+
+    def __init__(self, storage: CheckpointStorage, kept: int = KEPT_EPOCHS) -> None:
+        self._storage = storage
+        self._kept = kept
+        self._own = ""
+        self._lines: list[bytes] = []
+
+    def add(self, record: EpochRecord) -> bool:
+        """Write a record; returns whether it is time to tidy up."""
+        begins = not self._lines or len(self._lines) >= _FULL
+        if begins:
+            self._own, self._lines = _path(record.epoch), []
+        self._lines.append(record.encode())
+        self._storage.replace(self._own, b"".join(self._lines), durable=False)
+        return begins
+
+    def tidy(self, newest: int, check_owner: Callable[[], None]) -> None:
+        """Merge small files, and remove old ones.
+
+        Parameters
+        ----------
+        newest : int
+            The newest epoch.
+        check_owner : callable
+            Raises `FencedError` if this driver is no longer the owner.
+        """
+        check_owner()
+        files = _listed(self._storage)
+        while len(files) > 1 and files[1][0] <= newest - self._kept + 1:
+            self._storage.delete(files.pop(0)[1].path)
+        # The file that this driver writes now stays as it is.
+        paths = [entry.path for _, entry in files]
+        own = paths.index(self._own) if self._own in paths else len(files)
+        with suppress(FileNotFoundError):  # another driver has merged it
+            self._merge([entry for _, entry in files[:own]])
+
+    def _merge(self, entries: Sequence[FileEntry]) -> None:
+        start = _first_to_merge(entries)
+        if start is None:
+            return
+        records: dict[bytes, EpochRecord] = {}
+        merged = []
+        for entry in entries[start:]:
+            content = _read(self._storage, entry.path)
+            if content.problem is None:
+                records.update(content.records)
+                merged.append(entry.path)
+            else:
+                # Damage stays where it can be found, and what a later version has written, too.
+                # Files on both sides of it are not merged, since a file ends where the next begins.
+                records, merged = {}, []
+        if len(merged) > 1:
+            _publish(self._storage, records)
+            for path in merged:
+                self._storage.delete(path)
+
+
+def _first_to_merge(entries: Sequence[FileEntry]) -> int | None:
+    """The first of the newest files that are to be merged; None if none are."""
+    found = None
+    for size in _SIZES:
+        start = len(entries)
+        while start and entries[start - 1].size_bytes < size:
+            start -= 1
+        if len(entries) - start >= _MERGED:
+            found = start
+    return found

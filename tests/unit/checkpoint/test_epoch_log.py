@@ -1,0 +1,271 @@
+"""The history of epochs: few files, whoever stops where, and damage that costs what it hits."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pystate.checkpoint import epoch_log
+from pystate.checkpoint.epoch_log import (
+    _MERGED,
+    HISTORY,
+    EpochLog,
+    EpochRecord,
+    OperatorRecord,
+    read_records,
+    without_epochs_after,
+)
+from pystate.checkpoint.storage import LocalStorage
+from pystate.errors import CorruptFileError, FencedError, NewerFormatError
+from tests.drivers import CrashError, MemoryStorage, World
+
+OPERATOR = OperatorRecord("ü[op]", 4, 7, 6, None, 5, 4096, 3, 2, 1, 99, 0.5, 1.25, 2.0, 3.0)
+
+
+def record(epoch: int, **other: object) -> EpochRecord:
+    made = EpochRecord(
+        epoch=epoch,
+        published_ms=1000 * epoch,
+        processing_time_ms=1000 * epoch - 5,
+        watermark_ms=None if epoch % 2 else -epoch,
+        query_id=None,
+        batch_id=None,
+        run_key=f"key {epoch}\n",
+        batches=1,
+        evaluations=2,
+        term=1,
+        host="host",
+        publish_ms=1.5,
+        commit_ms=0.0,
+        total_ms=12.125,
+        merged_bytes=0,
+        operators=(OPERATOR, replace(OPERATOR, uid="z", late_rows=9)),
+    )
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+def memory(world: World) -> MemoryStorage:
+    return MemoryStorage(world, lambda kind, path: None)
+
+
+def epochs(world: World) -> list[int]:
+    found = read_records(memory(world))
+    assert not found.problems
+    assert all(r == record(r.epoch, term=r.term) for r in found.records)
+    return [r.epoch for r in found.records]
+
+
+def write(log: EpochLog, first: int, last: int, term: int = 1) -> None:
+    for epoch in range(first, last + 1):
+        if log.add(record(epoch, term=term)):
+            log.tidy(epoch, lambda: None)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    assert EpochRecord.decode(record(3).encode(), "x") == record(3)
+    assert len(record(10**6).encode()) < 350
+    assert EpochRecord.decode(record(1, total_ms=0.12345).encode(), "x").total_ms == 0.123
+    assert record(1).total("rows_in") == 14 and record(1).total("late_rows") == 9
+    assert record(1).longest("write_ms") == 3.0 and record(1, operators=()).longest("seal_ms") == 0
+
+
+@pytest.mark.parametrize("each", [1, 5, 1500])
+def test_many_epochs_in_few_files(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers that end after so many epochs; the oldest records go, and no newer one."""
+    sizes = [size // 8 for size in epoch_log._SIZES]
+    monkeypatch.setattr(epoch_log, "_SIZES", sizes)
+    world, most, kept = World(), 0, 300
+    for first in range(1, 1501, each):
+        write(EpochLog(memory(world), kept), first, min(first + each - 1, 1500))
+        most = max(most, len(world.files))
+    found = epochs(world)
+    largest = (sizes[-1] + _MERGED * sizes[-1]) // len(record(1000).encode())
+    assert found == list(range(found[0], 1501)) and kept <= len(found) <= kept + largest
+    assert len(found) < 1500 and most < 32
+
+
+def test_no_record_is_lost_where_files_are_merged() -> None:
+    world = World()
+    for epoch in range(1, 150):
+        write(EpochLog(memory(world)), epoch, epoch)
+        assert epochs(world) == list(range(1, epoch + 1))
+
+
+def begun(count: int) -> World:
+    world = World()
+    for epoch in range(1, count + 1):
+        write(EpochLog(memory(world)), epoch, epoch)
+    return world
+
+
+@pytest.mark.parametrize("before", [6, 7, 8, 63, 70])
+def test_a_kill_at_every_step_costs_at_most_the_newest_record(before: int) -> None:
+    start = begun(before)
+    for left in range(100):
+        world = start.copy()
+        steps = [left]
+
+        def step(kind: str, path: str, steps: list[int] = steps) -> None:
+            steps[0] -= 1
+            if steps[0] < 0:
+                raise CrashError
+
+        try:
+            write(EpochLog(MemoryStorage(world, step)), before + 1, before + 1)
+        except CrashError:
+            assert epochs(world) in (list(range(1, before + 1)), list(range(1, before + 2)))
+            write(EpochLog(memory(world)), before + 2, before + 2)
+            assert set(range(1, before + 3)) - set(epochs(world)) <= {before + 1}
+        else:
+            break
+    assert 2 <= left < 99
+
+
+@pytest.mark.parametrize("before", [7, 8, 15, 63])
+def test_another_driver_between_any_two_steps(before: int) -> None:
+    """A driver that is delayed where it merges finds that its successor has merged the same."""
+    start = begun(before)
+    for left in range(60):
+        world = start.copy()
+        steps = [left]
+
+        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
+            steps[0] -= 1
+            if steps[0] == -1:
+                for epoch in range(before + 2, before + 20):
+                    write(EpochLog(memory(world)), epoch, epoch, term=2)
+
+        write(EpochLog(MemoryStorage(world, step)), before + 1, before + 1)
+        if steps[0] >= 0:
+            break
+        assert epochs(world) == list(range(1, before + 20)), left
+        assert len(world.files) < 32
+    assert 2 <= left < 59
+
+
+def test_a_reader_beside_a_driver_that_merges() -> None:
+    start = begun(14)
+    for left in range(40):
+        world = start.copy()
+        steps = [left]
+
+        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
+            steps[0] -= 1
+            if steps[0] == -1:
+                for epoch in range(15, 25):
+                    write(EpochLog(memory(world)), epoch, epoch)
+
+        found = read_records(MemoryStorage(world, step))
+        assert not found.problems
+        assert [r.epoch for r in found.records][:14] == list(range(1, 15)), left
+
+
+def test_a_driver_that_was_overtaken_merges_nothing() -> None:
+    world = begun(8)
+
+    def check() -> None:
+        raise FencedError("overtaken")
+
+    log = EpochLog(memory(world))
+    assert log.add(record(9))
+    before = dict(world.files)
+    with pytest.raises(FencedError):
+        log.tidy(9, check)
+    assert world.files == before
+
+
+def test_each_flipped_byte_costs_one_record(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    log = EpochLog(storage)
+    for epoch in (1, 2, 3):
+        log.add(record(epoch, operators=()))
+    [path] = (tmp_path / HISTORY).iterdir()
+    data = path.read_bytes()
+    for place in range(len(data)):
+        for flip in (1, 0x20, 0x80):
+            path.write_bytes(data[:place] + bytes([data[place] ^ flip]) + data[place + 1 :])
+            found = read_records(storage)
+            assert [r.epoch for r in found.records] in ([1, 2], [1, 3], [2, 3], [1], [3]), place
+            assert all(r == record(r.epoch, operators=()) for r in found.records)
+            [(name, problem)] = found.problems
+            assert name == f"{HISTORY}/{path.name}" and isinstance(problem, CorruptFileError)
+            assert "damaged" in str(problem) and path.name in str(problem)
+
+
+def test_each_torn_file_keeps_its_whole_lines(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    log = EpochLog(storage)
+    for epoch in (1, 2, 3):
+        log.add(record(epoch))
+    [path] = (tmp_path / HISTORY).iterdir()
+    data = path.read_bytes()
+    for end in range(len(data)):
+        path.write_bytes(data[:end])
+        found = read_records(storage)
+        whole = data[:end].count(b"\n")
+        assert [r.epoch for r in found.records] == [1, 2, 3][:whole]
+        assert len(found.problems) == (not data[:end].endswith(b"\n") and end > 0)
+
+
+def damaged(line: bytes) -> bytes:
+    return line.replace(b"host", b"hosf")
+
+
+def later(line: bytes) -> bytes:
+    data = json.dumps([2, "all", "is", "new"]).encode()
+    return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+@pytest.mark.parametrize(("how", "error"), [(damaged, CorruptFileError), (later, NewerFormatError)])
+def test_what_cannot_be_read_stays_where_it_is(how: object, error: type[Exception]) -> None:
+    world = begun(4)
+    broken = sorted(world.files)[2]
+    world.files[broken] = how(world.files[broken])  # type: ignore[operator]
+    for epoch in range(5, 100):
+        write(EpochLog(memory(world)), epoch, epoch)
+    found = read_records(memory(world))
+    assert [r.epoch for r in found.records] == [1, 2, *range(4, 100)]
+    [(path, problem)] = found.problems
+    assert path == broken and type(problem) is error
+    assert len(world.files) < 40
+
+
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for name in ("notes.txt", "00000001-zz.epochs", ".00000001-123456789abc.epochs.0.tmp"):
+        (tmp_path / HISTORY).mkdir(exist_ok=True)
+        (tmp_path / HISTORY / name).write_bytes(b"x")
+    for epoch in range(1, 30):
+        write(EpochLog(storage, 5), epoch, epoch)
+    assert not read_records(storage).problems
+    names = {path.name for path in (tmp_path / HISTORY).iterdir()}
+    assert {"notes.txt", "00000001-zz.epochs", ".00000001-123456789abc.epochs.0.tmp"} <= names
+
+
+def test_epochs_that_are_given_up_are_forgotten() -> None:
+    world = begun(20)
+    broken = sorted(world.files)[-1]
+    world.files[broken] = damaged(world.files[broken])
+    storage = memory(world)
+    for path in without_epochs_after(storage, 11):
+        world.files.pop(path)
+    assert epochs(world) == list(range(1, 12))
+    assert without_epochs_after(storage, 11) == []
+    # Where it was interrupted, it is done again.
+    without_epochs_after(storage, 6)
+    for path in without_epochs_after(storage, 6):
+        world.files.pop(path)
+    assert epochs(world) == list(range(1, 7))
+
+
+def test_of_two_records_of_an_epoch_that_of_the_later_driver_counts() -> None:
+    world = World()
+    for term, host in ((2, "second"), (1, "first"), (2, "newer"), (1, "last")):
+        made = record(1, term=term, host=host, published_ms=5 if host == "second" else 7)
+        EpochLog(memory(world)).add(made)
+    [found] = read_records(memory(world)).records
+    assert found.host == "newer"
