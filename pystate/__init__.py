@@ -73,8 +73,9 @@ from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import verify
 from pystate.operator.drain import MAX_WATERMARK
-from pystate.processor.changes import changes
+from pystate.processor.changes import changes, scan_changes
 from pystate.processor.epochs import state_metadata
+from pystate.processor.exporting import Export, export_state
 from pystate.processor.reading import read_state, scan_state
 from pystate.processor.writing import StateRows, write_state
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
@@ -135,6 +136,7 @@ __all__ = [
     "CheckpointListener",
     "CheckpointOptions",
     "Count",
+    "Export",
     "FileInfo",
     "Finding",
     "First",
@@ -175,6 +177,7 @@ __all__ = [
     "count",
     "describe",
     "errors",
+    "export_state",
     "hash_keys",
     "history",
     "key_group",
@@ -189,6 +192,7 @@ __all__ = [
     "repair",
     "rescale",
     "savepoint",
+    "scan_changes",
     "scan_state",
     "state_metadata",
     "sum",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import checking, collecting, looking, recalling, repairing, saving
+from pystate.cli import checking, collecting, looking, reading, recalling, repairing, saving
 from pystate.cli.groups import Commands
 
 __all__ = ["app"]
@@ -23,8 +23,8 @@ which nothing changes.
 
 Exit codes: 0 all is well, 1 something is wrong, 2 wrong use. `--json` prints one document.
 
-Only `savepoint`, `rescale`, `repair` and `gc` write anything, the first two into a folder of their
-own.
+Only `export`, `savepoint`, `rescale`, `repair` and `gc` write anything, the first three into a
+folder of their own.
 """
 
 app = typer.Typer(
@@ -56,6 +56,9 @@ def _begin(
 
 app.command("inspect")(looking.inspect)
 app.command("history")(recalling.history)
+app.command("read")(reading.read)
+app.command("diff")(reading.diff)
+app.command("export")(reading.export)
 app.command("savepoint")(saving.savepoint)
 app.command("rescale")(saving.rescale)
 app.command("verify")(checking.verify)

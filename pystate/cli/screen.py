@@ -19,7 +19,18 @@ from rich.table import Table
 
 from pystate.markup import bytes_shown
 
-__all__ = ["facts", "number", "print_json", "progress_bar", "say", "size", "table", "took", "when"]
+__all__ = [
+    "facts",
+    "harmless",
+    "number",
+    "print_json",
+    "progress_bar",
+    "say",
+    "size",
+    "table",
+    "took",
+    "when",
+]
 
 _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -32,7 +43,14 @@ def _console() -> Console:
 
 def say(text: str, style: str | None = None) -> None:
     """Print a paragraph."""
-    _console().print(text, style=style, markup=False, soft_wrap=True)
+    _console().print(harmless(text), style=style, markup=False, soft_wrap=True)
+
+
+def harmless(text: str) -> str:
+    """A text of one line, in which a terminal finds no commands, and an encoding no surprise."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def facts(heading: str, values: Mapping[str, object]) -> None:
@@ -66,7 +84,7 @@ def table(
             name, justify="right" if name in right else "left", overflow="fold", no_wrap=not last
         )
     for row in rows:
-        shown.add_row(*("" if cell is None else _escaped(str(cell)) for cell in row))
+        shown.add_row(*("" if cell is None else _escaped(harmless(str(cell))) for cell in row))
     console = _console()
     with console.capture() as capture:
         console.print(shown)

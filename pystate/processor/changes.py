@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from pystate.arguments import integer
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import FileRef, RangeState
 from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import epoch_of, storage_at
 from pystate.processor.equality import same_rows
@@ -29,7 +30,7 @@ from pystate.processor.scan import StateScan, load_files, opened
 from pystate.processor.selection import Selection, present
 from pystate.state.key_batch import KeyBatch
 
-__all__ = ["changes"]
+__all__ = ["changes", "scan_changes"]
 
 _BEGINNING = 0
 
@@ -41,6 +42,7 @@ def changes(
     from_epoch: int,
     to_epoch: int | None = None,
     state: str | None = None,
+    keys: Any = None,
 ) -> pa.Table:
     """Find what changed between two retained epochs.
 
@@ -56,6 +58,9 @@ def changes(
         The newer epoch; by default the newest.
     state : str, optional
         Compare only this state.
+    keys : array-like, list of array-like, RecordBatch or Table, optional
+        Compare only these keys, given as for `read_state`. Only files and blocks of their key
+        groups are read.
 
     Returns
     -------
@@ -83,23 +88,81 @@ def changes(
     -----
     Where the newer epoch only continues the older one's files, the cost is in the order of the
     changes and the key groups that have any; if files were merged in between, in the order of the
-    state. A part of the state of bounded size is in memory at a time, beside the table of changes.
+    state. A part of the state of bounded size is in memory at a time, beside the table of changes;
+    `scan_changes` does without the table.
     """
-    storage = storage_at(location, "changes")
-    first = integer(from_epoch, "changes: from_epoch", least=0)
-    new = StateScan.of(storage, uid, epoch=to_epoch, selection=Selection(state))
-    if first > new.epoch:
-        raise InvalidArgumentError(
-            f"changes: from_epoch is {first}, and to_epoch {new.epoch}: give the older one first"
+    asked = _Asked("changes", location, uid, from_epoch, to_epoch, state, keys)
+    schema, batches = asked.batches()
+    return pa.Table.from_batches(batches, schema)
+
+
+def scan_changes(
+    location: str | os.PathLike[str],
+    uid: str | None = None,
+    *,
+    from_epoch: int,
+    to_epoch: int | None = None,
+    state: str | None = None,
+    keys: Any = None,
+) -> pa.RecordBatchReader:
+    """Find what changed between two retained epochs, lazily.
+
+    Parameters
+    ----------
+    location, uid, from_epoch, to_epoch, state, keys
+        As for `changes`.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        The rows of `changes`, found as they are asked for: a part of the state of bounded size is
+        in memory at a time. The reader can be used once.
+
+    Raises
+    ------
+    CheckpointError, SchemaError, InvalidArgumentError
+        As for `changes`. `CheckpointError` is also raised while batches are read, if a running job
+        has removed an epoch's files.
+    """
+    asked = _Asked("scan_changes", location, uid, from_epoch, to_epoch, state, keys)
+    return pa.RecordBatchReader.from_batches(*asked.batches())
+
+
+class _Asked(NamedTuple):
+    """Arguments of `changes`, and who has got them."""
+
+    caller: str
+    location: str | os.PathLike[str]
+    uid: str | None
+    from_epoch: int
+    to_epoch: int | None
+    state: str | None
+    keys: Any
+
+    def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        storage = storage_at(self.location, self.caller)
+        first = integer(self.from_epoch, f"{self.caller}: from_epoch", least=0)
+        selection = Selection(self.state)
+        new = StateScan.of(
+            storage, self.uid, epoch=self.to_epoch, selection=selection, keys=self.keys
         )
-    old = None
-    if first != _BEGINNING:
-        older = epoch_of(storage, first).operator(new.operator.uid)
-        if older is not None:
-            old = replace(new, epoch=first, operator=older)
-    schema = _schema(new)
-    parts = (rows for pair in _pairs(old, new) for rows in pair.rows())
-    return pa.Table.from_batches((_labelled(new, schema, *part) for part in parts), schema)
+        if first > new.epoch:
+            raise InvalidArgumentError(
+                f"{self.caller}: from_epoch is {first}, and to_epoch {new.epoch}: give the older "
+                "one first"
+            )
+        old = _older(storage, new, first)
+        schema = _schema(new)
+        parts = (rows for pair in _pairs(old, new) for rows in pair.rows())
+        return schema, (_labelled(new, schema, *part) for part in parts)
+
+
+def _older(storage: CheckpointStorage, new: StateScan, first: int) -> StateScan | None:
+    """The older epoch; None if the operator had no state in it."""
+    if first == _BEGINNING:
+        return None
+    older = epoch_of(storage, first).operator(new.operator.uid)
+    return None if older is None else replace(new, epoch=first, operator=older)
 
 
 @dataclass(frozen=True)
@@ -122,7 +185,7 @@ class _Pair:
             rest = tuple(ref for ref, *_ in new[len(old) :])
             if not rest:
                 return
-            if all(ref.kind == "delta" for ref in rest):
+            if self.new.keys is None and all(ref.kind == "delta" for ref in rest):
                 yield from self._continued(tuple(ref for ref, *_ in old), rest)
                 return
         yield from self._compared()
@@ -190,17 +253,24 @@ class _Pair:
                     todo += [(first, middle), (middle + 1, last)]
 
     def _compared(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Compare all keys."""
+        """Compare all keys, or those that are asked for."""
+        groups = self.new.key_groups
         with self._table() as old, self._table() as new:
-            self._load(old, self.before, self.before.files)
-            self._load(new, self.after, self.after.files)
-            for keys in new.existing():
+            self._load(old, self.before, self.before.files, groups)
+            self._load(new, self.after, self.after.files, groups)
+            for keys in self._wanted(new):
                 before = old.exported(_looked_up(old, _names(keys)))
                 yield before, new.exported(keys)
-            for keys in old.existing():
+            for keys in self._wanted(old):
                 after = new.exported(_looked_up(new, _names(keys)))
                 gone = pa.array(~_exists(after, new))
                 yield old.exported(keys).filter(gone), after.filter(gone)
+
+    def _wanted(self, table: KeyedStateBackend) -> Iterator[KeyBatch]:
+        """The keys of a table that are to be compared."""
+        if self.new.keys is None:
+            return table.existing()
+        return table.found(table.keys(self.new.keys.between(*table.key_group_range)))
 
 
 def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:

@@ -120,8 +120,7 @@ class StateScan:
             ]
             if not groups:
                 continue
-            size = sum(ref.raw_bytes * _share(ref, state) for ref in state.files)
-            chunks = min(len(groups), int(size // _PART_BYTES) + 1)
+            chunks = min(len(groups), _raw_bytes(state) // _PART_BYTES + 1)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
                 part = replace(state, first_key_group=first, last_key_group=last)
@@ -129,6 +128,11 @@ class StateScan:
                 only = None if self.key_groups is None else frozenset(chunk.tolist())
                 parts.append(replace(self, operator=operator, key_groups=only))
         return parts
+
+    @property
+    def raw_bytes(self) -> int:
+        """About how many bytes of raw state are read."""
+        return sum(map(_raw_bytes, self.operator.ranges))
 
     @property
     def schema(self) -> pa.Schema:
@@ -287,6 +291,11 @@ class StateScan:
                 if rows.num_rows:
                     yield rows
                 due.fire_all()  # in this table only: the next ones follow
+
+
+def _raw_bytes(state: RangeState) -> int:
+    """About how many bytes of raw state a range's files hold for it."""
+    return int(sum(ref.raw_bytes * _share(ref, state) for ref in state.files))
 
 
 def _share(ref: FileRef, state: RangeState) -> float:

@@ -48,8 +48,11 @@ def expected(old: Model, new: Model) -> dict[int, tuple[str, Any, Any]]:
     return found
 
 
-def read(folder: str | Path, old: int, new: int | None = None) -> dict[int, tuple[str, Any, Any]]:
-    rows = ps.changes(folder, "op", from_epoch=old, to_epoch=new).to_pylist()
+def read(
+    folder: str | Path, old: int, new: int | None = None, keys: Any = None
+) -> dict[int, tuple[str, Any, Any]]:
+    asked: dict[str, Any] = {"from_epoch": old, "to_epoch": new, "keys": keys}
+    rows = ps.changes(folder, "op", **asked).to_pylist()
     for row in rows:
         for side in (row["before"], row["after"]):
             if side is not None:
@@ -77,7 +80,12 @@ def test_any_two_epochs(epochs: list[Any], small_parts: bool) -> None:
             follow(models[-1], rows, ALL, timers=True)
         for old in range(len(models)):
             for new in range(max(old, 1), len(models)):
-                assert read(folder, old, new) == expected(models[old], models[new]), (old, new)
+                all_of = expected(models[old], models[new])
+                assert read(folder, old, new) == all_of, (old, new)
+                some = {key: change for key, change in all_of.items() if key in (0, 3)}
+                lazily = ps.scan_changes(folder, "op", from_epoch=old, to_epoch=new).read_all()
+                assert lazily == ps.changes(folder, "op", from_epoch=old, to_epoch=new)
+                assert read(folder, old, new, keys=[3, 0, 3, 10**6]) == some, (old, new)
         coordinator.close()
 
 
@@ -92,6 +100,20 @@ def loads(patch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     patch.setattr(KeyedStateBackend, "load", load)
     return found
+
+
+def test_only_the_key_groups_of_keys_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = Operator(LocalStorage(tmp_path))
+    with operator.coordinator(2, retained=9) as coordinator:
+        run(coordinator, operator, [(key, "put", 1) for key in range(KEYS)])
+        run(coordinator, operator, [(key, "put", 2) for key in range(KEYS)])
+    found = loads(monkeypatch)
+    assert set(read(tmp_path, 1, 2, keys=[3])) == {3}
+    assert {(first, last) for _, first, last in found} == {(GROUPS[3], GROUPS[3])}
+    with pytest.raises(PystateError, match="key column"):
+        ps.changes(tmp_path, "op", from_epoch=1, keys=["x"])
 
 
 def test_only_what_may_differ_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,18 @@ HISTORY = {
     "since": (["3", "'2 hours'", "datetime(2026, 1, 1)"], "^history: since is a datetime with a"),
 }
 
+EXPORT = {
+    "location": (["3", "''", "None"], "^export_state: a checkpoint's location is the path of a"),
+    "destination": (["3", "''", "None"], "^export_state: destination is the path of a folder"),
+    "uid": (["3", "''", "'x'"], "uid|operator"),
+    "state": (["3", "'x'"], "state"),
+    "epoch": (["'4'", "0", "True", "99"], "epoch"),
+    "explode": ([*NO_FLAG, "True"], "^explode"),
+    "timers": ([*NO_FLAG, "True"], "timers"),
+    "overwrite": (NO_FLAG, "^export_state: overwrite is True or False, not"),
+    "progress": (["3", "'yes'", "True"], "^export_state: progress is a function, not"),
+}
+
 HARNESS = {
     "function": (["Counts", "print", "None", "3"], "is no KeyedProcessFunction or Vectorized"),
     "key": (["3", "None", "''", "[]", "'kk'", "['k', 3]", "{'k': 'longg'}"], "key|type"),
@@ -180,6 +192,7 @@ def cases(table: dict[str, tuple[list[str], str]]) -> Any:
         (ps.savepoint, SAVEPOINT),
         (ps.rescale, RESCALE),
         (ps.history, HISTORY),
+        (ps.export_state, EXPORT),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -228,6 +241,16 @@ def test_history(name: str, bad: str, message: str, tmp_path: Path) -> None:
         store.checkpoint()
     given = {"location": tmp_path / "c", name: eval(bad, dict(NAMES))}
     refused(lambda: ps.history(**given), message)
+
+
+@cases(EXPORT)
+def test_export(name: str, bad: str, message: str, tmp_path: Path) -> None:
+    with ps.open(tmp_path / "c", key="long", states={"n": NAMES["N"]}) as store:
+        store.checkpoint()
+    given = {"location": tmp_path / "c", "destination": tmp_path / "out"}
+    given |= {name: eval(bad, dict(NAMES))}
+    refused(lambda: ps.export_state(**given), message)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @cases(STORE)

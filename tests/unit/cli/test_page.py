@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "command-line.md"
 def plain(text: str) -> str:
     """What is printed, but for times and names that are drawn."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-11-23 05:00:00", text)
+    text = re.sub(r"files, [\d.]+ KiB\.", "files, 1 KiB.", text)
     text = re.sub(r"[\d.]+ m?s\b", "1 ms", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "0" * 32, text)
     text = re.sub(r"\d+ bytes, and was written with \d+", "1 bytes, and was written with 2", text)
@@ -39,7 +41,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
         if command == "$ pystate verify counts" and found:
             path = next(Path("counts/state").rglob("00000003-*.delta"))
             path.write_bytes(path.read_bytes()[:-100])
-        done = CliRunner().invoke(app, command.split()[2:])
+        done = CliRunner().invoke(app, shlex.split(command)[2:])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         found.append((shown, done.output.replace(str(folder), "/data")))
     return found
@@ -47,6 +49,6 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = printed(tmp_path, monkeypatch)
-    assert len(blocks) == 4
+    assert len(blocks) == 7
     for shown, said in blocks:
         assert plain(shown) == plain(said)
