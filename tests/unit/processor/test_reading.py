@@ -400,7 +400,7 @@ def test_a_key_column_with_the_name_of_an_element(tmp_path: Path) -> None:
 
 
 def test_duckdb_reads_it(filled: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
     state = read_state(filled, "op")
     assert state.num_rows == 7
     assert duckdb.sql("SELECT k, v, len(l) FROM state WHERE k < 2 ORDER BY k").fetchall() == [
