@@ -15,8 +15,8 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from pystate.arguments import flag, folder_path, shown
@@ -52,6 +52,7 @@ from pystate.errors import (
     CorruptFileError,
     FencedError,
     InvalidArgumentError,
+    PystateError,
 )
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "finish_savepoint",
     "lost",
     "manifest_of",
+    "new_folder",
     "of_newest_epoch",
     "read_savepoint",
     "savepoint",
@@ -244,25 +246,20 @@ def take_savepoint(
             source, manifest, destination, previous=previous, copy=copy, progress=progress
         )
 
-    return of_newest_epoch(source, destination, write)
+    return of_newest_epoch(source, write)
 
 
-def of_newest_epoch(
-    source: CheckpointStorage,
-    destination: CheckpointStorage,
-    write: Callable[[Manifest], Savepoint],
-) -> Savepoint:
+def of_newest_epoch(source: CheckpointStorage, write: Callable[[Manifest], Savepoint]) -> Savepoint:
     """Call `write` with the newest epoch of a checkpoint or savepoint, whose job may be running.
 
-    If it raises `RetiredError`, `destination` is emptied, and the next epoch is tried.
+    If it raises `RetiredError`, the next epoch is tried; it must have left nothing.
     """
     for _ in range(_TRIES):
         manifest = _settled_head(source)
         try:
             return write(manifest)
         except RetiredError:
-            for entry in destination.list(""):  # it was empty
-                destination.delete(entry.path)
+            continue
     raise CheckpointError(
         f"checkpoint {source.uri}: each of {_TRIES} epochs was retired while it was copied: take "
         "the savepoint by the job that runs (Job.savepoint), or retain more epochs"
@@ -330,7 +327,33 @@ def write_savepoint(
     NoSpaceError, CheckpointError
         A file cannot be written.
     """
+    with new_folder(source, destination):
+        return _write(source, manifest, destination, previous, copy=copy, progress=progress)
+
+
+@contextmanager
+def new_folder(source: CheckpointStorage | None, destination: CheckpointStorage) -> Iterator[None]:
+    """Check a folder as `check_destination` does, and empty it again if the block fails."""
     check_destination(source, destination)
+    try:
+        yield
+    except BaseException:
+        with suppress(PystateError, OSError):
+            destination.delete(SAVEPOINT_FILE)  # without it, what is left is no savepoint
+            for entry in destination.list("") + destination.list("", temporary=True):
+                destination.delete(entry.path)
+        raise
+
+
+def _write(
+    source: CheckpointStorage,
+    manifest: Manifest,
+    destination: CheckpointStorage,
+    previous: CheckpointStorage | None,
+    *,
+    copy: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Savepoint:
     earlier = frozenset() if previous is None else _known_files(previous)
 
     def save(ref: FileRef) -> None:

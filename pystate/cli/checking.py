@@ -12,7 +12,7 @@ import typer
 
 from pystate.cli.arguments import AsJson, Location
 from pystate.cli.groups import WRONG
-from pystate.cli.screen import number, print_json, progress_bar, say, size, table
+from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
 from pystate.maintenance import verification
 from pystate.maintenance.findings import Finding, Verification
 
@@ -59,15 +59,15 @@ def _show(found: Verification, everything: bool) -> None:
     spare = [finding for finding in found.findings if not finding.is_error]
     if spare and not everything:
         kinds = Counter(finding.kind for finding in spare)
-        counted = " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items())
+        harmless = " and ".join(counted(n, kind) for kind, n in kinds.items())
         held = size(sum(finding.size_bytes for finding in spare))
-        say(f"{counted} ({held}), which do no harm: --all lists them")
-    checked = f"{len(found.epochs)} epochs, {number(found.files)} files, {size(found.size_bytes)}"
+        say(f"{harmless} ({held}), which do no harm: --all lists them")
+    files = f"{counted(found.files, 'file')}, {size(found.size_bytes)}"
+    checked = f"{counted(len(found.epochs), 'epoch')}, {files}"
     if found.ok:
         say(f"Nothing is wrong: {checked} checked.", "green")
         return
-    errors = len(found.errors)
-    say(f"{errors} finding{'s' * (errors > 1)}: {checked} checked.", "bold red")
+    say(f"{counted(len(found.errors), 'finding')}: {checked} checked.", "bold red")
     if found.kind == "savepoint":
         say("Copy the savepoint once more.")
         return

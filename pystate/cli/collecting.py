@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pystate.cli.arguments import AsJson, Checkpoint
-from pystate.cli.screen import number, print_json, say, size
+from pystate.cli.screen import counted, number, print_json, say, size
 from pystate.maintenance.collection import collect
 
 __all__ = ["gc"]
@@ -49,7 +49,7 @@ def gc(
         say(f"  {path}")
     if len(found.files) > _MOST:
         say(f"  and {number(len(found.files) - _MOST)} more")
-    what = f"{number(len(found.files))} files, {size(found.size_bytes)}"
+    what = f"{counted(len(found.files), 'file')}, {size(found.size_bytes)}"
     if not found.files:
         say("There is nothing to remove.", "green")
     elif dry_run:

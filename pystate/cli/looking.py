@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pystate.cli.arguments import AsJson, Location
-from pystate.cli.screen import facts, number, print_json, say, size, table, when
+from pystate.cli.screen import counted, facts, number, print_json, say, size, table, when
 from pystate.maintenance.description import (
     Description,
     OperatorDescription,
@@ -74,7 +74,7 @@ def _facts(found: Description) -> dict[str, object]:
         "watermark": when(found.watermark_ms),
         "output": committed[found.output_committed],
         "key groups": f"{found.max_parallelism} (max_parallelism)",
-        "state": f"{size(found.size_bytes)} in {number(found.files)} files",
+        "state": f"{size(found.size_bytes)} in {counted(found.files, 'file')}",
         "written by": f"{found.library}, manifest format {found.format_version}",
         "created": when(found.created_ms),
         "owner": None if found.owner is None else _owner(found.owner),

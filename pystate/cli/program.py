@@ -6,6 +6,7 @@ Thread safety: a program of its own.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 
 __all__ = ["main"]
@@ -26,5 +27,9 @@ def main() -> None:
             )
             sys.exit(2)
     from pystate.cli.app import app
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names may have characters that the terminal's encoding does not have.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     app(prog_name="pystate")

@@ -13,7 +13,7 @@ import typer
 
 from pystate.cli.arguments import AsJson, Checkpoint, Location
 from pystate.cli.rows import Format, Keys, Limit, keys_of, print_rows, style_of
-from pystate.cli.screen import number, print_json, progress_bar, say, size
+from pystate.cli.screen import counted, print_json, progress_bar, say, size
 from pystate.maintenance.description import open_existing
 from pystate.processor.changes import scan_changes
 from pystate.processor.epochs import MissingFileError, epoch_of, operator_of
@@ -138,7 +138,7 @@ def export(
         return
     say(
         f"Operator {made.uid!r} as of epoch {made.epoch} is exported to {made.location}: "
-        f"{number(made.rows)} rows, {number(made.files)} files, {size(made.size_bytes)}."
+        f"{counted(made.rows, 'row')}, {counted(made.files, 'file')}, {size(made.size_bytes)}."
     )
 
 

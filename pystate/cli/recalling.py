@@ -38,6 +38,8 @@ _COLUMNS = (
     "took",
     "notes",
 )
+#: What is left out, in this order, where the screen is too narrow.
+_SPARE = ("watermark", "state", "merged", "late", "rows out", "keys", "written", "input", "changed")
 _TIMES = ("attach", "process", "seal", "write")
 _PARTS = ("epoch", "published (UTC)", *_TIMES, "publish", "commit", "took")
 _OPERATORS = (
@@ -121,6 +123,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
         [name for name in columns if name not in ("published (UTC)", "input", "notes", "operator")],
+        _SPARE,
     )
 
 

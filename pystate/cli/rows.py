@@ -20,7 +20,7 @@ import pyarrow as pa
 import typer
 
 from pystate.arguments import shown
-from pystate.cli.screen import number, say, table
+from pystate.cli.screen import is_ascii, number, say, table
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import KeyColumns
 
@@ -183,7 +183,7 @@ def _cell(value: Any, *, missing: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
+    return json.dumps(_plain(value), ensure_ascii=is_ascii())
 
 
 def _plain(value: Any) -> Any:

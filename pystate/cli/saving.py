@@ -12,7 +12,7 @@ import typer
 from pystate.checkpoint import savepoint as taking
 from pystate.checkpoint.savepoint import Savepoint
 from pystate.cli.arguments import AsJson, Checkpoint, Location
-from pystate.cli.screen import number, print_json, progress_bar, say, size
+from pystate.cli.screen import counted, print_json, progress_bar, say, size
 from pystate.coordinator import split_groups
 from pystate.maintenance.description import open_existing
 
@@ -78,5 +78,5 @@ def _tell(taken: Savepoint, json: bool) -> None:
         return
     say(
         f"Epoch {taken.epoch} of job {taken.job!r} is saved in {taken.location}: "
-        f"{number(taken.files)} files, {size(taken.size_bytes)}."
+        f"{counted(taken.files, 'file')}, {size(taken.size_bytes)}."
     )

@@ -5,7 +5,9 @@ Thread safety: a program of its own.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -20,8 +23,10 @@ from rich.table import Table
 from pystate.markup import bytes_shown
 
 __all__ = [
+    "counted",
     "facts",
     "harmless",
+    "is_ascii",
     "number",
     "print_json",
     "progress_bar",
@@ -32,18 +37,21 @@ __all__ = [
     "when",
 ]
 
+_GAP = 2
+#: The last column of a table is folded down to this width.
+_LEAST_WIDTH = 24
 _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    # What is piped is read by programs, or later: it is not cut to the width of no screen.
-    return console if console.is_terminal else Console(highlight=False, width=10_000)
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # It would end the program here; the commands know how.
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def say(text: str, style: str | None = None) -> None:
     """Print a paragraph."""
-    _console().print(harmless(text), style=style, markup=False, soft_wrap=True)
+    _Console(highlight=False).print(harmless(text), style=style, markup=False, soft_wrap=True)
 
 
 def harmless(text: str) -> str:
@@ -63,7 +71,10 @@ def facts(heading: str, values: Mapping[str, object]) -> None:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Print a table.
 
@@ -75,21 +86,61 @@ def table(
         The cells; None is left empty.
     numbers : sequence of str
         The names of the columns to align at the right.
+    spare : sequence of str
+        The names of columns that may be left out, in this order, where the screen is too narrow.
     """
-    right = set(numbers)
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    cells = [["" if cell is None else harmless(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    console = _Console(highlight=False)
+    is_narrow = console.is_terminal and _least(widths) > console.width
+    if is_narrow:
+        for count in range(1, len(spare) + 1):
+            kept = [i for i, name in enumerate(columns) if name not in spare[:count]]
+            if _least([widths[i] for i in kept]) <= console.width:
+                fewer = [[row[i] for i in kept] for row in rows]
+                table([columns[i] for i in kept], fewer, numbers)
+                return
+    if not console.is_terminal:
+        # What is piped is read by programs, or later: it is not cut to the width of no screen.
+        console = _Console(highlight=False, width=_width(widths))
+    elif is_narrow:
+        _records(columns, cells)
+        return
+    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for name in columns:
         last = name == columns[-1]
         shown.add_column(
-            name, justify="right" if name in right else "left", overflow="fold", no_wrap=not last
+            name,
+            justify="right" if name in numbers else "left",
+            overflow="fold",
+            no_wrap=not last,
         )
-    for row in rows:
-        shown.add_row(*("" if cell is None else _escaped(harmless(str(cell))) for cell in row))
-    console = _console()
+    for row in cells:
+        shown.add_row(*map(_escaped, row))
     with console.capture() as capture:
         console.print(shown)
     for line in capture.get().splitlines():
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def _least(widths: Sequence[int]) -> int:
+    """How wide the screen must be: the last column can be folded."""
+    return _width(widths[:-1]) + min(widths[-1], _LEAST_WIDTH)
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(width + _GAP for width in widths)
+
+
+def _records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table for which the screen is too narrow: a line per cell, none of them cut."""
+    for place, row in enumerate(rows):
+        if place:
+            say("")
+        facts(
+            f"{columns[0]} {row[0]}",
+            {name: cell or None for name, cell in zip(columns[1:], row[1:], strict=True)},
+        )
 
 
 def _escaped(text: str) -> str:
@@ -98,7 +149,13 @@ def _escaped(text: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, default=_plain, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, default=_plain, indent=2, ensure_ascii=is_ascii())
+    sys.stdout.write(f"{text}\n")
+
+
+def is_ascii() -> bool:
+    """Whether what is printed may not have every character as it is."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
 
 
 def _plain(value: Any) -> Any:
@@ -133,6 +190,11 @@ def took(time_ms: float) -> str:
     return f"{time_ms / 1000:.1f} s"
 
 
+def counted(value: int, what: str) -> str:
+    """A number of things."""
+    return f"{number(value)} {what}{'' if value == 1 else 's'}"
+
+
 def number(value: int) -> str:
     """A number with separators."""
     return f"{value:,}".replace(",", " ")
@@ -151,7 +213,12 @@ def progress_bar(label: str, *, shown: bool = True) -> Iterator[Callable[[int, i
     if not shown or not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(label, total=None)
 

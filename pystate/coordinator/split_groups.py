@@ -27,8 +27,8 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.savepoint import (
     RetiredError,
     Savepoint,
-    check_destination,
     finish_savepoint,
+    new_folder,
     of_newest_epoch,
 )
 from pystate.checkpoint.storage import CheckpointStorage, open_storage
@@ -92,7 +92,7 @@ def rescale(
     def write(epoch: Manifest) -> Savepoint:
         return split(origin, epoch, target, groups, progress)
 
-    return of_newest_epoch(origin, target, write)
+    return of_newest_epoch(origin, write)
 
 
 def split(
@@ -110,7 +110,18 @@ def split(
             f"of that: each key group is split into equally many; take {2 * before}, {4 * before}, "
             f"or another multiple up to {MAX_PARALLELISM}"
         )
-    check_destination(source, destination)
+    with new_folder(source, destination):
+        return _split(source, manifest, destination, groups, progress)
+
+
+def _split(
+    source: CheckpointStorage,
+    manifest: Manifest,
+    destination: CheckpointStorage,
+    groups: int,
+    progress: Callable[[int, int], None] | None,
+) -> Savepoint:
+    before = manifest.max_parallelism
     parts = [
         (operator, state, multiple)
         for operator in manifest.operators

@@ -194,10 +194,26 @@ def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointSt
         if storage.list("manifests"):
             return storage  # a checkpoint, of which that file is lost
         raise InvalidArgumentError(
-            f"{storage.uri} holds no checkpoint and no savepoint (there is no {JOB_FILE}): give "
-            "the folder that a Job, or pystate.open, has as its checkpoint"
+            f"{storage.uri} {_instead(storage)}: give the folder that a Job, or pystate.open, has "
+            "as its checkpoint"
         )
     return storage
+
+
+def _instead(storage: CheckpointStorage) -> str:
+    """What is where no checkpoint is."""
+    path = storage.local_path(JOB_FILE)
+    folder = storage.uri if path is None else os.path.dirname(path)
+    if path is not None and not os.path.lexists(folder):
+        return "does not exist, and so is no checkpoint"
+    if path is not None and not os.path.isdir(folder):
+        return "is no folder, and so no checkpoint"
+    above = os.path.dirname(folder)
+    while above != os.path.dirname(above):
+        if any(os.path.isfile(os.path.join(above, n)) for n in (JOB_FILE, SAVEPOINT_FILE)):
+            return f"is only a part of the checkpoint or savepoint {above}, and no checkpoint"
+        above = os.path.dirname(above)
+    return f"holds no checkpoint and no savepoint (there is no {JOB_FILE})"
 
 
 def describe(location: str | os.PathLike[str]) -> Description:

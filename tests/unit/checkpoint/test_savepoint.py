@@ -205,8 +205,16 @@ def test_a_damaged_file_is_found_out(work: Work, tmp_path: Path, copy: bool) -> 
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match=path.name):
         ps.savepoint(work.root, tmp_path / "savepoint", copy=copy)
-    with pytest.raises(InvalidArgumentError, match="interrupted"):
-        ps.savepoint(work.root, tmp_path / "savepoint")
+    assert not content(tmp_path / "savepoint")
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    ps.savepoint(work.root, tmp_path / "savepoint", copy=copy)
+    assert read(tmp_path / "savepoint") == work.counts
+    # What is there already is not touched by an attempt that fails.
+    before = content(tmp_path / "savepoint")
+    with pytest.raises(InvalidArgumentError, match="holds a savepoint already"):
+        ps.savepoint(work.root, tmp_path / "savepoint", copy=copy)
+    assert content(tmp_path / "savepoint") == before
 
 
 # ---- beginning -----------------------------------------------------------------------------------

@@ -568,7 +568,7 @@ def test_gc_says_bytes(tmp_path: Path) -> None:
     name = f"state/op/00000-00063/00000001-{'0' * 32}.delta"
     (work.root / name).write_bytes(b"123")
     os.utime(work.root / name, (1, 1))
-    assert run("gc", work.root, "--dry-run")[1] == f"  {name}\n1 files, 3 bytes would be removed.\n"
+    assert run("gc", work.root, "--dry-run")[1] == f"  {name}\n1 file, 3 bytes would be removed.\n"
     code, said, _ = run("gc", work.root, "--json")
     assert code == 0 and json.loads(said)["files"] == [name] and json.loads(said)["removed"] == 1
     assert run("gc", work.root, "--older-than", "soon")[0] == 2

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "command-line.md"
 def plain(text: str) -> str:
     """What is printed, but for times and names that are drawn."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-11-23 05:00:00", text)
-    text = re.sub(r"files, [\d.]+ KiB\.", "files, 1 KiB.", text)
+    text = re.sub(r"files?, [\d.]+ KiB\.", "file, 1 KiB.", text)
     text = re.sub(r"[\d.]+ m?s\b", "1 ms", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "0" * 32, text)
     text = re.sub(r"\d+ bytes, and was written with \d+", "1 bytes, and was written with 2", text)

@@ -131,14 +131,15 @@ def test_damage_is_named(tmp_path: Path) -> None:
         begin_with(LocalStorage(tmp_path / "more"), LocalStorage(tmp_path / "x"), job="job")
     path.unlink()
     with pytest.raises(CheckpointError, match=path.name):
-        ps.rescale(work.root, tmp_path / "other", max_parallelism=256)
+        ps.rescale(work.root, tmp_path / "more", max_parallelism=256)
+    assert not content(tmp_path / "more")
 
 
 def test_an_attempt_that_was_killed_is_no_savepoint(tmp_path: Path) -> None:
     work = Work(tmp_path / "checkpoint").some(2)
 
     def act(storage: Any) -> None:
-        of_newest_epoch(work.storage, storage, lambda e: split(work.storage, e, storage, 256))
+        of_newest_epoch(work.storage, lambda e: split(work.storage, e, storage, 256))
 
     done = 0
     for cut in cuts(tmp_path, act):
