@@ -18,7 +18,7 @@ from pystate.backend.timers import TimeDomain
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_range, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.processor.equality import lengths_of
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
 from pystate.state.columns import NAMESPACE
@@ -83,7 +83,10 @@ def write_range(
         for part in _parts(rows):
             keys = _keys(backend, part)
             for name in operator.states:
-                _put(backend, keys, part, name)
+                try:
+                    _put(backend, keys, part, name)
+                except WrongTypeError as error:
+                    raise WrongTypeError(f"operator {operator.uid!r}, {error}") from error
         for part in () if timers is None else _parts(timers):
             _register(backend, part)
         if not backend.dirty:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pystate.arguments import checked_uid, integer, mapping, shown
 from pystate.arguments import text as checked_text
 from pystate.checkpoint.copying import for_all, place
-from pystate.checkpoint.job_file import JobFile, default_max_parallelism, library
+from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.savepoint import (
     Savepoint,
@@ -250,6 +250,7 @@ class Destination:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             with suppress(PystateError, OSError):
+                self.storage.delete(SAVEPOINT_FILE)  # without it, what is left is no savepoint
                 for entry in self.storage.list(""):  # it was empty
                     self.storage.delete(entry.path)
 
