@@ -74,6 +74,7 @@ class _Delta:
     """A sealed epoch on its way into a manifest."""
 
     snapshot: Snapshot
+    rows: int
     ref: FileRef | None = None
     tried: bool = False
 
@@ -270,7 +271,8 @@ class Store:
         if self._backend.dirty or (head is None and not self._pending):
             base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
             name = Lineage(uuid.uuid4().bytes, base.id, epoch)
-            self._pending.append(_Delta(self._backend.seal(name)))
+            rows = self._backend.stats().changed_rows
+            self._pending.append(_Delta(self._backend.seal(name), rows))
         else:
             self._backend.end_idle_epoch()
         if not self._pending and not self._unsynced:
@@ -278,13 +280,14 @@ class Store:
             return self.epoch
         deltas = tuple(self._written(delta, epoch) for delta in self._pending)
         written_s = time.monotonic()
+        rows = sum(delta.rows for delta in self._pending)
         newest = deltas[-1].id if deltas else self._range.id
         state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
         manifest = self._manifest(epoch, self._merged(state, epoch))
         self._publish(manifest)
         stats = self._backend.stats()
         self._chronicle.published(
-            manifest, deltas, (stats.keys, stats.committed_bytes), began_s, written_s
+            manifest, deltas, (rows, stats.keys, stats.committed_bytes), began_s, written_s
         )
         self._tick()
         return epoch

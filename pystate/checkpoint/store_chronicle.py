@@ -36,7 +36,7 @@ class StoreChronicle:
         self,
         manifest: Manifest,
         deltas: Sequence[FileRef],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         began_s: float,
         written_s: float,
     ) -> None:
@@ -48,8 +48,8 @@ class StoreChronicle:
             The epoch, of one operator with one range.
         deltas : sequence of FileRef
             The files that were written for it.
-        sizes : (int, int)
-            The keys of the table, and its bytes of memory.
+        sizes : (int, int, int)
+            The rows that have changed, the keys of the table, and its bytes of memory.
         began_s, written_s : float
             When the checkpoint began, and when its deltas were written, by `time.monotonic`.
         """
@@ -61,9 +61,9 @@ class StoreChronicle:
             rows_in=0,
             rows_out=0,
             late_rows=None,
-            keys=sizes[0],
-            state_bytes=sizes[1],
-            rows_changed=sum(ref.rows + ref.tombstones for ref in deltas),
+            keys=sizes[1],
+            state_bytes=sizes[2],
+            rows_changed=sizes[0],
             rows_restored=0,
             rows_copied=0,
             checkpoint_bytes=sum(ref.file_bytes for ref in deltas),

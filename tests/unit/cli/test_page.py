@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -45,6 +47,28 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         found.append((shown, done.output.replace(str(folder), "/data")))
     return found
+
+
+def drawn(path: Path) -> str:
+    """The words of a picture, but for what differs from run to run."""
+    words = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text("utf-8"))
+    text = html.unescape(" ".join(words)).replace("\xa0", " ")
+    text = re.sub(r"-[0-9a-f]{1,32}\b", "-0", re.sub(r"\b[0-9a-f]+\.delta", "0.delta", text))
+    text = re.sub(r"[\d.]+ (m?s|[KM]iB|bytes)\b", "1 unit", text)
+    return re.sub(r" +", " ", re.sub(r"\d\d:\d\d:\d\d", "00:00:00", text))
+
+
+def test_the_pictures_show_what_is_printed(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("pictures", PAGE.with_name("pictures.py"))
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    pictures.main(tmp_path)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert made == sorted(path.name for path in (PAGE.parent / "_static").glob("*.svg"))
+    for name in made:
+        assert drawn(tmp_path / name) == drawn(PAGE.parent / "_static" / name)
+        assert (PAGE.parent / "_static" / name).stat().st_size < 20_000
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
