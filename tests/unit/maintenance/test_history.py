@@ -90,6 +90,8 @@ def test_epochs_that_a_repair_gives_up_are_forgotten(work: Work) -> None:
     lose_two(work)
     assert ps.repair(work.root).good_epoch == 4
     assert epochs(work) == [1, 2, 3, 4]
+    # They would come back where the record of a later epoch 6 is lost.
+    assert [r.epoch for r in read_records(work.storage).records] == [1, 2, 3, 4]
     with work.coordinator() as coordinator:
         work.run(coordinator, {1: 1}, run_key="again")
     records = ps.history(work.root).records
