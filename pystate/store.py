@@ -36,7 +36,7 @@ from pystate.checkpoint.manifest import (
     RangeState,
     Schema,
     empty_range,
-    read_manifest,
+    is_published,
     state_path,
 )
 from pystate.checkpoint.manifest_log import History, Retired
@@ -123,7 +123,7 @@ class Store:
                 f"{owner}: clock is a function that gives milliseconds since 1970, not "
                 f"{shown(clock)}"
             )
-        self._clock = _wall_clock_ms if clock is None else clock
+        self._clock = clock or (lambda: time.time_ns() // 1_000_000)
         self._retained = integer(retained, f"{owner}: retained", least=1)
         integer(lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0)
         flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
@@ -337,7 +337,7 @@ class Store:
             host=socket.gethostname(),
             max_parallelism=self._backend.max_parallelism,
             processing_time_ms=self._now_ms,
-            created_ms=_wall_clock_ms(),
+            created_ms=time.time_ns() // 1_000_000,
             library=library(),
             operators=(OperatorState(_UID, 1, keys, states, (state,)),),
             query_id=_UID,
@@ -352,7 +352,7 @@ class Store:
         except PystateError:
             # If only the last sync of the folder failed, the manifest is there, and the next
             # published one makes it durable.
-            if self._is_there(manifest):
+            if is_published(self._storage, manifest):
                 self._adopt(manifest)
                 self._unsynced = True
             raise
@@ -364,13 +364,6 @@ class Store:
             self._retired = self._history.retire(self._retained)
         except (PystateError, OSError) as error:
             _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
-
-    def _is_there(self, manifest: Manifest) -> bool:
-        try:
-            found = read_manifest(self._storage, manifest.path)
-        except (PystateError, OSError):
-            return False
-        return found.evaluation_id == manifest.evaluation_id
 
     def _adopt(self, manifest: Manifest) -> None:
         self._history.add(manifest)
@@ -554,7 +547,3 @@ def open(
         allow_pickle=allow_pickle,
         clock=clock,
     )
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -37,7 +37,7 @@ from pystate.checkpoint.refs import (
     uid_folder,
 )
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CorruptFileError, InvalidArgumentError, SwappedFileError
+from pystate.errors import CorruptFileError, InvalidArgumentError, PystateError, SwappedFileError
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "decode_schema",
     "empty_range",
     "has_timers",
+    "is_published",
     "manifest_epoch",
     "manifest_path",
     "read_manifest",
@@ -314,6 +315,15 @@ def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = N
         raise CorruptFileError(
             f"{path}: its part {error.filename or error} is lost; bring it back from a copy"
         ) from error
+
+
+def is_published(storage: CheckpointStorage, manifest: Manifest) -> bool:
+    """Whether a manifest is there, although the call that published it failed."""
+    try:
+        found = read_manifest(storage, manifest.path)
+    except (PystateError, OSError):
+        return False
+    return found.evaluation_id == manifest.evaluation_id
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:
