@@ -87,7 +87,16 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
     yield from _try(RESTORED_FILE, lambda: begun_epoch(storage), "it says with what the job began")
     yield from _check_runs(storage)
     for path, error in read_records(storage).problems:
-        yield failure(path, error, "the epochs' state is not touched by that")
+        with suppress(FileNotFoundError):
+            data = storage.read_bytes(path)
+            if data.endswith(b"\n"):
+                yield failure(path, error, "the epochs' state is not touched by that")
+            else:
+                # As for marks: it is not synced.
+                said = (
+                    f"{path}: the machine stopped before it was written; its records are lost"
+                )
+                yield Finding(path, "leftover", said, size_bytes=len(data))
     yield from _check_position(storage, head)
 
 

@@ -219,7 +219,7 @@ def killed_drivers(story: Story) -> Check:
     story.record()
     story.note("epoch", 2)
     for _ in range(5):
-        story.killed(lambda: story.epochs(2, retained=1), 160)
+        story.killed(lambda: story.epochs(2, retained=1), 320)
     return job_alone
 
 
@@ -331,7 +331,7 @@ def offline_rescale(story: Story) -> Check:
     story.record()
     story.note("epoch", 4)
     storage, target = story.work.storage, LocalStorage(story.world / "more")
-    of_newest_epoch(storage, target, lambda epoch: split(storage, epoch, target, 256))
+    of_newest_epoch(storage, lambda epoch: split(storage, epoch, target, 256))
     story.note("more")
 
     def check(root: Path, image: Image, goes_on: bool) -> None:

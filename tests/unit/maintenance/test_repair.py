@@ -330,7 +330,7 @@ def test_what_is_confirmed_and_what_is_not(streaming: Streaming, tmp_path: Path)
     assert content(streaming.root) == before
     with pytest.raises(InvalidArgumentError, match="confirm is a function"):
         ps.repair(streaming.root, confirm=True)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="holds no checkpoint"):
+    with pytest.raises(InvalidArgumentError, match="is no checkpoint"):
         ps.repair(tmp_path / "nothing")
     ps.savepoint(Work(tmp_path / "c").some(1).root, tmp_path / "s")
     with pytest.raises(InvalidArgumentError, match="is a savepoint"):
