@@ -120,7 +120,7 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
                                        "or a bound")
     if status == PST_NEWER_FORMAT:
         return errors.NewerFormatError(f"{at}: written by a later version of pystate in a format "
-                                       "that this one does not read")
+                                       "that this one does not read: upgrade pystate")
     if status == PST_IO:
         code = 0 if detail is NULL else detail.sys_errno
         if code in FULL:

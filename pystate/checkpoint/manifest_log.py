@@ -7,7 +7,9 @@ Invariants
 1. Retained epochs are consecutive: retention removes the oldest first. A gap is a lost manifest and
    is never skipped.
 2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the manifest
-   and not synced, so that it can only lag behind. It shows if the newest manifest is lost.
+   and not synced, so that it can only lag behind. It shows if the newest manifest is lost. It and
+   ``manifests/committed`` may be damaged, and are then as if they were not there; but those of a
+   later version are not overwritten.
 3. A manifest with a run key is not removed before `RunKeys` has the key. A damaged manifest may
    have had any key: it is retired like others, and ``runs/unknown`` names its epoch.
 4. Before a manifest is removed, ``manifests/<epoch>.retired`` is written. A driver that was delayed
@@ -36,7 +38,7 @@ from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.parts import Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError, CorruptFileError, FencedError
+from pystate.errors import CheckpointError, CorruptFileError, FencedError, NewerFormatError
 
 __all__ = [
     "COMMITTED",
@@ -199,6 +201,8 @@ class History:
             data = self._storage.read_bytes(COMMITTED)
             fields = decode_document("committed", 1, data, COMMITTED)
             return fields.integer("epoch"), fields.text("evaluation_id")
+        except NewerFormatError:
+            raise
         except (FileNotFoundError, CheckpointError):
             return 0, ""
 
@@ -380,7 +384,10 @@ def survey(storage: CheckpointStorage) -> Survey:
     lost: tuple[int, ...] = ()
     for _ in range(_LISTINGS):  # as in `_retained`
         listing = _scan(storage)
-        newest = max(_latest(storage), *listing.epochs, listing.floor)
+        noted = 0
+        with suppress(NewerFormatError):  # reported with the other small files
+            noted = _latest(storage)
+        newest = max(noted, *listing.epochs, listing.floor)
         first = listing.floor + 1 if listing.floor else min(listing.epochs, default=newest)
         found = set(listing.epochs)
         lost = tuple(epoch for epoch in range(max(first, 1), newest + 1) if epoch not in found)
@@ -443,6 +450,8 @@ def _latest(storage: CheckpointStorage) -> int:
     try:
         fields = decode_document("latest", 1, storage.read_bytes(LATEST), LATEST)
         return fields.integer("epoch")
+    except NewerFormatError:
+        raise
     except (FileNotFoundError, CheckpointError):
         return 0
 

@@ -77,7 +77,7 @@ def decode_document(kind: str, format_version: int, data: bytes, path: str) -> F
     version = fields.integer("format_version")
     if version > format_version:
         raise NewerFormatError(
-            f"{path}: format version {version} was written by a later pystate; "
+            f"{path}: format version {version} was written by a later version of pystate; "
             f"this one reads up to {format_version}: upgrade pystate"
         )
     fields.version = version

@@ -29,6 +29,7 @@ from pystate.checkpoint.job_file import (
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, QueryProgress
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import decode_document, encode_document
+from pystate.checkpoint.run_keys import check_version
 from pystate.checkpoint.savepoint import (
     FOLDERS,
     Savepoint,
@@ -153,6 +154,7 @@ def _check_begun(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> No
         begun = checkpoint.read_bytes(RESTORED_FILE)
     except FileNotFoundError:
         begun = b""
+    begun_epoch(checkpoint)  # a file of a later version says so
     if begun and not origin.exists(SAVEPOINT_FILE):
         return  # claimed, or removed since: it is not needed any more
     if begun != _begun_with(read_savepoint(origin)):
@@ -196,6 +198,7 @@ def _begin_runs_and_position(
             raise CorruptFileError(
                 f"savepoint {origin.uri}: {path} is not what it was when the savepoint was taken"
             )
+        check_version(path, data)
         if path != METADATA:
             keep(checkpoint, path, data)
     if METADATA not in savepoint.digests:

@@ -34,7 +34,7 @@ from pystate.errors import (
     SwappedFileError,
 )
 
-__all__ = ["RUNS", "RunKeys"]
+__all__ = ["RUNS", "RunKeys", "check_version"]
 
 RUNS = "runs"
 _FORMAT_VERSION = 1
@@ -79,6 +79,18 @@ class _Listing(NamedTuple):
     def plus(self, file: _File) -> _Listing:
         """Add a file that was just written."""
         return self._replace(files=tuple(sorted({*self.files, file})))
+
+
+def check_version(path: str, data: bytes) -> None:
+    """Refuse a file of run keys, intact, that a later version wrote.
+
+    Raises
+    ------
+    NewerFormatError
+        This version cannot read it.
+    """
+    if _NAME.fullmatch(path):
+        decode_document("run keys", _FORMAT_VERSION, data, path)
 
 
 class RunKeys:

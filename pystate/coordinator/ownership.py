@@ -23,7 +23,14 @@ from dataclasses import dataclass
 
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import AlreadyPublishedError, FencedError, PystateError, SwappedFileError
+from pystate.errors import (
+    AlreadyPublishedError,
+    CorruptFileError,
+    FencedError,
+    NewerFormatError,
+    PystateError,
+    SwappedFileError,
+)
 from pystate.janitor import closing_mark
 
 __all__ = ["OWNERS", "Owner", "Ownership", "current_owner", "is_running", "read_owner"]
@@ -65,10 +72,19 @@ class Ownership:
         self.term = 0
 
     def acquire(self) -> None:
-        """Become the owner; from now on the previous owner fails with `FencedError`."""
+        """Become the owner; from now on the previous owner fails with `FencedError`.
+
+        Raises
+        ------
+        NewerFormatError
+            A driver of a later version is the owner.
+        """
         while True:
             terms = _terms(self._storage)
-            term = max(terms, default=0) + 1
+            newest = max(terms, default=0)
+            with suppress(CorruptFileError):  # it only says who the owner is
+                _read(self._storage, newest)
+            term = newest + 1
             fields = {
                 "term": term,
                 "run_id": self.run_id,
@@ -107,8 +123,13 @@ class Ownership:
 
     def fenced(self, newest: int) -> FencedError:
         """The error of a driver that finds another driver's term instead of its own."""
-        owner = _read(self._storage, newest) if newest > self.term else None
-        who = "its owner files were removed" if owner is None else _describe(owner)
+        who = "its owner files were removed"
+        try:
+            owner = _read(self._storage, newest) if newest > self.term else None
+            if owner is not None:
+                who = _describe(owner)
+        except NewerFormatError:
+            who = "a driver of a later version of pystate"
         return FencedError(
             f"checkpoint {self._storage.uri} has another owner now: {who}; "
             f"this driver (run {self.run_id}) has published nothing since and must stop"

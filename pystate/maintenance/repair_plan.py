@@ -24,7 +24,12 @@ from pystate.checkpoint.source_position import (
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.ownership import OWNERS
-from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    InvalidArgumentError,
+    NewerFormatError,
+)
 from pystate.maintenance.findings import Finding
 from pystate.maintenance.salvage import salvaged
 from pystate.maintenance.verification import Examination
@@ -151,12 +156,18 @@ def plan(found: Examination, job: str | None) -> Work:
     ------
     CheckpointError
         No retained epoch can be restored.
+    NewerFormatError
+        A file is of a later version: it is not damaged, and nothing is given up for it.
     """
     storage, epochs = found.storage, found.epochs
     if found.kind == "savepoint":
         raise InvalidArgumentError(
             f"{storage.uri} is a savepoint: nothing changes one; copy it once more"
         )
+    errors = tuple(found.result().errors)
+    later = next((finding.message for finding in errors if finding.kind == "newer"), None)
+    if later is not None:
+        raise NewerFormatError(f"checkpoint {storage.uri} is not repaired: {later}")
     usable = dict(_usable(found))
     if not usable:
         raise CheckpointError(
@@ -171,7 +182,6 @@ def plan(found: Examination, job: str | None) -> Work:
     kept = tuple(usable[epoch] for epoch in sorted(usable) if first <= epoch)
     rewritten = tuple(m for m in kept if m is not found.manifests[m.epoch])
     lost = tuple(epoch for epoch in epochs if epoch > good)
-    errors = tuple(found.result().errors)
     marks = tuple(f.path for f in errors if _is_mark(f.path) or (f.path == JOB_FILE and job))
     goes_back = bool(lost) or any(finding.kind == "position" for finding in errors)
     batches, hindrance = _batches_after(storage, usable[good]) if goes_back else ((), ())

@@ -70,6 +70,11 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
     if storage.exists(REPAIR_FILE):
         message = "a repair was interrupted, and no job can start: run `pystate repair` once more"
         yield Finding(REPAIR_FILE, "interrupted", message)
+        yield from _try(
+            REPAIR_FILE,
+            lambda: decode_document("repairing", 1, storage.read_bytes(REPAIR_FILE), REPAIR_FILE),
+            "it says where a repair keeps what it sets aside",
+        )
     yield from _check_job(storage, head)
     marks = {
         LATEST: ("latest", "the loss of the newest manifest would not be noticed"),
@@ -217,13 +222,18 @@ def check_savepoint(storage: CheckpointStorage) -> Iterator[Finding]:
     """Check the small files of a savepoint."""
     savepoint = read_savepoint(storage)
     yield from _check_job(storage, None)
+    wrong = False
     for path, digest in sorted(savepoint.digests.items()):
         try:
             data = storage.read_bytes(path)
         except FileNotFoundError:
+            wrong = True
             yield Finding(path, "missing", f"{path} is lost; no job can begin with the savepoint")
             continue
         if sha256(data) != digest:
+            wrong = True
             yield Finding(
                 path, "damaged", f"{path} is not what it was when the savepoint was taken"
             )
+    if not wrong:
+        yield from _check_runs(storage)

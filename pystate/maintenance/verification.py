@@ -178,7 +178,7 @@ def _read_savepoint(found: Examination) -> None:
         found.manifests[savepoint.epoch] = manifest_of(storage, savepoint)
     except CheckpointError as error:
         found.lost.add(savepoint.epoch)
-        kind = "damaged" if storage.exists(path) else "missing"
+        kind = failure(path, error).kind if storage.exists(path) else "missing"
         found.findings.append(Finding(path, kind, str(error), (savepoint.epoch,)))
 
 

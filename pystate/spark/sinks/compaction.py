@@ -20,7 +20,6 @@ Invariants
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -38,9 +37,11 @@ from pystate.spark.sinks.folders import (
     alone,
     copy_owner,
     data_files,
+    encode_note,
     exchange,
     link,
     link_tree,
+    read_note,
     sync_file,
     sync_folder,
     sync_tree,
@@ -102,14 +103,13 @@ class Compacted:
                     mine[-1][1] = epoch
                 else:
                     mine.append([epoch, epoch])
-        return json.dumps({"epochs": spans})
+        return encode_note("epochs", spans)
 
 
 def read_compacted(root: str) -> Compacted:
     """Read which epochs of an output lie in the folders of others."""
     try:
-        with open(os.path.join(root, _COMPACTED), encoding="utf-8") as file:
-            spans = json.load(file)["epochs"]
+        spans = read_note(os.path.join(root, _COMPACTED), "epochs")
     except FileNotFoundError:
         return Compacted({})
     return Compacted(

@@ -8,23 +8,27 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
-from pystate.errors import InUseError
+from pystate.errors import CorruptFileError, InUseError, NewerFormatError
 
 __all__ = [
     "LOCK",
     "alone",
     "copy_owner",
     "data_files",
+    "encode_note",
     "exchange",
     "is_hidden",
     "link",
     "link_tree",
+    "read_note",
     "shared",
     "sync_file",
     "sync_folder",
@@ -34,6 +38,7 @@ __all__ = [
 #: While a process holds a shared lock on this file, the folder is not exchanged.
 LOCK = "_lock"
 _LOOK_S = 0.005
+_FORMAT_VERSION = 1
 #: Arguments of renameat2: paths relative to the working directory, and the flag to exchange.
 _HERE, _EXCHANGE = -100, 2
 
@@ -41,6 +46,36 @@ _HERE, _EXCHANGE = -100, 2
 def is_hidden(name: str) -> bool:
     """Whether Spark and similar readers ignore a name when they read the folder above."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def encode_note(name: str, content: Any) -> str:
+    """Return the text of a small JSON file, which says its format's version."""
+    return json.dumps({"format_version": _FORMAT_VERSION, name: content})
+
+
+def read_note(path: str, name: str) -> Any:
+    """Read what `encode_note` made; a file without a version is of the first one.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    NewerFormatError, CorruptFileError
+        It cannot be understood.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        content = json.loads(text)
+        version = content.get("format_version", 1)
+        if version > _FORMAT_VERSION:
+            raise NewerFormatError(
+                f"{path}: format version {version} was written by a later version of pystate; "
+                f"this one reads up to {_FORMAT_VERSION}: upgrade pystate"
+            )
+        return content[name]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptFileError(f"{path}: not what pystate writes: {error}") from None
 
 
 def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:

@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
@@ -27,7 +26,13 @@ from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.resolve import FrameColumns, column_named
 from pystate.spark.schemas import names_twice
-from pystate.spark.sinks.folders import is_hidden, sync_file, sync_folder
+from pystate.spark.sinks.folders import (
+    encode_note,
+    is_hidden,
+    read_note,
+    sync_file,
+    sync_folder,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -158,8 +163,7 @@ def layout_names(layout: Layout) -> list[str]:
 def read_layout(root: str) -> Layout | None:
     """The layout of an output's folder; None if there is no layout file."""
     try:
-        with open(os.path.join(root, _FILE), encoding="utf-8") as file:
-            columns = json.load(file)["partition_by"]
+        columns = read_note(os.path.join(root, _FILE), "partition_by")
     except FileNotFoundError:
         return None
     return tuple((str(name), str(ddl)) for name, ddl in columns)
@@ -171,7 +175,7 @@ def save_layout(root: str, layout: Layout) -> None:
         return
     temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
     with open(temporary, "x", encoding="utf-8") as file:
-        json.dump({"partition_by": layout}, file)
+        file.write(encode_note("partition_by", layout))
     sync_file(temporary)
     os.replace(temporary, os.path.join(root, _FILE))
     sync_folder(root)

@@ -113,7 +113,10 @@ def test_older_epochs_become_one(out: Path) -> None:
     assert compact(out, [4, 5]) == Compaction(2, 3, 1)
     sink = ParquetSink(out)
     assert sink.epochs() == [1, 2, 3, 4, 5, 6] and values(visible(out)) == [*ALL, 60]
-    assert json.loads((out / "_compacted.json").read_text()) == {"epochs": {"5": [[1, 5]]}}
+    assert json.loads((out / "_compacted.json").read_text()) == {
+        "format_version": 1,
+        "epochs": {"5": [[1, 5]]},
+    }
     assert sink.is_compacted(3) and sink.is_compacted(5) and not sink.is_compacted(6)
     with pytest.raises(CheckpointError, match="holds the output of another checkpoint"):
         sink.begin(3, "e")
@@ -326,7 +329,8 @@ def test_two_folders_change_places(tmp_path: Path) -> None:
 def test_spans(tmp_path: Path) -> None:
     groups = {9: [1, 2, 3, 7, 9], 12: [11, 12]}
     assert json.loads(Compacted(groups).encode()) == {
-        "epochs": {"9": [[1, 3], [7, 7], [9, 9]], "12": [[11, 12]]}
+        "format_version": 1,
+        "epochs": {"9": [[1, 3], [7, 7], [9, 9]], "12": [[11, 12]]},
     }
     (tmp_path / "_compacted.json").write_text(Compacted(groups).encode())
     read = read_compacted(str(tmp_path))
