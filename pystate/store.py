@@ -383,6 +383,11 @@ class Store:
         if operator is None:
             self._backend.open()
             return
+        if operator.parallelism != 1:
+            raise InvalidArgumentError(
+                f"{self.path}: its state is in {operator.parallelism} ranges, and a store has one: "
+                "write it by ps.write_state with parallelism=1"
+            )
         stored = (operator.key_schema, operator.state_schema)
         unclaimed = check_schemas(
             _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state

@@ -258,8 +258,8 @@ def check_schemas(
         raise SchemaError(
             f"operator {uid!r}: its state is keyed by {_columns(stored[0])}, the job declares "
             f"{_columns(declared[0])}; the key of stored state changes only by an offline rewrite: "
-            "read the state, change it, write it as a savepoint and begin with that; or use "
-            "another uid, which begins without state"
+            "read it by ps.read_state, change the table, write it by ps.write_state as a "
+            "savepoint, and begin with that; or use another uid, which begins without state"
         )
     old, new = dict(stored[1]), dict(declared[1])
     for name in (name for name in new if name in old):

@@ -440,13 +440,14 @@ def _same_key(
     if theirs != ours or reordered:
         raise SchemaError(
             f"{name}: its key is ({describe(schema.key)}), {whose} ({describe(key)}); a key "
-            "changes only by an offline rewrite"
+            "changes only by an offline rewrite, ps.read_state and ps.write_state"
         )
     space = None if namespace is None else _stored(namespace)
     if schema.namespace != space:
         raise SchemaError(
             f"{name}: its namespaces are {_shown(schema.namespace)}, {whose} {_shown(space)}; they "
-            "are a part of the key, which changes only by an offline rewrite"
+            "are a part of the key, which changes only by an offline rewrite, ps.read_state and "
+            "ps.write_state"
         )
 
 

@@ -20,14 +20,15 @@ import pyarrow as pa
 
 from pystate.arguments import integer
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.checkpoint.manifest import FileRef, RangeState
+from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError
+from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.processor.epochs import epoch_of, storage_at
 from pystate.processor.equality import same_rows
 from pystate.processor.scan import StateScan, load_files, opened
 from pystate.processor.selection import Selection, present
+from pystate.state.evolution import stored_change
 from pystate.state.key_batch import KeyBatch
 
 __all__ = ["changes", "scan_changes"]
@@ -80,12 +81,15 @@ def changes(
     CorruptFileError, NewerFormatError
         A file cannot be read; it is named.
     SchemaError
-        A state has another type in the older epoch.
+        A state of the older epoch has a type that does not become that of the newer one.
     InvalidArgumentError
         There is no such state, or the epochs are in the wrong order.
 
     Notes
     -----
+    Both sides have the newer epoch's types. A type that became wider, and fields that were removed,
+    make no difference; nor does a field that was added, as long as it is null.
+
     Where the newer epoch only continues the older one's files, the cost is in the order of the
     changes and the key groups that have any; if files were merged in between, in the order of the
     state. A part of the state of bounded size is in memory at a time, beside the table of changes;
@@ -162,7 +166,10 @@ def _older(storage: CheckpointStorage, new: StateScan, first: int) -> StateScan 
     if first == _BEGINNING:
         return None
     older = epoch_of(storage, first).operator(new.operator.uid)
-    return None if older is None else replace(new, epoch=first, operator=older)
+    if older is None:
+        return None
+    _check_types(older, first, new)
+    return replace(new, epoch=first, operator=older)
 
 
 @dataclass(frozen=True)
@@ -271,6 +278,21 @@ class _Pair:
         if self.new.keys is None:
             return table.existing()
         return table.found(table.keys(self.new.keys.between(*table.key_group_range)))
+
+
+def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
+    """Make sure that the older epoch's states can be read as the newer one declares them."""
+    stored = dict(older.state_schema)
+    for name, declared in new.operator.state_schema:
+        if name not in new.read or stored.get(name, declared) == declared:
+            continue
+        refused = stored_change(stored[name], declared).types.refused
+        if refused:
+            raise SchemaError(
+                f"changes: operator {older.uid!r}, state {name!r} is {stored[name]} in epoch "
+                f"{epoch} and {declared} in epoch {new.epoch}: {refused[0]}: read both epochs by "
+                "ps.read_state, and compare them"
+            )
 
 
 def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
