@@ -18,6 +18,7 @@ from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.host import TableHome
 from pystate.shared_tables import Attachment, TableCache, TableSpec
+from pystate.state.list import ListHandle
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.types.keys import parse_key
@@ -63,6 +64,15 @@ class Worker:
         keys = backend.keys(pa.array(list(counts), pa.int64()))
         backend["n"].add(keys, pa.array(list(counts.values()), pa.int64()))
         backend["s"].update_all(keys, pa.array([f"<{k}>" * 9 for k in counts]))
+
+    def put(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """Set the states of keys one by one; to a list an item is added."""
+        backend = self.attachment.backend
+        for key, states in rows.items():
+            backend.set_current_key(key)
+            for name, value in states.items():
+                handle = backend[name]
+                (handle.add if isinstance(handle, ListHandle) else handle.update)(value)
 
     def seal(self, epoch: int) -> FileRef:
         assert self.base is not None
