@@ -801,6 +801,10 @@ typedef struct pst_evolution {
      * of a field of the struct that its own is made of, an element of an element. Scalars may be
      * wider: see pst_widens. */
     const int32_t *from;
+    /* A value of the new type, or NULL: fields that are made of nothing are as in it, unless they
+     * are within arrays or maps that are made of something. It is read by the call. */
+    const uint8_t *fill;
+    uint32_t fill_bytes;
 } pst_evolution;
 
 /* Whether every value of a scalar type has exactly one of another type, in the same order: integers

@@ -57,6 +57,7 @@ from pystate.folder_lock import FolderLock
 from pystate.markup import bytes_shown, panel
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_spec import declared_fills
 from pystate.state.registry import refuse_pickled
 
 if TYPE_CHECKING:
@@ -316,8 +317,9 @@ class Store:
         first, last = state.first_key_group, state.last_key_group
         path = state_path(_UID, first, last, epoch, uuid.uuid4().hex, run.kind)
         try:
+            since = declared_fills(self._backend.declarations)
             merged = merge_range(
-                self._storage, run.sources, run.id, path, first, last, kind=run.kind
+                self._storage, run.sources, run.id, path, first, last, kind=run.kind, since=since
             )
         except NoSpaceError as error:
             if self._rebase:

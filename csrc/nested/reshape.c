@@ -9,6 +9,7 @@
 
 typedef struct step {
     int32_t from; /* type of the old tree, or -1 */
+    uint8_t is_filled;
     pst_widening widening;
 } step;
 
@@ -16,6 +17,7 @@ struct pst_reshape {
     pst_nested *takes; /* both NULL: scalars */
     pst_nested *gives;
     pst_nested_type root[2]; /* what it takes and gives */
+    pst_nested_column *fill; /* columns of one row, or NULL */
     int32_t n;
     step steps[];
 };
@@ -103,9 +105,19 @@ pst_status pst_reshape_create(const pst_nested_type *from_types, int32_t n_from,
     return PST_OK;
 }
 
+static void free_columns(pst_nested_column *columns, int32_t n) {
+    for (int32_t i = 0; columns && i < n; i++) {
+        pst_free(columns[i].validity);
+        pst_free(columns[i].values);
+        pst_free(columns[i].offsets);
+    }
+    pst_free(columns);
+}
+
 void pst_reshape_destroy(pst_reshape *r) {
     if (!r)
         return;
+    free_columns(r->fill, r->n);
     pst_nested_destroy(r->takes);
     pst_nested_destroy(r->gives);
     pst_free(r);
@@ -124,6 +136,62 @@ pst_value_shape pst_reshape_takes(const pst_reshape *r) {
 
 pst_value_shape pst_reshape_gives(const pst_reshape *r) {
     return shape_of(r->gives, &r->root[1]);
+}
+
+/* ---- what fills fields without a source ------------------------------------------------------ */
+
+/* Of those within structs alone the new column has as many rows as there are values. */
+static int is_filled(const pst_reshape *r, int32_t i) {
+    if (r->steps[i].from >= 0)
+        return 0;
+    int32_t parent = r->gives->shapes[i].parent;
+    if (r->steps[parent].from < 0)
+        return r->steps[parent].is_filled;
+    for (; parent >= 0; parent = r->gives->shapes[parent].parent)
+        if (r->gives->shapes[parent].op != PST_OP_STRUCT)
+            return 0;
+    return 1;
+}
+
+pst_status pst_reshape_fill(pst_reshape *r, const uint8_t *value, uint32_t size) {
+    int32_t ends[2] = {0, (int32_t)size};
+    if (!r->gives || size > PST_MAX_BYTES)
+        return PST_INVALID;
+    pst_value_shape shape = pst_reshape_gives(r);
+    if (shape.width && shape.width != size)
+        return PST_CORRUPT;
+    pst_array stored = {.type = shape.type,
+                        .length = 1,
+                        .values = value,
+                        .offsets = shape.width ? NULL : ends,
+                        .width = shape.width,
+                        .values_bytes = size};
+    pst_nested_column *columns = pst_calloc((size_t)r->n, sizeof *columns);
+    if (!columns)
+        return PST_NO_MEMORY;
+    pst_nested_fault fault;
+    pst_status s = pst_nested_decode(r->gives, &stored, columns, &fault);
+    if (s) {
+        pst_free(columns);
+        return s;
+    }
+    r->fill = columns;
+    for (int32_t i = 1; i < r->n; i++)
+        r->steps[i].is_filled = (uint8_t)is_filled(r, i);
+    return PST_OK;
+}
+
+/* Bits of a column of m rows, n times over. */
+static void repeat_bits(uint8_t *to, const uint8_t *from, int64_t m, int64_t n) {
+    for (int64_t at = 0; at < n * m; at++)
+        if (pst_bit(from, (uint64_t)(at % m)))
+            pst_set_bit(to, (uint64_t)at);
+}
+
+static void repeat_ends(int32_t *to, const int32_t *from, int64_t m, int64_t n) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t j = 0; j < m; j++)
+            to[k * m + j + 1] = (int32_t)(k * from[m] + from[j + 1]);
 }
 
 /* ---- columns --------------------------------------------------------------------------------- */
@@ -153,6 +221,38 @@ static pst_status add_nulls(const columns *c, int32_t i) {
     return PST_OK;
 }
 
+/* The filling column n times over: a bitmap, offsets, and values, one after the other. */
+static pst_status add_filled(const columns *c, int32_t i, int64_t n) {
+    const pst_shape *s = &c->r->gives->shapes[i];
+    const pst_nested_column *from = &c->r->fill[i];
+    pst_nested_array *a = &c->arrays[i];
+    int64_t m = from->length;
+    size_t size = (size_t)from->values_bytes;
+    if ((m && n > INT32_MAX / m) || (size && (uint64_t)n > INT32_MAX / size))
+        return PST_TOO_LARGE;
+    size_t bits = ((size_t)(n * m) + 63) / 64 * 8, ends = ((size_t)(n * m) + 2) / 2 * 8;
+    uint8_t *block = pst_calloc(1, bits + ends + (size_t)n * size + 8);
+    if (!block)
+        return PST_NO_MEMORY;
+    c->owned[i] = block;
+    a->length = n * m;
+    a->offsets = (const int32_t *)(const void *)(block + bits);
+    a->values = block + bits + ends;
+    a->values_bytes = (int64_t)((size_t)n * size);
+    if (from->validity) {
+        repeat_bits(block, from->validity, m, n);
+        a->validity = block;
+    }
+    if (from->offsets)
+        repeat_ends((int32_t *)(void *)(block + bits), from->offsets, m, n);
+    if (s->op == PST_OP_BOOL)
+        repeat_bits(block + bits + ends, from->values, m, n);
+    else
+        for (int64_t k = 0; size && k < n; k++)
+            memcpy(block + bits + ends + (size_t)k * size, from->values, size);
+    return PST_OK;
+}
+
 static pst_status add_old(const columns *c, int32_t i) {
     const pst_widening *w = &c->r->steps[i].widening;
     const pst_nested_column *from = &c->old[c->r->steps[i].from];
@@ -176,8 +276,12 @@ static pst_status add_old(const columns *c, int32_t i) {
 static pst_status encode_columns(const columns *c, int64_t n, pst_nested_rows *out) {
     pst_nested_fault fault;
     pst_status s = PST_OK;
-    for (int32_t i = 0; i < c->r->n && !s; i++)
-        s = c->r->steps[i].from < 0 ? add_nulls(c, i) : add_old(c, i);
+    for (int32_t i = 0; i < c->r->n && !s; i++) {
+        if (c->r->steps[i].from >= 0)
+            s = add_old(c, i);
+        else
+            s = c->r->steps[i].is_filled ? add_filled(c, i, n) : add_nulls(c, i);
+    }
     if (!s)
         s = pst_nested_encode(c->r->gives, c->arrays, n, out, &fault);
     /* The bytes were sound, so that only their size is left to refuse. */
@@ -195,14 +299,9 @@ static pst_status convert_nested(const pst_reshape *r, const pst_array *stored,
         s = pst_nested_decode(r->takes, stored, old, &fault);
     if (!s)
         s = encode_columns(&c, stored->length, out);
-    for (size_t i = 0; old && i < n_old; i++) {
-        pst_free(old[i].validity);
-        pst_free(old[i].values);
-        pst_free(old[i].offsets);
-    }
+    free_columns(old, (int32_t)n_old);
     for (size_t i = 0; c.owned && i < n; i++)
         pst_free(c.owned[i]);
-    pst_free(old);
     pst_free(c.arrays);
     pst_free(c.owned);
     return s;

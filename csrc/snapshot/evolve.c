@@ -307,6 +307,8 @@ static pst_status make(const pst_schema *from, const pst_evolution *e, pst_sst_c
     if (e->n_to > 0) {
         s = pst_reshape_create(e->from_types, e->n_from, e->to_types, e->n_to, e->from,
                                &c->reshape);
+        if (!s && e->fill)
+            s = pst_reshape_fill(c->reshape, e->fill, e->fill_bytes);
         if (!s) {
             c->takes = pst_reshape_takes(c->reshape);
             c->gives = pst_reshape_gives(c->reshape);

@@ -77,10 +77,15 @@ static void write_old(memory_file *out, uint8_t bits) {
     pst_table_close(t);
 }
 
+/* A triple whose string alone is there; the value state is filled with it. */
+static const uint8_t FILL[] = {2, 2, 'a', 'b'};
+
 static void set_evolutions(pst_evolution *all, const pst_schema *to) {
     all[0] = (pst_evolution){0, &to->states[0], &SHORT, 1, &LONG, 1, ROOT};
     for (int32_t i = 1; i < STATES; i++)
         all[i] = (pst_evolution){i, &to->states[i], PAIR, 3, TRIPLE, 4, FROM};
+    all[1].fill = FILL;
+    all[1].fill_bytes = sizeof FILL;
 }
 
 static void check_triple(pst_bytes b, int32_t i) {
@@ -91,6 +96,14 @@ static void check_triple(pst_bytes b, int32_t i) {
           !memcmp(b.data + 9, &whole, 8));
 }
 
+static void check_filled(pst_bytes b, int32_t i) {
+    double half = (double)i / 2;
+    int64_t whole = i;
+    CHECK_EQ(b.size, 20);
+    CHECK(b.size == 20 && b.data[0] == 7 && !memcmp(b.data + 1, &half, 8) &&
+          !memcmp(b.data + 9, FILL + 1, 3) && !memcmp(b.data + 12, &whole, 8));
+}
+
 static void check_table(pst_table *t) {
     for (int32_t i = 0; i < KEYS; i++) {
         pst_cell cell, key = {{7, 0}, {NULL, 0}};
@@ -99,7 +112,7 @@ static void check_table(pst_table *t) {
         CHECK(pst_value_get(t, 0, &cell) == PST_OK && (int64_t)cell.word[0] == -i);
         CHECK_EQ(pst_value_get(t, 1, &cell), i % 3 ? PST_OK : PST_NOT_FOUND);
         if (i % 3)
-            check_triple(cell.bytes, i);
+            check_filled(cell.bytes, i);
         CHECK_EQ(pst_elements_count(t, 2, &n), PST_OK);
         CHECK_EQ(n, (uint64_t)(i % 4));
         CHECK_EQ(pst_map_get(t, 3, &key, &cell), PST_OK);
@@ -176,6 +189,9 @@ static void test_refused_evolutions(memory_file *f, const pst_schema *shown) {
     e = all[1], e.from = ITSELF, expect(f, PST_INVALID, &e, 1);
     e = all[1], e.from = NARROW, expect(f, PST_SCHEMA, &e, 1);
     e = all[1], e.n_to = 3, expect(f, PST_INVALID, &e, 1);
+    e = all[0], e.fill = FILL, e.fill_bytes = 4, expect(f, PST_INVALID, &e, 1);
+    e = all[1], e.fill_bytes = 3, expect(f, PST_CORRUPT, &e, 1);
+    e = all[1], e.fill_bytes = PST_MAX_BYTES + 1u, expect(f, PST_INVALID, &e, 1);
     value.map_key = PST_STRING;
     e = all[3], e.to = &value, expect(f, PST_SCHEMA, &e, 1);
     value.map_key = PST_INT16;

@@ -323,7 +323,7 @@ class Sealed:
     def close(self) -> None: ...
 
 _TypeRow: TypeAlias = tuple[str, int, int, int, int]
-_Change: TypeAlias = tuple[int, Sequence[_TypeRow], Sequence[_TypeRow], Sequence[int]]
+_Change: TypeAlias = tuple[int, Sequence[_TypeRow], Sequence[_TypeRow], Sequence[int], bytes | None]
 
 @disjoint_base
 class TypeList:

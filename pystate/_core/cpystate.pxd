@@ -432,6 +432,8 @@ cdef extern from "pystate.h" nogil:
         const pst_nested_type *to_types
         int32_t n_to
         const int32_t *from_ "from"
+        const uint8_t *fill
+        uint32_t fill_bytes
 
     bint pst_widens(const pst_nested_type *from_, const pst_nested_type *to)
     pst_status pst_sst_reader_evolve(pst_sst_reader *r, const pst_evolution *evolutions,

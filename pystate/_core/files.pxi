@@ -161,8 +161,9 @@ cdef class FileReader(_Guarded):
         """Give states from now on as a later program declares them.
 
         A change is (column of the file, types there, types now, what each of the latter is made
-        of); types are (name, code, precision, scale, children) in preorder. The schema's states
-        are the columns as a file has them then, one for each change.
+        of, what fills fields that are made of nothing: a value's bytes, or None); types are (name,
+        code, precision, scale, children) in preorder. The schema's states are the columns as a
+        file has them then, one for each change.
         """
         cdef pst_evolution evolutions[PST_MAX_STATES_]
         cdef list kept = []
@@ -172,14 +173,19 @@ cdef class FileReader(_Guarded):
         cdef int32_t i, n = <int32_t> len(changes)
         if n != schema.c.n_states:
             raise errors.InvalidArgumentError(f"{n} changes, and columns for {schema.c.n_states}")
-        for i, (column, from_types, to_types, made_of) in enumerate(changes):
+        cdef bytes value
+        for i, (column, from_types, to_types, made_of, fill) in enumerate(changes):
             old, new = TypeList(from_types), TypeList(to_types)
             sources = Numbers(made_of)
             if sources.n != new.n:
                 raise errors.InvalidArgumentError(f"{new.n} types, and sources of {sources.n}")
-            kept.append((old, new, sources))
+            value = b"" if fill is None else fill
+            kept.append((old, new, sources, value))
             evolutions[i] = pst_evolution(column, &schema.c.states[i], old.c, old.n, new.c, new.n,
-                                          sources.c)
+                                          sources.c, NULL, 0)
+            if fill is not None:
+                evolutions[i].fill = <const uint8_t *> PyBytes_AS_STRING(value)
+                evolutions[i].fill_bytes = <uint32_t> len(value)
         self.ready()
         status = pst_sst_reader_evolve(self.r, evolutions, n)
         self.check(status)

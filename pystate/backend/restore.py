@@ -22,6 +22,7 @@ from pystate.checkpoint.state_files import (
 )
 from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.state.evolution import column_change, hints
+from pystate.state.operator_spec import declared_fills
 
 __all__ = ["BackendFiles"]
 
@@ -160,10 +161,14 @@ class BackendFiles(BackendTable):
         identities = [None] * len(files) if expected is None else list(expected)
         if files and expected is None:
             self._refuse_renames(files[-1], allow_unclaimed_state)
+        since = declared_fills(self.declarations)
         try:
             for source, identity in zip(files, identities, strict=True):
                 rows += self.load(
-                    source, expected=identity, allow_unclaimed_state=allow_unclaimed_state
+                    source,
+                    expected=identity,
+                    allow_unclaimed_state=allow_unclaimed_state,
+                    since=since,
                 )
             if lineage is None and files:
                 with open_file(files[-1]) as opened:

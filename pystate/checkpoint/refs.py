@@ -165,7 +165,8 @@ class RangeState:
     """The same for processing-time timers."""
     since: tuple[tuple[str, int], ...] = ()
     """From which epoch on files count, for some states by name: older files hold a dropped state of
-    that name. A state that the operator does not have counts in no file."""
+    that name. A state that the operator does not have counts in no file. The same of fields of
+    structs, and their defaults: see `pystate.coordinator.evolution`."""
 
     held: tuple[FileRef, ...] = ()
     """Deltas after those, which no manifest names; see `pystate.coordinator.interval`."""

@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
@@ -25,8 +26,9 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.memory import process_budget
-from pystate.state.columns import ELEMENT, TIMERS, Column
+from pystate.state.columns import ELEMENT, TIMERS, VALUE, Column
 from pystate.state.evolution import ColumnChange, column_change, evolve_reader
+from pystate.types.fills import fill_of
 from pystate.types.keys import KeyColumns, describe
 from pystate.types.state_type import StateType
 
@@ -296,7 +298,8 @@ def merge_files(
         Names of the states to keep, from any source that has them; by default the newest source's.
     since : mapping of str to int, optional
         For some states, or fields of their structs (``state#path``), the epoch from which on
-        sources count: an older one of that name was dropped.
+        sources count: an older one of that name was dropped. Defaults of fields, too, as
+        `pystate.types.fills.pin` gives them.
     max_parallelism : int, optional
         Number of key groups of the new file, a multiple of the sources' number n: their key group g
         is split into g, n + g, 2 n + g, and so on. The range to keep then lies between two
@@ -427,7 +430,11 @@ def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> C
     """How a column of a file of that epoch becomes another one."""
     if not since:
         return column_change(old, new)
-    return column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
+    change = column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
+    added = change.types.added
+    if not added or new.kind != VALUE or change.types.refused:
+        return change
+    return replace(change, fill=fill_of(new.value_type, added, old.name, since))
 
 
 def _same_key(

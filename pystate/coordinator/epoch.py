@@ -22,6 +22,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pystate._core.core import range_bounds
@@ -51,6 +52,7 @@ from pystate.errors import (
     NoEventTimeError,
     UnclaimedStateError,
 )
+from pystate.types.fills import Fills
 
 __all__ = ["NO_END", "Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
 
@@ -201,6 +203,7 @@ class Epoch:
         parallelism: int | None = None,
         allowed_delay_ms: int | None = None,
         timers: bool | None = None,
+        fills: Mapping[str, Fills] = MappingProxyType({}),
     ) -> tuple[RangeState, ...]:
         """Declare an operator of the current evaluation.
 
@@ -217,6 +220,8 @@ class Epoch:
             operator then takes part in the watermark.
         timers : bool, optional
             Whether it has timers; by default it has if it had any, or reports one.
+        fills : mapping of str to Fills, optional
+            What fields have that are added to structs, by state.
 
         Returns
         -------
@@ -270,6 +275,7 @@ class Epoch:
                 timers,
                 self.number,
                 allow_unclaimed_state=self._allow_unclaimed_state,
+                fills=fills,
             )
         seen = None if stored is None else stored.max_event_time_ms
         self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen, timers or False)

@@ -11,19 +11,23 @@ Why a dropped state stays dropped
    may hold another state of the same name.
 4. The same holds for fields of structs, under ``state#path``: once an epoch without a field is
    published, what older files hold of it is gone for every key, whether the key was written since
-   or not. A field that comes back begins with nulls, whatever type it had before.
+   or not. A field that comes back begins with nulls, or its default, whatever type it had before.
+5. The default of a field that is added stands beside that epoch, since merges need it, and since a
+   program may declare another one later: values that were filled by then do not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from pystate.checkpoint.manifest import TIMERS, OperatorState, RangeState, Schema, has_timers
 from pystate.errors import UnclaimedStateError
 from pystate.state.evolution import stored_change
 from pystate.state.kinds import declared_as
 from pystate.types.evolution import field_paths
+from pystate.types.fills import Fills, pin, pinned
 
 __all__ = ["evolved_ranges"]
 
@@ -36,6 +40,7 @@ def evolved_ranges(
     epoch: int,
     *,
     allow_unclaimed_state: bool,
+    fills: Mapping[str, Fills] = MappingProxyType({}),
 ) -> tuple[RangeState, ...]:
     """Set from which epoch on each state counts, for an operator's ranges.
 
@@ -53,6 +58,8 @@ def evolved_ranges(
         The epoch's number.
     allow_unclaimed_state : bool
         Whether timers that the function no longer handles are dropped.
+    fills : mapping of str to Fills, optional
+        Of states the defaults of their fields.
 
     Raises
     ------
@@ -74,26 +81,34 @@ def evolved_ranges(
     before = dict(stored.ranges[0].since)
     since = {name: before[name] for name in names & before.keys() & stored.states}
     since.update(dict.fromkeys(names - stored.states, epoch))
-    since.update(_fields(stored, before, dict(declared), epoch))
+    since.update(_fields(stored, before, dict(declared), epoch, fills))
     if since == before:
         return ranges
     return tuple(replace(state, since=tuple(sorted(since.items()))) for state in ranges)
 
 
 def _fields(
-    stored: OperatorState, before: Mapping[str, int], declared: Mapping[str, str], epoch: int
+    stored: OperatorState,
+    before: Mapping[str, int],
+    declared: Mapping[str, str],
+    epoch: int,
+    fills: Mapping[str, Fills],
 ) -> dict[str, int]:
     """From which epoch on fields count that were added, in this epoch or earlier."""
     kept: dict[str, int] = {}
     earlier = dict(stored.state_schema)
     for key, first in before.items():
-        name, _, path = key.partition("#")
-        if not name or not path or name not in declared or name not in earlier:
+        name, _, text = key.partition("#")
+        if not name or not text or name not in declared or name not in earlier:
             continue
+        path, _ = pinned(text) or (text, None)
         if path in field_paths(declared_as(declared[name]).type):
             kept[key] = first
     for name in earlier.keys() & declared.keys():
         if earlier[name] != declared[name]:
-            added = stored_change(earlier[name], declared[name]).types.added
-            kept.update({f"{name}#{path}": epoch for path in added})
+            mine = fills.get(name, {})
+            for path in stored_change(earlier[name], declared[name]).types.added:
+                kept[f"{name}#{path}"] = epoch
+                if path in mine:
+                    kept[f"{name}#{pin(path, mine[path])}"] = epoch
     return kept

@@ -218,6 +218,7 @@ class Evaluation:
             state_schema=operator.stored_states(),
             allowed_delay_ms=allowed_delay_ms,
             timers=operator.timers,
+            fills=operator.fills(),
         )
         if allowed_delay_ms is not None:
             self._timed.add(uid)

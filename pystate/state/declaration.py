@@ -19,6 +19,7 @@ from pystate._core import core
 from pystate.errors import DeclarationError, NoCurrentKeyError
 from pystate.state.columns import Column, time_column
 from pystate.state.ttl import StateTtl
+from pystate.types.fills import Fills
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class State(Generic[H]):
     def loaded(self, name: str, stored: Any) -> Any:
         """Return what a reader gives for a stored value of state `name`, which may be None."""
         raise NotImplementedError
+
+    def fills(self) -> Fills:
+        """Return what fields have, once they are added, where nothing was stored of them."""
+        return {}
 
     def stored_as(self) -> str:
         """The state in a checkpoint's metadata: only what determines the content of its files.

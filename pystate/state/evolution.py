@@ -40,11 +40,14 @@ class ColumnChange:
         As stored and as declared.
     types : TypeChange
         Of the values, the items, or the map's values.
+    fill : bytes or None
+        A value in which the fields that are added have their defaults; None where all are null.
     """
 
     old: Column
     new: Column
     types: TypeChange = field(default_factory=TypeChange)
+    fill: bytes | None = None
 
     @property
     def is_none(self) -> bool:
@@ -161,13 +164,13 @@ def evolve_reader(reader: core.FileReader, changes: Sequence[tuple[int, ColumnCh
     wanted = [(at, change) for at, change in changes if not change.is_none]
     if not wanted:
         return
-    rows: list[tuple[int, _Rows, _Rows, Sequence[int]]] = []
+    rows: list[tuple[int, _Rows, _Rows, Sequence[int], bytes | None]] = []
     for at, change in wanted:
         if not change.converts:
-            rows.append((at, (), (), ()))
+            rows.append((at, (), (), (), None))
             continue
         old, new = type_rows(change.old.value_type), type_rows(change.new.value_type)
-        rows.append((at, old, new, tuple(change.types.sources)))
+        rows.append((at, old, new, tuple(change.types.sources), change.fill))
     columns = [_in_file(change.new) for _, change in wanted]
     reader.evolve(rows, core.Schema([key_column("key", StateType("long"))], columns))
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pystate.state.declaration import State
+from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = ["OperatorSpec"]
+__all__ = ["OperatorSpec", "declared_fills"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class OperatorSpec:
         """Return names and kinds of the states as a checkpoint's metadata spells them."""
         return tuple((name, state.stored_as()) for name, state in self.states.items())
 
+    def fills(self) -> dict[str, Fills]:
+        """Return what fields have that are added to structs, by state."""
+        return {name: state.fills() for name, state in self.states.items()}
+
     def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
         """Return 64 hexadecimal digits that differ between tables of different schemas.
 
@@ -68,3 +73,16 @@ class OperatorSpec:
         space = None if self.namespace is None else self.namespace.ddl
         text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
+    """Return what stands for the declarations' own defaults where no checkpoint's metadata does.
+
+    It is a `since` of `pystate.checkpoint.state_files.merge_files`: all defaults count from the
+    first epoch on.
+    """
+    return {
+        f"{name}#{pin(path, value)}": 1
+        for name, state in states.items()
+        for path, value in state.fills().items()
+    }

@@ -26,6 +26,7 @@ from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
 from pystate.types.codecs import codec_of
+from pystate.types.fills import Fills, fills_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class ValueState(State["ValueHandle"]):
         pickled.
     default : optional
         What `value()` returns if nothing is stored, and what `add` starts from. Each key gets its
-        own copy of a mutable default.
+        own copy of a mutable default. Of a struct it is also what a field has, once it is added, in
+        the values that were stored without it.
     ttl : StateTtl, optional
         When values expire; never by default.
 
@@ -114,6 +116,10 @@ class ValueState(State["ValueHandle"]):
     def has_shared_default(self) -> bool:
         """Whether the default is immutable, so that all keys may see one object."""
         return self._shared
+
+    def fills(self) -> Fills:
+        """Return the fields of the default."""
+        return {} if self._type.is_object else fills_of(self._type, self._default)
 
     def _column(self, name: str) -> Column:
         return value_column(name, self._type, self._default)

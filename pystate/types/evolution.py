@@ -15,7 +15,15 @@ from pystate._core import core
 from pystate.types import ddl
 from pystate.types.state_type import StateType
 
-__all__ = ["TypeChange", "TypeRow", "change_of", "field_paths", "keeps_identity", "type_rows"]
+__all__ = [
+    "TypeChange",
+    "TypeRow",
+    "change_of",
+    "field_path",
+    "field_paths",
+    "keeps_identity",
+    "type_rows",
+]
 
 #: A type as the core takes it: name, code, precision, scale, number of children.
 TypeRow: TypeAlias = tuple[str, int, int, int, int]
@@ -88,10 +96,15 @@ def field_paths(type: StateType, path: str = "") -> Iterator[str]:
         yield from field_paths(child, at)
 
 
+def field_path(path: str, name: str) -> str:
+    """Return the path of a struct's field."""
+    return f"{path}.{ddl.quoted(name)}".removeprefix(".")
+
+
 def _below(type: StateType, path: str, name: str) -> str:
     if type.name != "struct":
         return f"{path}[{'' if type.name == 'array' else name}]"
-    return f"{path}.{ddl.quoted(name)}".removeprefix(".")
+    return field_path(path, name)
 
 
 def _compare(

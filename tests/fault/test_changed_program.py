@@ -7,7 +7,7 @@ had been. Until the new program has published an epoch, the old one can go on, t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import SchemaError
-from pystate.host import TableHome, choose_home
-from tests.peer import Peer, Worker
-from tests.work import HASHES, Cut, batch, cuts
+from pystate.host import choose_home
+from tests.peer import Peer
+from tests.program import QUERY, Program, state_in
+from tests.work import Cut, batch, cuts
 
-QUERY = "2c0b5e3a-0000-4000-8000-000000000000"
 KEYS = range(12)
 OLD = {
     "n": ps.ValueState("int", default=0),
@@ -54,6 +53,10 @@ def keys_of(number: int) -> list[int]:
     return [key for key in KEYS if key % 3 != number % 3]
 
 
+def rows_of(states: Mapping[str, Any], number: int) -> Rows:
+    return {key: values(states, number, key) for key in keys_of(number)}
+
+
 def expected(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     """What there is after some epochs, each by a program that declared these states."""
     rows: Rows = {}
@@ -72,71 +75,14 @@ def expected(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     return rows
 
 
-def found(root: Path) -> Rows:
-    table = ps.read_state(root, "op")
-    return {row.pop("k"): row for row in table.to_pylist()}
-
-
-class Program:
-    """A program in one process: its driver, and its tasks."""
-
-    def __init__(self, root: Path, states: Mapping[str, Any], width: int) -> None:
-        self.root, self.states, self.width = root, states, width
-        self.storage = LocalStorage(root)
-
-    def coordinator(self) -> Coordinator:
-        return Coordinator(
-            self.storage,
-            job="job",
-            parallelism=self.width,
-            commit_sinks=lambda manifest: None,
-            merge_policy=None,
-            allow_unclaimed_state=True,
-        )
-
-    def run(self, *numbers: int) -> None:
-        with self.coordinator() as coordinator:
-            for number in numbers:
-                coordinator.run(self._evaluate(number), **batch(number, QUERY))
-
-    def _evaluate(self, number: int) -> Callable[[Epoch], Sequence[Any]]:
-        def evaluate(epoch: Epoch) -> Sequence[Any]:
-            schema = [(name, state.stored_as()) for name, state in self.states.items()]
-            for state in epoch.declare("op", key_schema=[("k", "bigint")], state_schema=schema):
-                worker = Worker(
-                    str(self.root),
-                    TableHome(None, None),
-                    states=self.states,
-                    allow_unclaimed_state=True,
-                )
-                worker.storage = self.storage
-                bounds = range(state.first_key_group, state.last_key_group + 1)
-                rows = {
-                    key: values(self.states, number, key)
-                    for key in keys_of(number)
-                    if ps.key_group(HASHES[key], 128) in bounds
-                }
-                try:
-                    worker.attach(state)
-                    worker.put(rows)
-                    ref = worker.seal(epoch.number)
-                finally:
-                    worker.stop()
-                report = RangeReport("op", state.index, epoch.evaluation_id, ref.id, state.id, ref)
-                assert epoch.report(report)
-            return ("out",)
-
-        return evaluate
-
-
 def begin(root: Path, epochs: int = 3) -> None:
-    Program(root, OLD, 2).run(*range(epochs))
+    Program(root, OLD, 2).run(0, *(rows_of(OLD, number) for number in range(epochs)))
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["on", "back and on"])
 def test_a_new_program_is_killed_at_any_step_of_its_first_epoch(tmp_path: Path, back: bool) -> None:
     begin(tmp_path / "old")
-    assert found(tmp_path / "old") == expected([OLD] * 3)
+    assert state_in(tmp_path / "old") == expected([OLD] * 3)
     ends = {3: 0, 4: 0}
 
     def start(storage: Cut) -> None:
@@ -144,7 +90,7 @@ def test_a_new_program_is_killed_at_any_step_of_its_first_epoch(tmp_path: Path, 
         shutil.copytree(tmp_path / "old", root)
         program = Program(root, NEW, 3)
         program.storage = storage
-        program.run(3)
+        program.run(3, rows_of(NEW, 3))
 
     for number, cut in enumerate(cuts(tmp_path / "cut", start)):
         root = tmp_path / "cut" / str(number)
@@ -154,14 +100,14 @@ def test_a_new_program_is_killed_at_any_step_of_its_first_epoch(tmp_path: Path, 
         ends[published] += 1
         epochs: list[Mapping[str, Any]] = [OLD, OLD, OLD, NEW]
         if back and published == 3:
-            Program(root, OLD, 2).run(3)
+            Program(root, OLD, 2).run(3, rows_of(OLD, 3))
             epochs[3] = OLD
-            assert found(root) == expected(epochs)
+            assert state_in(root) == expected(epochs)
         elif back:
             with pytest.raises(SchemaError, match="'n': stored as long, declared as int"):
-                Program(root, OLD, 2).run(3, 4)
-        Program(root, NEW, 3).run(3, 4)
-        assert found(root) == expected([*epochs, NEW])
+                Program(root, OLD, 2).run(4, rows_of(OLD, 4))
+        Program(root, NEW, 3).run(3, rows_of(NEW, 3), rows_of(NEW, 4))
+        assert state_in(root) == expected([*epochs, NEW])
         assert ps.verify(root).ok
         if not cut:
             assert published == 4
@@ -174,12 +120,11 @@ def test_a_worker_is_killed_while_it_holds_the_new_programs_table(
 ) -> None:
     """In a folder that another one takes over."""
     root, home = tmp_path / "ck", choose_home(bytes(32), shm=str(tmp_path), least_bytes=0)
-    Program(root, OLD, 1).run(0, 1)
+    Program(root, OLD, 1).run(0, rows_of(OLD, 0), rows_of(OLD, 1))
 
     def evaluate(epoch: Epoch) -> Sequence[Any]:
-        schema = [(name, state.stored_as()) for name, state in NEW.items()]
-        [state] = epoch.declare("op", key_schema=[("k", "bigint")], state_schema=schema)
-        rows = {key: values(NEW, 2, key) for key in keys_of(2)}
+        [state] = program.declare(epoch)
+        rows = rows_of(NEW, 2)
         calls = (("attach", state), ("put", rows), ("seal", epoch.number))
         options = {"states": NEW, "allow_unclaimed_state": True}
         killed, worker = Peer(), Peer()
@@ -198,7 +143,8 @@ def test_a_worker_is_killed_while_it_holds_the_new_programs_table(
         return ("out",)
 
     hows: list[str] = []
-    with Program(root, NEW, 1).coordinator() as coordinator:
+    program = Program(root, NEW, 1)
+    with program.coordinator() as coordinator:
         coordinator.run(evaluate, **batch(2, QUERY))
     assert hows == ["restored", "undone" if steps == 3 else "current"]
-    assert found(root) == expected([OLD, OLD, NEW])
+    assert state_in(root) == expected([OLD, OLD, NEW])

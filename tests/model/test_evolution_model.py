@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.checkpoint.state_files import merge_files
+from pystate.state.operator_spec import declared_fills
 from pystate.types.state_type import StateType, parse_type
 
 UTC = datetime.timezone.utc
@@ -105,14 +106,15 @@ def values(type: StateType) -> st.SearchStrategy[Any]:
     return made[name]
 
 
-def converted(value: Any, old: StateType, new: StateType) -> Any:
-    """What a stored value is as the later type; the model."""
+def converted(value: Any, old: StateType, new: StateType, default: Any = None) -> Any:
+    """What a stored value is as the later type, with the default of that; the model."""
     if value is None:
         return None
     if new.name == "struct":
-        stored = dict(old.children)
+        stored, default = dict(old.children), default or {}
         return {
-            n: converted(value[n], stored[n], t) if n in stored else None for n, t in new.children
+            n: converted(value[n], stored[n], t, default.get(n)) if n in stored else default.get(n)
+            for n, t in new.children
         }
     if new.name == "array":
         return [converted(item, old.children[0][1], new.children[0][1]) for item in value]
@@ -143,10 +145,10 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def declared(type: StateType, ttl: ps.StateTtl | None) -> dict[str, Any]:
+def declared(type: StateType, ttl: ps.StateTtl | None, default: Any = None) -> dict[str, Any]:
     spelled = type.ddl
     return {
-        "v": ps.ValueState(spelled, ttl=ttl),
+        "v": ps.ValueState(spelled, default, ttl=ttl),
         "l": ps.ListState(spelled, ttl=ttl),
         "m": ps.MapState("string", spelled, ttl=ttl),
         "n": ps.ValueState("long"),
@@ -162,9 +164,12 @@ def put(backend: ps.KeyedStateBackend, key: int, stored: list[Any]) -> None:
         backend["m"].put(f"key {i}", value)
 
 
-def expect(backend: ps.KeyedStateBackend, key: int, wanted: list[Any]) -> None:
+def expect(
+    backend: ps.KeyedStateBackend, key: int, wanted: list[Any], value: Any, default: Any
+) -> None:
     backend.set_current_key(key)
-    assert same(backend["v"].value(), wanted[-1] if wanted else None)
+    found = backend["v"].value()
+    assert same(found, default if value is None else value)
     assert same(list(backend["l"].get()), wanted)
     assert same(dict(backend["m"].items()), {f"key {i}": v for i, v in enumerate(wanted)})
     assert backend["n"].value() == key
@@ -190,24 +195,27 @@ def test_values_are_converted_as_by_the_model(data: st.DataObject) -> None:
         for key, items in stored.items():
             put(backend, key, items)
         files = [write(backend.seal())]
+    default = data.draw(values(new)) if new.name == "struct" and data.draw(st.booleans()) else None
     wanted = {k: [converted(v, old, new) for v in items] for k, items in stored.items()}
+    last = {k: converted(v[-1], old, new, default) if v else None for k, v in stored.items()}
     ttl = data.draw(ttls)
-    with ps.KeyedStateBackend("long", states=declared(new, ttl)) as backend:
+    states = declared(new, ttl, default)
+    with ps.KeyedStateBackend("long", states=states) as backend:
         backend.set_clock(processing_time=2000)
         backend.restore(files, allow_unclaimed_state=True)
         for key, items in wanted.items():
-            expect(backend, key, items)
+            expect(backend, key, items, last[key], default)
         put(backend, 3, newer)
-        wanted[3] = newer
+        wanted[3], last[3] = newer, newer[-1] if newer else None
         files.append(write(backend.seal()))
     base = io.BytesIO()
-    merge_files(files, base)
+    merge_files(files, base, since=declared_fills(states))
     for chain in (files, [base]):
-        with ps.KeyedStateBackend("long", states=declared(new, ttl)) as backend:
+        with ps.KeyedStateBackend("long", states=states) as backend:
             backend.set_clock(processing_time=3000)
             backend.restore(chain, allow_unclaimed_state=True)
             for key, items in wanted.items():
-                expect(backend, key, items)
+                expect(backend, key, items, last[key], default)
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,16 @@ SCHEMA = "operator string, k string, found string"
 QUIET_MS = 3_000
 
 
-def totals_of(struct: str, keep_last: bool) -> type[ps.KeyedProcessFunction]:
+def totals_of(struct: str, **more: str) -> type[ps.KeyedProcessFunction]:
     """Sums in one struct, which the later program widens and gives one field more."""
 
     class Totals(ps.KeyedProcessFunction):
-        total = ps.ValueState(struct)
+        total = ps.ValueState(struct, default={"n": 0, "sum": 0, **more})
 
         def process(self, key: str, row: ps.functions.InputRow, ctx: ps.RuntimeContext) -> Any:
-            before = self.total.value() or {"n": 0, "sum": 0}
+            before = self.total.value()
             now = {"n": before["n"] + 1, "sum": before["sum"] + row.v}
-            self.total.update({**now, "last": f"v{row.v}"} if keep_last else now)
+            self.total.update({**now, **dict.fromkeys(more, f"v{row.v}")})
             ctx.register_event_time_timer(START_MS + 1000 * row.v + QUIET_MS)
             yield "totals", key, f"{now}"
 
@@ -67,7 +67,7 @@ def with_time(df: DataFrame) -> DataFrame:
 def before(df: DataFrame, job: Job) -> DataFrame:
     rows = with_time(df)
     totals = job.key_by(rows, "k", uid="totals", event_time="at", allowed_delay="0 seconds")
-    made = totals.process(totals_of("struct<n:int,sum:int>", keep_last=False)(), schema=SCHEMA)
+    made = totals.process(totals_of("struct<n:int,sum:int>")(), schema=SCHEMA)
     gone = job.key_by(df, "k", uid="gone").aggregate(n=ps.count())
     seen = job.key_by(df, "k", uid="seen").process(Seen(), schema=SCHEMA)
     return made.union(seen).union(gone.selectExpr("'gone'", "k", "string(n)"))
@@ -77,7 +77,7 @@ def after(df: DataFrame, job: Job) -> DataFrame:
     rows = with_time(df)
     seen = job.key_by(df, "k", uid="seen").process(Seen(), schema=SCHEMA)
     sums = job.key_by(rows, "k", uid="sums", event_time="at", allowed_delay="0 seconds")
-    later = totals_of("struct<last:string,sum:long,n:int>", keep_last=True)
+    later = totals_of("struct<last:string,sum:long,n:int>", last="before")
     return seen.union(sums.process(later(), schema=SCHEMA))
 
 
@@ -149,7 +149,7 @@ def test_another_program_takes_over_from_a_copied_savepoint(
     assert by_key(job, "seen") == by_key(undisturbed, "seen")
     found, wanted = totals(job), totals(undisturbed)
     touched = {"new", *(f"key {key}" for key in range(0, 20, 2))}
-    assert found == {k: v if k in touched else {**v, "last": None} for k, v in wanted.items()}
+    assert found == {k: v if k in touched else {**v, "last": "before"} for k, v in wanted.items()}
     assert found["key 0"]["sum"] > 2**31 - 1
     # What was dropped is carried along, as it was.
     assert {row["k"]: row["n"] for row in by_key(job, "gone")} == {

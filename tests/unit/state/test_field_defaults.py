@@ -1,0 +1,134 @@
+"""Fields that are added to structs of value states have the declaration's default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pystate as ps
+from pystate.coordinator.merges import MergePolicy
+from tests.program import Program, state_in
+
+EAGER = MergePolicy(min_deltas=2, max_deltas=2, keep_deltas=0)
+OLD = "struct<a:int,p:struct<x:int>>"
+NEW = "struct<tags:array<string>,a:long,b:string,p:struct<y:double,x:int>,on:boolean>"
+
+
+def state(type_: str, **default: Any) -> dict[str, Any]:
+    whole = default or None
+    return {"s": ps.ValueState(type_, whole), "l": ps.ListState(type_)}
+
+
+def old_row(i: int) -> dict[str, Any]:
+    item = {"a": i, "p": None if i == 3 else {"x": i}}
+    return {"s": item, "l": item}
+
+
+def expected(i: int, **fields: Any) -> dict[str, Any]:
+    whole = {"tags": None, "a": i, "b": None, "p": {"y": None, "x": i}, "on": None, **fields}
+    if i == 3:
+        whole["p"] = None
+    return whole
+
+
+DEFAULT = {"tags": ["a", None], "b": "x", "p": {"y": 0.5}, "on": True}
+FILLED: dict[str, Any] = {"tags": ["a", None], "b": "x", "on": True}
+
+
+def filled(i: int) -> dict[str, Any]:
+    return expected(i, **FILLED, p={"y": 0.5, "x": i})
+
+
+@pytest.mark.parametrize("policy", [None, EAGER], ids=["deltas", "merged"])
+def test_a_default_is_that_of_the_epoch_that_adds_the_field(
+    tmp_path: Path, policy: MergePolicy | None
+) -> None:
+    """Whether files were merged before or after, whatever later programs declare."""
+    Program(tmp_path, state(OLD), 2).run(0, {i: old_row(i) for i in range(5)}, {1: old_row(1)})
+    later = Program(tmp_path, state(NEW, **DEFAULT), 3)
+    own = {"tags": [], "a": 2**40, "b": None, "p": {"y": None, "x": 9}, "on": False}
+    later.run(2, {4: {"s": own}}, merge_policy=policy, retained=9)
+    wanted = {**{i: filled(i) for i in range(4)}, 4: own}
+
+    def found(**options: Any) -> dict[int, Any]:
+        return {key: row["s"] for key, row in state_in(tmp_path, **options).items()}
+
+    assert found() == wanted
+    # Another default changes nothing that has one; no default, neither.
+    for number, (default, width) in enumerate((({"b": "other", "tags": ["z"]}, 1), ({}, 4)), 3):
+        program = Program(tmp_path, state(NEW, **default), width)
+        program.run(number, {7: {"s": own}}, merge_policy=policy, retained=9)
+        assert found() == {**wanted, 7: own}
+    # The epoch before knows nothing of it.
+    assert found(epoch=2)[0] == {"a": 0, "p": {"x": 0}}
+    # Items of lists have nulls: a list has no default.
+    assert state_in(tmp_path)[0]["l"] == [expected(0)]
+    # Wider, and without one of them.
+    wide = "struct<b:string,p:struct<y:double,x:long>,c:date,a:long,tags:array<string>>"
+    Program(tmp_path, state(wide), 2).run(5, {8: {}}, merge_policy=policy, retained=9)
+    want = {"b": "x", "p": {"y": 0.5, "x": 1}, "c": None, "a": 1, "tags": ["a", None]}
+    assert found()[1] == want
+    # A field that was away begins with the default that it has then.
+    back = Program(tmp_path, state(wide.replace("c:date", "on:boolean"), on=False), 2)
+    back.run(6, {8: {}}, merge_policy=policy, retained=9)
+    assert found()[1] == {key: value for key, value in want.items() if key != "c"} | {"on": False}
+    assert found()[4]["on"] is False
+    assert ps.verify(tmp_path).ok
+
+
+def test_what_changed_with_a_default(tmp_path: Path) -> None:
+    """Each key has got a value."""
+    states = {"s": ps.ValueState("struct<a:int>")}
+    Program(tmp_path, states, 1).run(0, {i: {"s": {"a": i}} for i in range(2)}, retained=9)
+    states = {"s": ps.ValueState("struct<a:int,b:int>", {"b": 5})}
+    Program(tmp_path, states, 1).run(1, {7: {"s": {"a": 7, "b": 7}}}, retained=9)
+    table = ps.changes(tmp_path, from_epoch=1, state="s").sort_by("k")
+    assert [(row["k"], row["before"], row["after"]) for row in table.to_pylist()] == [
+        (0, {"a": 0, "b": None}, {"a": 0, "b": 5}),
+        (1, {"a": 1, "b": None}, {"a": 1, "b": 5}),
+        (7, None, {"a": 7, "b": 7}),
+    ]
+
+
+def test_a_store_fills_what_it_has(tmp_path: Path) -> None:
+    """And keeps it with its next checkpoint, whatever is declared afterwards."""
+
+    def opened(type_: str, **default: Any) -> ps.Store:
+        return ps.open(tmp_path, key="long", states=state(type_, **default))
+
+    with opened(OLD) as store:
+        for i in range(4):
+            store.set_current_key(i)
+            store["s"].update(old_row(i)["s"])
+        store.checkpoint()
+    with opened(NEW, b="not kept") as store:
+        store.set_current_key(1)
+        assert store["s"].value()["b"] == "not kept"
+    with opened(NEW, **DEFAULT) as store:
+        for i in range(4):
+            store.set_current_key(i)
+            assert store["s"].value() == filled(i)
+        store.set_current_key(9)
+        assert store["s"].value() == {**DEFAULT, "a": None, "p": {"y": 0.5, "x": None}}
+        store["s"].update({"a": 9})
+        store.checkpoint()
+    with opened(NEW, b="other") as store:
+        for i in range(4):
+            store.set_current_key(i)
+            assert store["s"].value() == filled(i)
+        store.set_current_key(9)
+        assert store["s"].value() == {"tags": None, "a": 9, "b": None, "p": None, "on": None}
+
+
+def test_savepoints_and_more_key_groups_keep_the_defaults(tmp_path: Path) -> None:
+    states = {"s": ps.ValueState("struct<a:int>")}
+    root, taken, more = (tmp_path / name for name in ("root", "taken", "more"))
+    Program(root, states, 1).run(0, {i: {"s": {"a": i}} for i in range(9)})
+    states = {"s": ps.ValueState("struct<a:int,b:int>", {"b": 5})}
+    Program(root, states, 2).run(1, {})
+    ps.savepoint(root, taken)
+    ps.rescale(taken, more, max_parallelism=256)
+    for folder in (root, taken, more):
+        assert state_in(folder) == {i: {"s": {"a": i, "b": 5}} for i in range(9)}
