@@ -192,6 +192,13 @@ static void test_refused_evolutions(memory_file *f, const pst_schema *shown) {
     e = all[0], e.fill = FILL, e.fill_bytes = 4, expect(f, PST_INVALID, &e, 1);
     e = all[1], e.fill_bytes = 3, expect(f, PST_CORRUPT, &e, 1);
     e = all[1], e.fill_bytes = PST_MAX_BYTES + 1u, expect(f, PST_INVALID, &e, 1);
+    /* Scalars become scalars. */
+    e = all[0], e.from_types = PAIR, e.n_from = 3, expect(f, PST_INVALID, &e, 1);
+    e = all[0], e.to_types = TRIPLE, e.n_to = 4, e.from = FROM, expect(f, PST_INVALID, &e, 1);
+    e = all[1], e.to_types = &LONG, e.n_to = 1, expect(f, PST_INVALID, &e, 1);
+    e = all[1], e.from_types = &SHORT, e.n_from = 1, expect(f, PST_INVALID, &e, 1);
+    e = all[0], e.from = FROM + 2, expect(f, PST_INVALID, &e, 1);
+    e = all[0], e.n_from = 0, expect(f, PST_INVALID, &e, 1);
     value.map_key = PST_STRING;
     e = all[3], e.to = &value, expect(f, PST_SCHEMA, &e, 1);
     value.map_key = PST_INT16;

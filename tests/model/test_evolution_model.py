@@ -35,6 +35,7 @@ WIDER = {
     "date": ["timestamp", "timestamp_ntz"],
     "timestamp": [],
     "decimal(5,2)": ["decimal(6,2)", "decimal(8,4)", "decimal(38,10)"],
+    "decimal(28,3)": ["decimal(29,3)", "decimal(38,13)"],
     "string": [],
     "binary": [],
 }
