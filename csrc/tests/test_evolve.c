@@ -198,6 +198,7 @@ static void test_refused_evolutions(memory_file *f, const pst_schema *shown) {
     e = all[1], e.to_types = &LONG, e.n_to = 1, expect(f, PST_INVALID, &e, 1);
     e = all[1], e.from_types = &SHORT, e.n_from = 1, expect(f, PST_INVALID, &e, 1);
     e = all[0], e.from = FROM + 2, expect(f, PST_INVALID, &e, 1);
+    e = all[0], e.to_types = &SHORT, expect(f, PST_INVALID, &e, 1); /* nothing to convert */
     e = all[0], e.n_from = 0, expect(f, PST_INVALID, &e, 1);
     value.map_key = PST_STRING;
     e = all[3], e.to = &value, expect(f, PST_SCHEMA, &e, 1);

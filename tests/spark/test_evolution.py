@@ -19,11 +19,13 @@ MakeJob = Callable[..., "Job"]
 KEYS = 12
 
 
-def program(struct: str, number: str, change: dict[str, Any]) -> type[ps.KeyedProcessFunction]:
+def program(
+    struct: str, number: str, change: dict[str, Any], default: dict[str, Any] | None = None
+) -> type[ps.KeyedProcessFunction]:
     """A function that shows what it finds, and then writes."""
 
     class Places(ps.KeyedProcessFunction):
-        place = ps.ValueState(struct)
+        place = ps.ValueState(struct, default)
         seen = ps.ListState(struct)
         count = ps.MapState("string", number)
 
@@ -89,3 +91,12 @@ def test_a_program_changes(spark: SparkSession, make_job: MakeJob) -> None:
     table = ps.read_state(job.checkpoint, uid="places")
     places = dict(zip(table["k"].to_pylist(), table["place"].to_pylist(), strict=True))
     assert places == {k: eval(text)[0] for k, text in found.items()}
+
+    # A field with a default: of tables in memory, too, whose program declared none or another.
+    for parallelism, word in ((4, "first"), (4, "other"), (3, "third")):
+        more = program("struct<a:long,b:int,d:string>", "long", {"a": 5}, {"d": word})
+        job = make_job(parallelism=parallelism)
+        shown = {k: eval(text)[0] for k, text in run(spark, job, more, range(11, 12)).items()}
+        assert shown[2] == {"a": 1, "b": None, "d": "first"}
+        wanted = {"a": 2**40, "d": "first"} if word == "first" else {"a": 5, "d": None}
+        assert shown[11] == {"b": None, **wanted}
