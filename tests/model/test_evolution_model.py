@@ -252,3 +252,51 @@ def test_what_would_lose_something_is_refused(old: str, new: str) -> None:
         assert parse_type(old).ddl in said
         assert parse_type(new).ddl in said
         assert "'v'" in said
+
+
+#: The ends of each type that may become wider, and values between.
+EXTREMES: dict[str, list[Any]] = {
+    **{name: [-(2**n), 2**n - 1, -1, 0, 77] for name, n in BOUNDS.items()},
+    "float": [-0.0, 0.5, math.inf, -3.4028234663852886e38, 1.401298464324817e-45],
+    "date": [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), datetime.date(1969, 12, 31)],
+    "decimal(5,2)": [Decimal("-999.99"), Decimal("999.99"), Decimal("0.01"), Decimal(0)],
+    "decimal(28,3)": [
+        Decimal(f"{sign}{number}e-3")
+        for sign in ("", "-")
+        for number in (10**28 - 1, 2**64, 2**64 - 1, 2**63, 1)
+    ],
+}
+
+
+@pytest.mark.parametrize(("old", "new"), [(a, b) for a in EXTREMES for b in WIDER[a]])
+def test_each_pair_of_types_with_its_ends(old: str, new: str) -> None:
+    """Many rows of a column, nulls between them, as values, in lists, maps and structs."""
+    items = [*EXTREMES[old], None, *EXTREMES[old][::-1]]
+    wanted = [converted(item, parse_type(old), parse_type(new)) for item in items]
+
+    def states(type_: str) -> dict[str, Any]:
+        return {
+            "v": ps.ValueState(type_),
+            "l": ps.ListState(type_),
+            "m": ps.MapState("int", type_),
+            "s": ps.ValueState(f"struct<x:{type_},y:array<{type_}>>"),
+        }
+
+    with ps.KeyedStateBackend("long", states=states(old)) as backend:
+        for i, item in enumerate(items):
+            backend.set_current_key(i)
+            backend["v"].update(item)
+            backend["s"].update({"x": item, "y": items[:i]})
+            if item is not None:
+                backend["l"].add_all([x for x in items[: i + 1] if x is not None])
+                backend["m"].put(i, item)
+        files = [write(backend.seal())]
+    with ps.KeyedStateBackend("long", states=states(new)) as backend:
+        backend.restore(files)
+        for i, item in enumerate(wanted):
+            backend.set_current_key(i)
+            assert same(backend["v"].value(), item)
+            assert same(backend["s"].value(), {"x": item, "y": wanted[:i]})
+            given = [x for x in wanted[: i + 1] if x is not None] if item is not None else []
+            assert same(list(backend["l"].get()), given)
+            assert same(dict(backend["m"].items()), {} if item is None else {i: item})
