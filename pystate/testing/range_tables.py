@@ -19,6 +19,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import operator_spec
 from pystate.functions.context import TimeDomain
+from pystate.state.operator_spec import declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyColumns, key_columns
 
@@ -162,7 +163,8 @@ class RangeTables:
         for share in self._ranges:
             if len(share.files) > 1:
                 out = io.BytesIO()
-                merge_files([io.BytesIO(data) for data in share.files], out)
+                since = declared_fills(share.backend.declarations)
+                merge_files([io.BytesIO(data) for data in share.files], out, since=since)
                 share.files = [out.getvalue()]
         return tuple(data for share in self._ranges for data in share.files)
 

@@ -9,6 +9,7 @@ import pytest
 
 import pystate as ps
 from pystate.coordinator.merges import MergePolicy
+from pystate.testing import Harness
 from tests.program import Program, state_in
 
 EAGER = MergePolicy(min_deltas=2, max_deltas=2, keep_deltas=0)
@@ -120,6 +121,35 @@ def test_a_store_fills_what_it_has(tmp_path: Path) -> None:
             assert store["s"].value() == filled(i)
         store.set_current_key(9)
         assert store["s"].value() == {"tags": None, "a": 9, "b": None, "p": None, "on": None}
+
+
+def test_a_harness_fills_what_it_restores() -> None:
+    """As a job does: the next snapshot has it, whatever is declared afterwards."""
+
+    def program(type_: str, **default: Any) -> ps.KeyedProcessFunction:
+        class Shown(ps.KeyedProcessFunction):
+            s = ps.ValueState(type_, default or None)
+
+            def process(self, key: int, row: Any, ctx: Any) -> Any:
+                yield self.s.value()
+                self.s.update({"a": key})
+
+        return Shown()
+
+    def harness(type_: str, **default: Any) -> Harness:
+        return Harness(program(type_, **default), key="k")
+
+    wide = "struct<a:int,b:string>"
+    with harness("struct<a:int>") as first:
+        first.process([{"k": 1}, {"k": 2}])
+        taken = first.snapshot()
+    with Harness.restore(taken, program(wide, b="x")) as second:
+        second.process([{"k": 3}])
+        assert second.state("s", 1) == {"a": 1, "b": "x"}
+        taken = second.snapshot()
+    with Harness.restore(taken, program(wide, b="other")) as third:
+        assert third.state("s", 1) == {"a": 1, "b": "x"}
+        assert third.state("s", 3) == {"a": 3, "b": None}
 
 
 def test_savepoints_and_more_key_groups_keep_the_defaults(tmp_path: Path) -> None:
