@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,36 @@ def test_a_store_fills_what_it_has(tmp_path: Path) -> None:
             assert store["s"].value() == filled(i)
         store.set_current_key(9)
         assert store["s"].value() == {"tags": None, "a": 9, "b": None, "p": None, "on": None}
+
+
+def test_many_rows_are_filled_at_once(tmp_path: Path) -> None:
+    """More than a word of bits, with nulls among the values and in the default."""
+    old, new = (
+        "struct<a:int>",
+        (
+            "struct<on:boolean,a:int,tags:array<boolean>,m:map<int,string>,t:string,w:decimal(30,2),"
+            "p:struct<off:boolean,n:int,l:array<struct<y:string>>>>"
+        ),
+    )
+    default = {
+        "on": True,
+        "tags": [True, None, False],
+        "m": {1: "one", 2: None},
+        "t": "text",
+        "w": Decimal("12345678901234567890.25"),
+        "p": {"off": False, "n": None, "l": [{"y": "a"}, None, {"y": None}]},
+    }
+    with ps.open(tmp_path, key="long", states={"s": ps.ValueState(old)}) as store:
+        for i in range(700):
+            store.set_current_key(i)
+            store["s"].update(None if i % 7 == 0 else {"a": None if i % 5 == 0 else i})
+        store.checkpoint()
+    states = {"s": ps.ValueState(new, default)}
+    with ps.open(tmp_path, key="long", states=states) as store:
+        for i in range(700):
+            store.set_current_key(i)
+            a = None if i % 5 == 0 or i % 7 == 0 else i
+            assert store["s"].value() == {**default, "a": a}
 
 
 def test_a_harness_fills_what_it_restores() -> None:
