@@ -199,6 +199,12 @@ static void test_refused_evolutions(memory_file *f, const pst_schema *shown) {
     e = all[1], e.from_types = &SHORT, e.n_from = 1, expect(f, PST_INVALID, &e, 1);
     e = all[0], e.from = FROM + 2, expect(f, PST_INVALID, &e, 1);
     e = all[0], e.to_types = &SHORT, expect(f, PST_INVALID, &e, 1); /* nothing to convert */
+    /* An array's elements are made of elements. */
+    static const pst_nested_type ARRAY[] = {{.kind = PST_NESTED_ARRAY, .n_children = 1},
+                                            {.type = PST_INT32}};
+    static const int32_t NOTHING[] = {0, -1};
+    e = (pst_evolution){1, &shown->states[1], ARRAY, 2, ARRAY, 2, NOTHING, NULL, 0};
+    expect(f, PST_INVALID, &e, 1);
     e = all[0], e.n_from = 0, expect(f, PST_INVALID, &e, 1);
     value.map_key = PST_STRING;
     e = all[3], e.to = &value, expect(f, PST_SCHEMA, &e, 1);

@@ -291,6 +291,19 @@ def test_each_pair_of_types_with_its_ends(old: str, new: str) -> None:
                 backend["l"].add_all([x for x in items[: i + 1] if x is not None])
                 backend["m"].put(i, item)
         files = [write(backend.seal())]
+        # Lists that begin anew, that go, and that get more, in a delta beside other rows.
+        last = EXTREMES[old][0]
+        for i in range(len(items)):
+            backend.set_current_key(i)
+            if i % 4 < 2:
+                backend["l"].clear()
+            if i % 2:
+                backend["l"].add_all([last] * i)
+            if i % 3 == 0:
+                backend["m"].clear()
+                backend["m"].put(i, last)
+        files.append(write(backend.seal()))
+    last = converted(last, parse_type(old), parse_type(new))
     with ps.KeyedStateBackend("long", states=states(new)) as backend:
         backend.restore(files)
         for i, item in enumerate(wanted):
@@ -298,5 +311,7 @@ def test_each_pair_of_types_with_its_ends(old: str, new: str) -> None:
             assert same(backend["v"].value(), item)
             assert same(backend["s"].value(), {"x": item, "y": wanted[:i]})
             given = [x for x in wanted[: i + 1] if x is not None] if item is not None else []
+            given = ([] if i % 4 < 2 else given) + ([last] * i if i % 2 else [])
+            item = last if i % 3 == 0 else item
             assert same(list(backend["l"].get()), given)
             assert same(dict(backend["m"].items()), {} if item is None else {i: item})
