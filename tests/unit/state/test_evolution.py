@@ -229,3 +229,17 @@ def test_a_time_to_live_changes(start: int, before: Any, after: Any, lives: int 
             assert seen(backend) == full
             backend.set_clock(processing_time=last + 1)
             assert seen(backend) == (full if lives is None else (None, [], {}))
+
+
+@pytest.mark.parametrize("old", ["byte", "short", "int"])
+def test_keys_of_maps_become_wider_integers(old: str) -> None:
+    out = io.BytesIO()
+    with ps.KeyedStateBackend("long", states={"m": ps.MapState(old, "int")}) as backend:
+        backend.set_current_key(1)
+        backend["m"].put_all({-128: 1, 127: 2})
+        with backend.seal() as snapshot:
+            snapshot.write(out)
+    with ps.KeyedStateBackend("long", states={"m": ps.MapState("long", "int")}) as backend:
+        backend.restore([out])
+        backend.set_current_key(1)
+        assert dict(backend["m"].items()) == {-128: 1, 127: 2}
