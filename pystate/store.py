@@ -25,7 +25,6 @@ import pyarrow as pa
 from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.backend.snapshots import SealedReader
-from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import check_schemas, library, open_job
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
@@ -44,9 +43,8 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.coordinator.merge_policy import MergePolicy, Run, replaced
 from pystate.coordinator.merges import merge_range
-from pystate.coordinator.retention import delete_files, delete_retired
+from pystate.coordinator.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
-    CheckpointError,
     ClosedError,
     InvalidArgumentError,
     NoEventTimeError,
@@ -163,7 +161,7 @@ class Store:
             except BaseException:
                 self._backend.close()
                 raise
-            self._collect_orphans()
+            delete_unnamed(self._storage, self._history)
         except BaseException:
             self._lock.release()
             raise
@@ -407,17 +405,6 @@ class Store:
                 expected=files,
                 allow_unclaimed_state=allow_unclaimed_state,
             )
-
-    def _collect_orphans(self) -> None:
-        """Remove what a killed owner left behind; the lock says that nobody else is at work."""
-        try:
-            named = {path for e in self._history.epochs for path in self._history.manifest(e).paths}
-            doomed = [f.path for f in self._storage.list("state") if f.path not in named]
-            for folder in ("state", "manifests", HISTORY):
-                doomed += [f.path for f in self._storage.list(folder, temporary=True)]
-            delete_files(self._storage, doomed)
-        except (CheckpointError, OSError) as error:
-            _LOG.warning("%s: leftovers could not be removed: %s", self.path, error)
 
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.

@@ -39,7 +39,7 @@ from typing import NamedTuple
 from pystate.checkpoint.begin_marks import EVALUATIONS
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
-from pystate.checkpoint.manifest_log import retained_epochs
+from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.parts import Parts, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.errors import CheckpointError
@@ -50,6 +50,7 @@ __all__ = [
     "delete_files",
     "delete_orphans",
     "delete_retired",
+    "delete_unnamed",
     "find_orphans",
     "may_be_named",
     "merged_name",
@@ -218,3 +219,23 @@ def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
         except CheckpointError as error:
             _LOG.warning("%s; the next collection tries again", error)
     return count
+
+
+def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
+    """Remove what a killed owner left behind; for a checkpoint whose only owner is at rest.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    history : History
+        Its retained epochs.
+    """
+    try:
+        named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
+        doomed = [f.path for f in storage.list(_STATE) if f.path not in named]
+        for folder in (_STATE, MANIFESTS, HISTORY):
+            doomed += [f.path for f in storage.list(folder, temporary=True)]
+        delete_files(storage, doomed)
+    except (CheckpointError, OSError) as error:
+        _LOG.warning("%s: leftovers could not be removed: %s", storage.uri, error)

@@ -98,9 +98,7 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
                 yield failure(path, error, "the epochs' state is not touched by that")
             else:
                 # As for marks: it is not synced.
-                said = (
-                    f"{path}: the machine stopped before it was written; its records are lost"
-                )
+                said = f"{path}: the machine stopped before it was written; its records are lost"
                 yield Finding(path, "leftover", said, size_bytes=len(data))
     yield from _check_position(storage, head)
 

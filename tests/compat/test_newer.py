@@ -133,8 +133,9 @@ KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
     "delta": ("checkpoint", r"state/.*\.delta", (run, read_all, ps.repair)),
     "base": ("checkpoint", r"state/.*\.base", (run, read_all, ps.repair)),
 }
-#: Files that have no content of pystate's, or that nothing reads.
-OTHERS = r"manifests/\d+\.retired|owners/\d+\.closed|runs/\d+\.other|spark/.*|\.lock|lock"
+#: Files that have no content of pystate's, or that nothing reads; and records of epochs, each of
+#: which has a version of its own (`tests/unit/checkpoint/test_epoch_log.py`).
+OTHERS = r"history/.*\.epochs|manifests/\d+\.retired|owners/\d+\.closed|runs/\d+\.other|spark/.*|\.lock|lock"
 #: A document that says what a repair has done.
 NEVER_READ = {"repair"}
 
