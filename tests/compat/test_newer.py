@@ -135,7 +135,10 @@ KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
 }
 #: Files that have no content of pystate's, or that nothing reads; and records of epochs, each of
 #: which has a version of its own (`tests/unit/checkpoint/test_epoch_log.py`).
-OTHERS = r"history/.*\.epochs|manifests/\d+\.retired|owners/\d+\.closed|runs/\d+\.other|spark/.*|\.lock|lock"
+OTHERS = (
+    r"history/.*\.epochs|manifests/\d+\.retired|owners/\d+\.closed|runs/\d+\.other|spark/.*|"
+    r"\.lock|lock"
+)
 #: A document that says what a repair has done.
 NEVER_READ = {"repair"}
 
