@@ -313,9 +313,9 @@ class Retired(NamedTuple):
     """State files and parts that only they named."""
 
     @property
-    def paths(self) -> frozenset[str]:
-        """All of it."""
-        return self.files.union(self.log)
+    def paths(self) -> tuple[str, ...]:
+        """All of it, in the order in which it goes: no manifest is there without its files."""
+        return (*self.log, *sorted(self.files))
 
 
 class _Listing(NamedTuple):

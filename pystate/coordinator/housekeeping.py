@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History, Retired
@@ -102,10 +103,10 @@ class Housekeeping:
         retired, self._retired = self._retired, Retired()
         return retired._replace(files=self._holds.spare(retired.files))
 
-    def remove(self, paths: frozenset[str]) -> None:
-        """Remove files in the background."""
+    def remove(self, paths: Collection[str]) -> None:
+        """Remove files in the background, in their order."""
         if paths:
-            self._maintenance.submit(lambda: delete_files(self._storage, sorted(paths)))
+            self._maintenance.submit(lambda: delete_files(self._storage, paths))
 
     def search(self) -> None:
         """Search for orphans in the background."""
