@@ -78,6 +78,7 @@ static pst_status check_source(const merge *m, source *s) {
     if (!s->columns && from->n_states != m->schema->n_states)
         return PST_SCHEMA;
     uint64_t taken = 0;
+    memset(s->at, 0xFF, sizeof s->at);
     for (int32_t i = 0; i < from->n_states; i++) {
         int32_t to = s->columns ? s->columns[i] : i;
         if (to < 0)
@@ -85,6 +86,7 @@ static pst_status check_source(const merge *m, source *s) {
         if (to >= m->schema->n_states || (taken >> to) & 1)
             return PST_INVALID;
         taken |= UINT64_C(1) << to;
+        s->at[to] = i;
         if (!pst_column_same_type(&from->states[i], &m->schema->states[to]))
             return PST_SCHEMA;
         if (!s->columns && strcmp(from->states[i].name, m->schema->states[i].name) != 0)
@@ -94,12 +96,6 @@ static pst_status check_source(const merge *m, source *s) {
     }
     s->taken = taken;
     s->in_order = !m->has_element && !s->splits;
-    memset(s->at, 0xFF, sizeof s->at);
-    for (int32_t i = 0; i < from->n_states; i++) {
-        int32_t to = s->columns ? s->columns[i] : i;
-        if (to >= 0)
-            s->at[to] = i;
-    }
     /* The time of such a value is not known, which is for a fold to say. */
     for (int32_t to = 1; to < m->schema->n_states; to++)
         if (m->schema->states[to].kind == PST_TIME && s->at[to] < 0 && s->at[to - 1] >= 0)

@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from pystate._core import core
 from pystate.checkpoint.state_files import EMPTY_LINEAGE, OpenFile, claim, file_schema
 from pystate.memory import process_budget
-from pystate.state.columns import ELEMENT, VALUE, Column, core_schema
+from pystate.state.columns import ELEMENT, VALUE, core_schema
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.types.arrays import decoded
-from pystate.types.codecs import codec_of
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
@@ -106,21 +105,16 @@ def merged_rows(
         "the rows of several files",
         process_budget(),
     )
-    types = [type_ for _, type_ in key] + [d.type for d in states.values()]
-    return _arrays(blocks, types, [None] * len(key) + columns)
+    # Keys are not nested, so that nothing decodes them.
+    codecs: list[tuple[StateType, Any]] = [(type_, None) for _, type_ in key]
+    codecs += [(d.type, c.codec) for d, c in zip(states.values(), columns, strict=True)]
+    return (
+        [_array(rows, part, *codec) for part, codec in zip(parts, codecs, strict=True)]
+        for rows, parts in blocks
+    )
 
 
-def _arrays(
-    blocks: list[tuple[int, list[Any]]], types: list[StateType], columns: list[Column | None]
-) -> Iterator[list[pa.Array[Any]]]:
-    for rows, parts in blocks:
-        yield [
-            _array(rows, part, type_, column)
-            for part, type_, column in zip(parts, types, columns, strict=True)
-        ]
-
-
-def _array(rows: int, part: Any, type: StateType, column: Column | None) -> pa.Array[Any]:
+def _array(rows: int, part: Any, type: StateType, codec: Any) -> pa.Array[Any]:
     nulls, validity, offsets, values = part
     buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values)]
     stored = layout = type.stored_arrow
@@ -131,6 +125,4 @@ def _array(rows: int, part: Any, type: StateType, column: Column | None) -> pa.A
     array = pa.Array.from_buffers(layout, rows, buffers, nulls)
     if layout != stored:
         array = pc.cast(array, stored)
-    if column is None:
-        return array
-    return decoded(array, type, codec_of(type, column.name))
+    return decoded(array, type, codec)

@@ -137,8 +137,7 @@ class StateScan:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
-        with self.backend((0, 0)) as backend:
-            fields = list(backend.arrow_schema)
+        fields = list(self.backend((0, 0)).arrow_schema)  # it is not opened for that
         fields = fields[: len(self.operator.key_schema) + (self.namespace is not None)]
         if self.selection.timers:
             fields += [pa.field(TIMER_DOMAIN, pa.string()), pa.field(TIMER_MS, pa.int64())]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.coordinator.chronicle import longest, operator_record, total
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.markup import bytes_shown, panel
@@ -26,7 +27,7 @@ _HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed",
 
 
 @dataclass(frozen=True)
-class OperatorProgress:
+class OperatorProgress(OperatorRecord):
     """The progress of an operator in an epoch.
 
     Attributes
@@ -64,22 +65,6 @@ class OperatorProgress:
     write_ms : float
         How long it took to write a range's file.
     """
-
-    uid: str
-    ranges: int
-    rows_in: int
-    rows_out: int
-    late_rows: int | None
-    keys: int
-    state_bytes: int
-    rows_changed: int
-    rows_restored: int
-    rows_copied: int
-    checkpoint_bytes: int
-    attach_ms: float
-    process_ms: float
-    seal_ms: float
-    write_ms: float
 
     @classmethod
     def of(
