@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "check.h"
 #include "memory/handle.h"
+#include "ownership.h"
 #include "table/epoch.h"
 
 enum {
@@ -558,6 +559,7 @@ static inline void em_seal(elements_model *m, pst_table *t, pst_sealed **sealed)
     m->sealed[(m->seals + 1) % EM_EPOCHS] = m->now;
     REQUIRE(pst_table_seal(t, &l, sealed) == PST_OK);
     m->seals++;
+    check_ownership(t);
 }
 
 static inline void em_step(elements_model *m, pst_table *t, uint64_t *random) {

@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "check.h"
 #include "memory/handle.h"
+#include "ownership.h"
 #include "table/epoch.h"
 
 enum { MODEL_KEYS = 640, MODEL_COLUMNS = 9, MODEL_EPOCHS = 4, MODEL_FIXED = 24 };
@@ -170,6 +171,7 @@ static inline int model_follow(pst_table *t, model *m) {
         return 0;
     m->seals = l.epoch;
     m->now = m->sealed[l.epoch % MODEL_EPOCHS];
+    check_ownership(t);
     return model_compare(t, &m->now, m->schema, m->keys);
 }
 
@@ -265,6 +267,7 @@ static inline void model_seal(pst_table *t, model *m, pst_sealed **sealed) {
     m->sealed[(m->seals + 1) % MODEL_EPOCHS] = m->now; /* first: a kill may come after the store */
     REQUIRE(pst_table_seal(t, &l, sealed) == PST_OK);
     m->seals++;
+    check_ownership(t);
 }
 
 static inline void model_step(pst_table *t, model *m, uint64_t *random) {

@@ -91,6 +91,7 @@ static void test_random(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
         }
         if (check_random(&seed) % 8 == 0) {
             CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+            check_ownership(t);
             m->now = m->sealed[m->seals % EM_EPOCHS];
             em_clock(m, t);
             CHECK(em_compare(m, &m->now, t));
@@ -133,6 +134,7 @@ static void test_undo(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
         pst_lineage l;
         if (check_random(&seed) % 3 == 0 && !pst_table_lineage(t, back, &l) && l.epoch) {
             CHECK_EQ(pst_table_rollback(t, back), PST_OK);
+            check_ownership(t);
             em_clock(m, t);
             m->seals = l.epoch;
             m->now = m->sealed[l.epoch % EM_EPOCHS];
