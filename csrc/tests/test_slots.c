@@ -189,7 +189,7 @@ static void some_epochs(int n, int32_t kept, uint64_t every) {
             CHECK_EQ(pst_table_rollback(run.t, back), PST_OK);
             CHECK(model_follow(run.t, run.m));
             check_slots(run.t);
-        } else if (every < 100 && any(4) == 0) {
+        } else if (every < 100 && any(2) == 0) {
             seal_at_limit();
         } else {
             seal();
