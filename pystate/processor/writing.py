@@ -39,7 +39,6 @@ from pystate.functions.binding import declarations
 from pystate.processor.epochs import storage_at
 from pystate.processor.range_rows import write_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
-from pystate.state.aggregating import AggregatingState
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
 from pystate.state.kinds import declared_as
@@ -105,7 +104,7 @@ class StateRows:
                 )
             # As files know it: without its default and time to live.
             states[name] = declared_as(state.stored_as())
-            if isinstance(states[name], AggregatingState):
+            if states[name].columns(name)[0].is_accumulator:
                 raise DeclarationError(
                     f"operator {uid!r}, state {name!r}: what {state!r} keeps does not follow from "
                     "its result: keep counts and sums in states of their own"

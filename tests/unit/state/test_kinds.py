@@ -1,0 +1,49 @@
+"""The kinds of state: what must know each of them does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pystate as ps
+from pystate.state import accumulators, kinds
+from pystate.state.declaration import State
+
+DECLARATIONS: list[State] = [
+    ps.ValueState("struct<a: long, b: string>"),
+    ps.ValueState(object),
+    ps.ListState("string"),
+    ps.MapState("string", "array<long>"),
+    ps.ReducingState("long", max),
+    ps.AggregatingState(ps.Mean(), "double"),
+    ps.AggregatingState(ps.ApproxDistinct(), "string"),
+]
+
+
+def test_each_public_kind_is_one_that_files_can_name() -> None:
+    public = {getattr(ps, name) for name in ps.__all__}
+    states = {kind for kind in public if isinstance(kind, type) and issubclass(kind, State)}
+    assert states == set(kinds.KINDS)
+    assert {type(declaration) for declaration in DECLARATIONS} == set(kinds.KINDS)
+
+
+@pytest.mark.parametrize("declaration", DECLARATIONS, ids=str)
+def test_a_kind_is_read_as_it_was_stored(declaration: State) -> None:
+    stored = declaration.stored_as()
+    again = kinds.declared_as(stored)
+    # What a reducing state keeps is a value.
+    kind = ps.ValueState if isinstance(declaration, ps.ReducingState) else type(declaration)
+    assert type(again) is kind and again.stored_as() == stored
+    assert [column.name for column in again.columns("n")] == [
+        column.name for column in declaration.columns("n")
+    ]
+
+
+def test_numbers_of_accumulators_are_the_cores() -> None:
+    header = (Path(__file__).parents[3] / "csrc" / "pystate.h").read_text("utf-8")
+    core = {name: int(number) for name, number in re.findall(r"PST_AGG_(\w+) = (\d+)", header)}
+    assert core and core == {name: getattr(accumulators, name) for name in core}
+    constants = {name for name in accumulators.__all__ if name.isupper()}
+    assert constants == {"COLUMN", *core}
