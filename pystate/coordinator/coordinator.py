@@ -261,8 +261,10 @@ class Coordinator:
                 base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
             )
             warn(base, time_ms, clock, always=not self._has_opened)
-            if not self._has_opened and base is not None:
-                self._notices.news = News(complete=base.epoch)
+            if not self._has_opened:
+                if base is not None:
+                    self._notices.news = News(complete=base.epoch)
+                self._log_start(base)
             self._has_opened = True
             self._epoch = Epoch(
                 number=1 if head is None else head.epoch + 1,
@@ -521,6 +523,18 @@ class Coordinator:
     def _ended(self, epoch: Epoch) -> None:
         if epoch is self._epoch:
             self._leave()
+
+    def _log_start(self, base: Manifest | None) -> None:
+        """Say where this driver begins, and which driver was there before."""
+        where = self.storage.uri
+        if base is None:
+            _LOG.info("job %r begins in %s as its driver %d", self.job.name, where, self.term)
+        else:
+            _LOG.info(
+                "job %r continues after epoch %d of driver %d in %s, as its driver %d; what was "
+                "begun and not published is computed again",
+                self.job.name, base.epoch, base.term, where, self.term,
+            )  # fmt: skip
 
     def _own(self) -> Manifest | None:
         """Take ownership of the checkpoint, and return its newest epoch."""

@@ -194,7 +194,7 @@ class Job(JobControl):
         )
         storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
         super().__init__(name, storage, options)
-        self._outcome = QueryOutcome()
+        self._outcome = QueryOutcome(name)
         self._replace = flag(replace, f"job {name!r}: replace")
         if self._replace:
             stop_query(self.checkpoint)
@@ -329,7 +329,7 @@ class Job(JobControl):
         self._epochs.prepare(session)
         stream = with_heartbeat(stream, heartbeat, self._storage)
         outputs = outputs_of(self._storage, sink, side_outputs, session)
-        outcome = self._outcome = QueryOutcome()
+        outcome = self._outcome = QueryOutcome(self.name)
         outcome.line = progress_line(progress, self.name)
         stream_run = StreamRun(self._epochs, stream, pipeline, outputs, on_epoch, restore, outcome)
         self._stream_run = stream_run

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pystate.spark.failures import is_stop, stopped_its_query
+from pystate.spark.failures import QueryStopped, is_stop, stopped_its_query
 from pystate.spark.live import NoLine, ProgressLine
 from pystate.spark.observed import with_state
 from pystate.spark.progress import EpochProgress, progress_panel
@@ -54,7 +54,8 @@ class QueryOutcome:
     It exists before the query, which may fail before its handle is returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        self.job = job
         self.query: StreamingQuery | None = None
         #: Progress by batch, for as many batches as Spark keeps by default.
         self.epochs: dict[int, EpochProgress] = {}
@@ -114,16 +115,23 @@ class JobQuery(StreamingQuery):
         self._context = context
         outcome.query = self
 
+    def __repr__(self) -> str:
+        epochs = self._outcome.epochs
+        state = "active" if self.isActive else "ended"
+        last = f", last epoch {epochs[max(epochs)].epoch}" if epochs else ""
+        return f"<query of job {self._outcome.job!r}: {state}{last}>"
+
     def _repr_html_(self) -> str:
         epochs = self._outcome.epochs
         progress = epochs[max(epochs)] if epochs else None
         facts = {
+            "name": self.name or "none",
             "state": "active" if self.isActive else "ended",
             "id": self.id,
             "run": self.runId,
             "last epoch": progress,
         }
-        return progress_panel(f"Query {self.name or 'without a name'}", facts, progress)
+        return progress_panel(f"Query of job {self._outcome.job!r}", facts, progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
         """Wait until the query has ended, as Spark's own handle does."""
@@ -166,6 +174,16 @@ class JobQuery(StreamingQuery):
 _silenced = 0
 _before: dict[str, Any] = {}
 _silencing = threading.Lock()
+
+
+def _is_no_stop(record: logging.LogRecord) -> bool:
+    """Whether a line of py4j's log tells more than that a query was stopped during a batch."""
+    return not (record.exc_info and isinstance(record.exc_info[1], QueryStopped))
+
+
+# py4j logs whatever a batch function raises before it hands that to Spark.
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_is_no_stop)
 
 
 @contextmanager

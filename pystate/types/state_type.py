@@ -409,7 +409,8 @@ def _unsupported(type: object, what: str) -> DeclarationError:
     later = re.match(r"\s*(variant|interval|void|null)\b", text)
     known = "is not supported yet" if later else "is not supported"
     near = nearest(text, [*_ARROW, *_SYNONYMS, "decimal"])
-    return DeclarationError(f"{what}: type {text!r} {known}{near}. Supported: {SUPPORTED}")
+    end = "" if near else "."
+    return DeclarationError(f"{what}: type {text!r} {known}{near}{end} Supported: {SUPPORTED}")
 
 
 def refuse_nested_key(type: StateType, what: str) -> StateType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import subprocess
 import sys
@@ -122,8 +123,8 @@ def test_a_late_word_of_an_old_query_is_not_the_new_ones(
     outcomes: list[Any] = []
 
     class Outcome(QueryOutcome):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, job: str) -> None:
+            super().__init__(job)
             outcomes.append(self)
 
     monkeypatch.setattr("pystate.spark.job.QueryOutcome", Outcome)
@@ -138,10 +139,12 @@ def test_a_late_word_of_an_old_query_is_not_the_new_ones(
         query.awaitTermination()
     outcomes[-2].note(ValueError("too late"))
     assert job.failure is None
+    assert repr(query) == f"<query of job {job.name!r}: ended>"  # its batch had been published
+    assert f"Query of job {job.name!r}" in html.unescape(query._repr_html_())
 
 
 PROGRAM = """
-import os, sys
+import logging, os, sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -161,6 +164,7 @@ class Waiting(ps.KeyedProcessFunction):
         Path("began.tmp").rename("began")
         Event().wait()
 
+logging.basicConfig(level=logging.WARNING)
 spark = (
     SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.ui.showConsoleProgress", "false").getOrCreate()

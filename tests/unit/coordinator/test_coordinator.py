@@ -65,13 +65,17 @@ def test_batches_follow_each_other(work: FakeWork) -> None:
     assert retained_epochs(work.storage) == (3, 4, 5)
 
 
-def test_restart_goes_on(work: FakeWork) -> None:
-    with work.coordinator() as first:
+def test_restart_goes_on(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    with work.coordinator() as first, caplog.at_level("INFO", "pystate.coordinator"):
         first.run(work.evaluate("b0"), **batch(0))
-    with work.coordinator() as second:
+        assert [line for line in caplog.messages if "as its driver 1" in line] != []
+    with work.coordinator() as second, caplog.at_level("INFO", "pystate.coordinator"):
         second.run(work.evaluate("b1"), **batch(1))
+        second.run(work.evaluate("b2"), **batch(2))
+        told = [line for line in caplog.messages if "continues after epoch 1 of driver 1" in line]
+        assert len(told) == 1 and work.storage.uri in told[0] and "driver 2" in told[0]
         assert second.head is not None and second.head.term == 2
-        assert work.text(second.head) == ["b0", "b1"]
+        assert work.text(second.head) == ["b0", "b1", "b2"]
 
 
 def test_published_batch_is_not_computed_again(work: FakeWork) -> None:
