@@ -261,10 +261,8 @@ class Coordinator:
                 base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
             )
             warn(base, time_ms, clock, always=not self._has_opened)
-            if not self._has_opened:
-                if base is not None:
-                    self._notices.news = News(complete=base.epoch)
-                self._log_start(base)
+            if not self._has_opened and base is not None:
+                self._notices.news = News(complete=base.epoch)
             self._has_opened = True
             self._epoch = Epoch(
                 number=1 if head is None else head.epoch + 1,
@@ -524,18 +522,6 @@ class Coordinator:
         if epoch is self._epoch:
             self._leave()
 
-    def _log_start(self, base: Manifest | None) -> None:
-        """Say where this driver begins, and which driver was there before."""
-        where = self.storage.uri
-        if base is None:
-            _LOG.info("job %r begins in %s as its driver %d", self.job.name, where, self.term)
-        else:
-            _LOG.info(
-                "job %r continues after epoch %d of driver %d in %s, as its driver %d; what was "
-                "begun and not published is computed again",
-                self.job.name, base.epoch, base.term, where, self.term,
-            )  # fmt: skip
-
     def _own(self) -> Manifest | None:
         """Take ownership of the checkpoint, and return its newest epoch."""
         if not self._ownership.term:
@@ -557,6 +543,7 @@ class Coordinator:
             self._settling.settle(head)
         if not self._tidied:
             self._tidied = True
+            self._ownership.log_start(self.job.name, head)
             if self._merges is not None and head is not None:
                 # They run during the epoch's work: a driver of only one epoch can adopt them, too.
                 self._merges.plan(head, self.parallelism)

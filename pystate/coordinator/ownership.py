@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
@@ -35,6 +37,7 @@ from pystate.janitor import closing_mark
 
 __all__ = ["OWNERS", "Owner", "Ownership", "current_owner", "is_running", "read_owner"]
 
+_LOG = logging.getLogger("pystate.coordinator.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
 _KEPT = 16
@@ -114,6 +117,21 @@ class Ownership:
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
             raise self.fenced(newest)
+
+    def log_start(self, job: str, head: Manifest | None) -> None:
+        """Say where this driver begins, and after whose epoch."""
+        if head is None:
+            _LOG.info("job %r begins in %s as its driver %d", job, self._storage.uri, self.term)
+            return
+        _LOG.info(
+            "job %r continues in %s after epoch %d, of driver %d, as its driver %d; "
+            "what was begun and not published is computed again",
+            job,
+            self._storage.uri,
+            head.epoch,
+            head.term,
+            self.term,
+        )
 
     def close(self) -> None:
         """Note that this driver no longer needs its tables in the memory of hosts."""

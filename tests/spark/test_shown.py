@@ -41,7 +41,8 @@ def test_jobs_queries_and_results(
     query = job.start(source.stream(), counting, query_name="<query>", trigger=once, progress=True)
     query.awaitTermination()
     shown = query._repr_html_()  # type: ignore[operator]
-    assert "Query &lt;query&gt;" in shown and "<td>&lt;counts&gt;</td><td>2</td>" in shown
+    assert "job &#x27;&lt;job&gt;" in shown and "<td>&lt;query&gt;</td>" in shown
+    assert "<td>&lt;counts&gt;</td><td>2</td>" in shown
     assert "state</th><td>ended" in shown
     assert "<job>: epoch 1 (batch 0): 2 rows in, 2 out" in stream.getvalue()
     assert stream.getvalue().endswith("\n")

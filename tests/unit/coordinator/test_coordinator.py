@@ -72,7 +72,7 @@ def test_restart_goes_on(work: FakeWork, caplog: pytest.LogCaptureFixture) -> No
     with work.coordinator() as second, caplog.at_level("INFO", "pystate.coordinator"):
         second.run(work.evaluate("b1"), **batch(1))
         second.run(work.evaluate("b2"), **batch(2))
-        told = [line for line in caplog.messages if "continues after epoch 1 of driver 1" in line]
+        told = [line for line in caplog.messages if "after epoch 1, of driver 1" in line]
         assert len(told) == 1 and work.storage.uri in told[0] and "driver 2" in told[0]
         assert second.head is not None and second.head.term == 2
         assert work.text(second.head) == ["b0", "b1", "b2"]
