@@ -33,14 +33,12 @@ static inline void own_block(ownership *o, uint32_t granule, uint32_t c) {
     o->blocks++;
 }
 
-static inline void own_bytes(ownership *o, const uint64_t *ref) {
+/* A block of a tree has its birth behind the bytes (TN4). */
+static inline void own_bytes(ownership *o, const uint64_t *ref, int in_tree) {
+    uint32_t size = pst_ref_size(ref);
     if (pst_ref_is_block(ref))
-        own_block(o, pst_ref_granule(ref), pst_class_of(pst_ref_size(ref)));
-}
-
-static inline void own_tree_bytes(ownership *o, const uint64_t *ref) {
-    if (pst_ref_is_block(ref))
-        own_block(o, pst_ref_granule(ref), pst_class_of(pst_tree_block_bytes(pst_ref_size(ref))));
+        own_block(o, pst_ref_granule(ref),
+                  pst_class_of(in_tree ? pst_tree_block_bytes(size) : size));
 }
 
 static inline void own_list(ownership *o, const pst_list *l) {
@@ -64,9 +62,9 @@ static inline uint64_t own_node(ownership *o, const pst_tree_shape *s, uint32_t 
     uint32_t level = pst_node_level(h);
     for (uint32_t i = 0; i < pst_node_count(h); i++) {
         if (s->key_is_ref && (!level || i)) /* the first child needs no separator */
-            own_tree_bytes(o, pst_node_key(s, node, i));
+            own_bytes(o, pst_node_key(s, node, i), 1);
         if (!level && s->value_is_ref)
-            own_tree_bytes(o, pst_node_value(s, node, h, i));
+            own_bytes(o, pst_node_value(s, node, h, i), 1);
         entries += level ? own_node(o, s, pst_node_child(s, node, h, i)) : 1;
     }
     return entries;
@@ -82,21 +80,20 @@ static inline void own_row(ownership *o, uint32_t slot) {
     pst_key key = {.hash = pst_row_hash(t, row), .word = k[0]};
     key.null = row[0] & PST_FLAG_NULL_KEY;
     if (t->lay.key_kind == PST_KEY_BYTES) {
-        own_bytes(o, k + 1);
+        own_bytes(o, k + 1, 0);
         key.bytes = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
     }
     CHECK_EQ(pst_index_walk(t, &key), slot);
     for (uint64_t left = pst_presence(&t->lay, row); left; left &= left - 1) {
         int32_t i = __builtin_ctzll(left);
         const pst_field *f = &t->lay.fields[i];
-        pst_list l = {0};
         if (f->kind == PST_LIST) {
-            l = pst_row_list(t, row, i);
+            pst_list l = pst_row_list(t, row, i);
             own_list(o, &l);
         } else if (f->kind == PST_MAP) {
             own_tree(o, &t->collections[i].map, pst_row_map(t, row, i));
         } else if (f->is_bytes) {
-            own_bytes(o, row + f->offset / 8);
+            own_bytes(o, row + f->offset / 8, 0);
         }
     }
 }

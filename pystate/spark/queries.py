@@ -72,6 +72,12 @@ class QueryOutcome:
         # A new dict, since other threads may be reading the old one.
         self.epochs = {batch: epochs[batch] for batch in sorted(epochs)[-_EPOCHS:]}
 
+    @property
+    def newest(self) -> EpochProgress | None:
+        """The progress of the last batch that was computed."""
+        epochs = self.epochs
+        return epochs[max(epochs)] if epochs else None
+
     def note(self, error: BaseException) -> bool:
         """Note an epoch's error; return False if it only means that the query was stopped."""
         if self.stopping:
@@ -115,18 +121,20 @@ class JobQuery(StreamingQuery):
         self._context = context
         outcome.query = self
 
+    @property
+    def _state(self) -> str:
+        return "active" if self.isActive else "ended"
+
     def __repr__(self) -> str:
-        epochs = self._outcome.epochs
-        state = "active" if self.isActive else "ended"
-        last = f", last epoch {epochs[max(epochs)].epoch}" if epochs else ""
-        return f"<query of job {self._outcome.job!r}: {state}{last}>"
+        progress = self._outcome.newest
+        last = f", last epoch {progress.epoch}" if progress else ""
+        return f"<query of job {self._outcome.job!r}: {self._state}{last}>"
 
     def _repr_html_(self) -> str:
-        epochs = self._outcome.epochs
-        progress = epochs[max(epochs)] if epochs else None
+        progress = self._outcome.newest
         facts = {
             "name": self.name or "none",
-            "state": "active" if self.isActive else "ended",
+            "state": self._state,
             "id": self.id,
             "run": self.runId,
             "last epoch": progress,
