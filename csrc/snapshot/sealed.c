@@ -208,9 +208,13 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
     return PST_OK;
 }
 
+/* A slot that the epoch took. Where its name only left the ring, the row may be of an insert that
+ * was undone: its header alone tells (V2). */
 static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     uint64_t present = pst_presence(&t->lay, row);
+    if (!pst_is_live(row[0]))
+        return PST_OK;
     if (t->lay.has_elements)
         return pst_sealed_row_with_elements(s, t, row, 0, NULL);
     return present ? emit(s, t, row, 0, present, present) : PST_OK;

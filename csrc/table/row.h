@@ -7,7 +7,8 @@
  *
  * Invariants
  *  V2. A state's bits are meaningful only while its presence bit is set; padding and absent
- *      references are not.
+ *      references are not. A presence word is meaningful only while the header says that the row
+ *      lives: undoing an insert resets the header alone.
  */
 #ifndef PST_ROW_H
 #define PST_ROW_H
