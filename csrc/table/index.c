@@ -3,6 +3,7 @@
 #include "memory/alloc.h"
 #include "memory/ring.h"
 #include "memory/size_class.h"
+#include "memory/span.h"
 
 enum { FIRST_CAPACITY = 32 };
 
@@ -454,10 +455,23 @@ uint32_t pst_index_find_untied(const pst_table *t, const pst_key *key) {
     return pst_index_walk(t, &own);
 }
 
+/* Has a span of the reference's block been given back? Of a dead row it may have. Reading there
+ * would take memory, or where there is none end the process. */
+static int has_gone(const pst_table *t, const uint64_t ref[2]) {
+    uint32_t at = pst_ref_granule(ref) / PST_SPAN_GRANULES;
+    uint32_t last = (pst_ref_granule(ref) + pst_ref_size(ref) / PST_GRANULE) / PST_SPAN_GRANULES;
+    for (; pst_ref_is_block(ref) && at <= last; at++)
+        if (at >= pst_span_count(t) || pst_span_at(t, at)->state & PST_SPAN_ABSENT)
+            return 1;
+    return 0;
+}
+
 /* A row that bears the hash and another key. The key's own row, if there is one, is dead. */
 static int ties(const pst_table *t, uint32_t slot, const pst_key *key) {
     const uint64_t *k = pst_row(t, slot) + t->lay.key_offset / 8;
-    return k[0] == key->hash && !pst_ref_equals(t->heap, k + 1, key->bytes);
+    if (k[0] != key->hash)
+        return 0;
+    return has_gone(t, k + 1) || !pst_ref_equals(t->heap, k + 1, key->bytes);
 }
 
 uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v) {
