@@ -153,11 +153,27 @@ static inline pst_status put_scalar(pst_nested_writer *w, const pst_shape *s,
     return s->is_key ? pst_writer_key(w, s, start) : PST_OK;
 }
 
+/* Elements side by side, none of which has a bit. */
+static pst_status put_run(pst_nested_writer *w, const pst_shape *s, uint64_t n,
+                          const pst_cell *cells) {
+    uint8_t *to = pst_growing_room(&w->out, n * s->width);
+    if (!to)
+        return PST_NO_MEMORY;
+    for (uint64_t k = 0; k < n && s->op == PST_OP_INT64; k++)
+        pst_put_u64(to + 8 * k, cells[k].word[0]);
+    for (uint64_t k = 0; k < n && s->op != PST_OP_INT64; k++)
+        store_cell(s, to + k * s->width, &cells[k]);
+    return PST_OK;
+}
+
 pst_status pst_nested_put_scalars(pst_nested_writer *w, int32_t i, const pst_nested_open *in,
                                   uint64_t at, uint64_t n, const pst_cell *cells) {
     const pst_shape *s = pst_shape_at(w->nested, i);
     if (!s || s->op >= PST_OP_STRUCT || !in)
         return PST_INVALID;
+    if (s->op < PST_OP_DECIMAL && !s->is_key && !w->nested->width && !in->has_bits &&
+        n <= in->n && at <= in->n - n)
+        return put_run(w, s, n, cells);
     for (uint64_t k = 0; k < n; k++) {
         pst_status status = put_scalar(w, s, in, at + k, &cells[k]);
         if (status)

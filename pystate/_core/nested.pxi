@@ -3,7 +3,7 @@
 
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_CheckExact, PyDict_GetItemWithError
-from cpython.unicode cimport PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
 
 
 #: What a wrong value raises; a message grows from the leaf to the root.
@@ -149,7 +149,7 @@ cdef class NestedCodec(Codec):
         try:
             if child.fixed and not nulls:
                 for k in range(len(items)):
-                    child.leaf.encode(items[k], &cells[n])
+                    encoded(child.leaf, items[k], &cells[n])
                     n += 1
                     if n == SCALARS or k + 1 == len(items):
                         written(pst_nested_put_scalars(
@@ -437,10 +437,20 @@ cdef inline object scalar(NestedNode node, const pst_cell *cell):
     return node.leaf.decode(cell)
 
 
+cdef inline object encoded(Codec leaf, object value, pst_cell *cell):
+    """As `Codec.encode`; what is frequent takes no call by a table of methods."""
+    if leaf.is_int:
+        leaf.encode_int(value, cell)
+        return None
+    if leaf.code == PST_STRING and PyUnicode_CheckExact(value):
+        return leaf.encode_text(value, cell)
+    return leaf.encode(value, cell)
+
+
 cdef inline int put_scalar(Codec leaf, int32_t at, const pst_nested_open *in_, uint64_t i,
                            object value, pst_nested_writer *w) except -1:
     cdef pst_cell cell
-    owner = leaf.encode(value, &cell)
+    owner = encoded(leaf, value, &cell)
     return written(pst_nested_put_scalar(w, at, in_, i, &cell))
 
 

@@ -154,6 +154,39 @@ def test_many_rows_are_filled_at_once(tmp_path: Path) -> None:
             assert store["s"].value() == {**default, "a": a}
 
 
+def test_collections_of_collections_are_filled(tmp_path: Path) -> None:
+    """In each of the rows, with bytes and numbers of several elements."""
+    tags = [{"s": "ab", "xs": [1, 2]}, {"s": "c", "xs": []}, {"s": "", "xs": [3, None]}]
+    with ps.open(tmp_path, key="long", states={"s": ps.ValueState("struct<a:int>")}) as store:
+        for i in range(5):
+            store.set_current_key(i)
+            store["s"].update({"a": i})
+        store.checkpoint()
+    new = ps.ValueState("struct<a:int,tags:array<struct<s:string,xs:array<int>>>>", {"tags": tags})
+    with ps.open(tmp_path, key="long", states={"s": new}) as store:
+        for i in range(5):
+            store.set_current_key(i)
+            assert store["s"].value() == {"a": i, "tags": tags}
+
+
+def test_within_an_array_nothing_is_filled(tmp_path: Path) -> None:
+    """Neither a field that elements gain nor what lies in it: an array's default is another one."""
+    old = ps.ValueState("struct<x:array<struct<a:int>>>")
+    with ps.open(tmp_path, key="long", states={"s": old}) as store:
+        for i in range(4):
+            store.set_current_key(i)
+            store["s"].update({"x": [{"a": k} for k in range(i)]})
+        store.checkpoint()
+    new = ps.ValueState(
+        "struct<x:array<struct<a:int,b:struct<c:int,d:string>>>,y:int>",
+        {"x": [{"a": 1, "b": {"c": 2, "d": "no"}}], "y": 5},
+    )
+    with ps.open(tmp_path, key="long", states={"s": new}) as store:
+        for i in range(4):
+            store.set_current_key(i)
+            assert store["s"].value() == {"x": [{"a": k, "b": None} for k in range(i)], "y": 5}
+
+
 def test_a_harness_fills_what_it_restores() -> None:
     """As a job does: the next snapshot has it, whatever is declared afterwards."""
 
