@@ -171,8 +171,8 @@ pst_status pst_nested_put_scalars(pst_nested_writer *w, int32_t i, const pst_nes
     const pst_shape *s = pst_shape_at(w->nested, i);
     if (!s || s->op >= PST_OP_STRUCT || !in)
         return PST_INVALID;
-    if (s->op < PST_OP_DECIMAL && !s->is_key && !w->nested->width && !in->has_bits &&
-        n <= in->n && at <= in->n - n)
+    if (s->op < PST_OP_DECIMAL && !s->is_key && !w->nested->width && !in->has_bits && n <= in->n &&
+        at <= in->n - n)
         return put_run(w, s, n, cells);
     for (uint64_t k = 0; k < n; k++) {
         pst_status status = put_scalar(w, s, in, at + k, &cells[k]);
