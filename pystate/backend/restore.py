@@ -20,7 +20,7 @@ from pystate.checkpoint.state_files import (
     file_schema,
     open_file,
 )
-from pystate.errors import InvalidArgumentError, SchemaError
+from pystate.errors import InvalidArgumentError, SchemaError, StateOverflowError
 from pystate.state.evolution import column_change, hints
 from pystate.state.operator_spec import declared_fills
 
@@ -67,6 +67,9 @@ class BackendFiles(BackendTable):
             The file cannot be read. The open epoch must then be rolled back.
         SchemaError, UnclaimedStateError
             The file's key or states are not the backend's; nothing was applied.
+        StateOverflowError
+            A stored value is out of the range of the type that its state has now, such as a date of
+            the year 300 000 as a timestamp. The open epoch must then be rolled back.
         """
         self.open()
         first, last = self.key_group_range
@@ -87,7 +90,13 @@ class BackendFiles(BackendTable):
             # For a part of a file only its blocks are read, each of which has its own checksum.
             if expected and first <= info.first_key_group and info.last_key_group <= last:
                 opened.check(expected)
-            return self._table.load(reader, first, last, columns)
+            try:
+                return self._table.load(reader, first, last, columns)
+            except StateOverflowError:
+                raise StateOverflowError(
+                    f"{opened.name}: it has a value that does not fit the type of which its state "
+                    "is declared now; the former declaration reads it"
+                ) from None
 
     def copy_from(self, other: BackendTable, first_key_group: int, last_key_group: int) -> int:
         """Put the rows and timers of some key groups of another table into the open epoch.

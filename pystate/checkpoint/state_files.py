@@ -148,6 +148,7 @@ class OpenFile:
     """An open state file: its `reader`, and the means to read it as a whole."""
 
     def __init__(self, name: str, size_bytes: int, descriptor: int, file: BinaryIO | None) -> None:
+        self.name = name
         self._place = (name, size_bytes, descriptor, file)
         self.reader = core.FileReader(name, size_bytes, descriptor, file, process_budget())
 

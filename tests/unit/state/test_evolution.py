@@ -6,10 +6,11 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.errors import SchemaError
+from pystate.errors import SchemaError, StateOverflowError
 from pystate.state.evolution import stored_change
 from pystate.types.evolution import change_of, field_paths
 from pystate.types.state_type import parse_type
@@ -52,6 +53,21 @@ def test_a_store_is_reopened_with_a_wider_schema(tmp_path: Path) -> None:
         match=r"stored as struct<c:.*a:long>, declared as .*: a: int does not hold every long",
     ):
         opened(tmp_path, "struct<a:int,b:string>")
+
+
+def test_a_value_may_not_fit_the_wider_type(tmp_path: Path) -> None:
+    """No timestamp is as late as the latest dates; what is stored stays readable."""
+    days = pa.array([1, 200_000_000], pa.int32()).cast(pa.date32())
+    with opened(tmp_path, "date") as store:
+        store["s"].update_all(store.keys([1, 2]), days)
+        store.checkpoint()
+    with pytest.raises(StateOverflowError, match=r"\.delta: it has a value that does not fit"):
+        opened(tmp_path, "timestamp")
+    with opened(tmp_path, "date") as store:
+        assert store["s"].values(store.keys([1, 2])).cast(pa.int32()).to_pylist() == [
+            1,
+            200_000_000,
+        ]
 
 
 def test_a_removed_field_does_not_come_back(tmp_path: Path) -> None:
