@@ -82,8 +82,8 @@ class StateSource(DataSource):
         for name in options:
             if name.lower() not in _OPTIONS:
                 raise InvalidArgumentError(
-                    f"state as a data source has no option {name!r}{nearest(name, _OPTIONS)}; it "
-                    f"has {', '.join(_OPTIONS)}"
+                    f"state as a data source has no option {name!r}; it has "
+                    f"{', '.join(_OPTIONS)}{nearest(name, _OPTIONS)}"
                 )
         path = options.get("path")
         if not path:

@@ -409,8 +409,7 @@ def _unsupported(type: object, what: str) -> DeclarationError:
     later = re.match(r"\s*(variant|interval|void|null)\b", text)
     known = "is not supported yet" if later else "is not supported"
     near = nearest(text, [*_ARROW, *_SYNONYMS, "decimal"])
-    end = "" if near else "."
-    return DeclarationError(f"{what}: type {text!r} {known}{near}{end} Supported: {SUPPORTED}")
+    return DeclarationError(f"{what}: type {text!r} {known}; supported: {SUPPORTED}{near}")
 
 
 def refuse_nested_key(type: StateType, what: str) -> StateType:

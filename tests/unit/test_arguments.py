@@ -401,7 +401,7 @@ def test_methods_of_a_backend(call: str, message: str) -> None:
     ("call", "message"),
     [
         ("ps.ValueState(None)", "ValueState: None is no type"),
-        ("ps.ValueState('longg')", "'longg' is not supported; did you mean 'long'"),
+        ("ps.ValueState('longg')", "'longg' is not supported; supported: .*; did you mean 'long'"),
         ("ps.ValueState(int)", "for int write 'long'"),
         ("ps.ValueState('long', default='x')", "the default"),
         ("ps.ValueState('long', ttl=5)", "ttl is a StateTtl"),
