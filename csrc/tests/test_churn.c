@@ -1,14 +1,19 @@
 /* A table of every kind of state under churn, and a replica that is given each of its deltas.
  *
- *   test_churn [epochs] [seed]
+ *   test_churn [epochs] [seed] [kills]
  *
- * Thousands of keys come and go in batches, sizes drift, epochs are sealed and rolled back. What the
- * values must be is for test_elements and test_table, which have a model of few keys. Here each
+ * Thousands of keys come and go in batches, sizes drift, epochs are sealed and rolled back. What
+ * the values must be is for test_elements and test_table, which have a model of few keys. Here each
  * delta must say neither less nor more than what became of the table, whatever has been moved,
- * reused and given back meanwhile.
+ * reused and given back meanwhile. In a second part it is another process that works on the table,
+ * which is a shared one then, and is killed over and over.
  */
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "files.h"
 #include "ownership.h"
@@ -53,6 +58,7 @@ static struct {
     uint64_t next;  /* ... to the one before this */
     double bytes;   /* of a text, on average */
     uint64_t seals;
+    int teller; /* of a process that is to be killed: where it says what it does */
 } run;
 
 /* Of all runs. */
@@ -61,6 +67,7 @@ static struct {
     uint64_t lowered;  /* seals after which there were fewer slots */
     uint64_t given_up; /* seals in a cut that was given up */
     uint64_t back[3];  /* roll backs over so many sealed epochs */
+    uint64_t ahead;    /* kills between a step and the word of it */
 } seen;
 
 /* The rows of the batch at hand, and the arrays made for it. */
@@ -293,19 +300,47 @@ static void compare(void) {
     seen.compared++;
 }
 
+/* Brings the replica to the next epoch. */
+static void follow(memory_file *delta, const pst_lineage *l) {
+    pst_sst_reader *r = NULL;
+    REQUIRE(file_open(delta, &r) == PST_OK);
+    REQUIRE(pst_table_load(run.replica, r, NULL, COLUMNS, NULL) == PST_OK);
+    pst_sst_reader_close(r);
+    REQUIRE(pst_table_seal(run.replica, l, NULL) == PST_OK);
+}
+
+/* What is said of a sealed epoch, before its delta, or of a roll back that is about to begin. */
+typedef struct message {
+    uint64_t first, next;
+    double bytes;
+    int64_t back; /* or -1 */
+    pst_lineage lineage;
+    uint64_t size; /* of the delta that follows */
+} message;
+
+static void tell(int32_t back, const pst_lineage *l, const memory_file *delta) {
+    message m = {run.first, run.next, run.bytes, back, *l, delta ? delta->size : 0};
+    REQUIRE(write(run.teller, &m, sizeof m) == sizeof m);
+    for (uint64_t at = 0; at < m.size;) {
+        ssize_t some = write(run.teller, delta->data + at, m.size - at);
+        REQUIRE(some > 0);
+        at += (uint64_t)some;
+    }
+}
+
 static void seal(void) {
     static memory_file delta = {.calls_left = -1};
     pst_lineage before;
-    pst_sst_reader *r = NULL;
     uint32_t phase = run.t->m->cut_phase, slots = run.t->m->slots;
     REQUIRE(pst_table_lineage(run.t, 0, &before) == PST_OK);
     pst_lineage l = lineage_of(before.epoch + 1);
     delta.size = 0;
     seal_into(run.t, &l, &delta);
-    REQUIRE(file_open(&delta, &r) == PST_OK);
-    REQUIRE(pst_table_load(run.replica, r, NULL, COLUMNS, NULL) == PST_OK);
-    pst_sst_reader_close(r);
-    REQUIRE(pst_table_seal(run.replica, &l, NULL) == PST_OK);
+    if (run.teller) {
+        tell(-1, &l, &delta);
+        return;
+    }
+    follow(&delta, &l);
     CHECK_EQ(live(run.t), live(run.replica));
     seen.lowered += run.t->m->slots < slots;
     seen.given_up += phase == PST_CUT_RELIST;
@@ -317,7 +352,11 @@ static void roll_back(int32_t back) {
     pst_lineage l;
     if (pst_table_lineage(run.t, back, &l))
         return;
+    if (run.teller)
+        tell(back, &l, NULL);
     CHECK_EQ(pst_table_rollback(run.t, back), PST_OK);
+    if (run.teller)
+        return;
     CHECK_EQ(pst_table_rollback(run.replica, back), PST_OK);
     CHECK_EQ(live(run.t), live(run.replica));
     seen.back[back]++;
@@ -348,37 +387,144 @@ static void idle(int epochs) {
     }
 }
 
-static void test_churn(const pst_column *key, uint64_t epochs, uint64_t seed) {
-    static const double drifts[] = {0.7, 1, 1, 1.4}, kept[] = {0.5, 0.1, 0};
+static void begin(const pst_column *key, uint64_t seed) {
     memset(&run, 0, sizeof run);
     run.schema = (pst_schema){1, COLUMNS, key, STATES, 1};
     run.random = seed;
     run.bytes = 100;
-    run.t = open_table();
     run.replica = open_table();
-    uint64_t failed = check_failed;
-    while (run.seals < epochs && check_failed == failed) {
-        double drift = drifts[any(4)];
-        int grows = (int)any(2);
-        for (uint64_t left = 5 + any(20); left; left--) {
-            run.bytes = fmin(fmax(run.bytes * drift, 4), 1000);
-            for (uint64_t steps = 1 + any(6); steps; steps--)
-                step(grows);
-            if (any(8) == 0)
-                roll_back((int32_t)any(3));
-            else
-                seal();
-        }
-        if (any(3) == 0 || run.next - run.first > 8 * MOST_KEYS) {
-            uint64_t from = run.first;
-            run.first = run.next - (uint64_t)((double)(run.next - run.first) * kept[any(3)]);
-            drop_old(from);
-            idle((int)any(120));
-        }
+}
+
+/* Some epochs of one kind, and now and then the end of many keys. */
+static void churn(void) {
+    static const double drifts[] = {0.7, 1, 1, 1.4}, kept[] = {0.5, 0.1, 0};
+    double drift = drifts[any(4)];
+    int grows = (int)any(2);
+    for (uint64_t left = 5 + any(20); left; left--) {
+        run.bytes = fmin(fmax(run.bytes * drift, 4), 1000);
+        for (uint64_t steps = 1 + any(6); steps; steps--)
+            step(grows);
+        if (any(8) == 0)
+            roll_back((int32_t)any(3));
+        else
+            seal();
     }
+    if (any(3) == 0 || run.next - run.first > 8 * MOST_KEYS) {
+        uint64_t from = run.first;
+        run.first = run.next - (uint64_t)((double)(run.next - run.first) * kept[any(3)]);
+        drop_old(from);
+        idle((int)any(120));
+    }
+}
+
+static void test_churn(const pst_column *key, uint64_t epochs, uint64_t seed) {
+    begin(key, seed);
+    run.t = open_table();
+    uint64_t failed = check_failed;
+    while (run.seals < epochs && check_failed == failed)
+        churn();
     compare();
     pst_table_close(run.t);
     pst_table_close(run.replica);
+}
+
+/* ---- a process that is killed ---------------------------------------------------------------- */
+
+static char path[] = "/dev/shm/pst-churn-XXXXXX";
+
+static pst_table *open_shared(void) {
+    static const pst_identity identity = {.owner_pid = 1};
+    pst_table_options o = {.max_parallelism = GROUPS,
+                           .last_key_group = GROUPS - 1,
+                           .limit_bytes = (uint64_t)1 << 30,
+                           .path = path,
+                           .identity = &identity,
+                           .lock_timeout_ms = 5000,
+                           .create = 1};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&run.schema, &o, &t, NULL, NULL) == PST_OK);
+    return t;
+}
+
+static int hear_bytes(int from, void *to, uint64_t size) {
+    for (uint64_t at = 0; at < size;) {
+        ssize_t some = read(from, (uint8_t *)to + at, size - at);
+        if (some <= 0)
+            return 0;
+        at += (uint64_t)some;
+    }
+    return 1;
+}
+
+/* Has the replica do what the other process did. 0: nothing more was said, or not to its end. */
+static int hear(int from) {
+    static memory_file delta = {.calls_left = -1};
+    message m;
+    if (!hear_bytes(from, &m, sizeof m))
+        return 0;
+    if (m.size > delta.capacity) {
+        delta.data = realloc(delta.data, m.size);
+        REQUIRE(delta.data);
+        delta.capacity = m.size;
+    }
+    delta.size = m.size;
+    if (!hear_bytes(from, delta.data, m.size))
+        return 0;
+    if (m.back < 0)
+        follow(&delta, &m.lineage);
+    else
+        CHECK_EQ(pst_table_rollback(run.replica, (int32_t)m.back), PST_OK);
+    run.first = m.first;
+    run.next = m.next;
+    run.bytes = m.bytes;
+    return 1;
+}
+
+/* The table may be ahead: of an epoch whose delta did not come, or of a roll back that was not
+ * done. */
+static void meet(void) {
+    pst_lineage mine, other;
+    REQUIRE(pst_table_lineage(run.t, 0, &mine) == PST_OK);
+    REQUIRE(pst_table_lineage(run.replica, 0, &other) == PST_OK);
+    REQUIRE(mine.epoch >= other.epoch && mine.epoch - other.epoch <= 2);
+    if (mine.epoch > other.epoch)
+        CHECK_EQ(pst_table_rollback(run.t, (int32_t)(mine.epoch - other.epoch)), PST_OK);
+    seen.ahead += mine.epoch > other.epoch;
+    compare();
+}
+
+static void test_kills(const pst_column *key, int kills, uint64_t seed) {
+    begin(key, seed);
+    unlink(path);
+    uint64_t failed = check_failed;
+    for (int i = 0; i < kills && check_failed == failed; i++) {
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);
+        pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (!child) {
+            close(ends[0]);
+            run.random = seed + 1000 * (uint64_t)i;
+            run.teller = ends[1];
+            run.t = open_shared();
+            for (;;)
+                churn();
+        }
+        close(ends[1]);
+        for (uint64_t messages = any(20); messages && hear(ends[0]); messages--)
+            ;
+        struct timespec while_longer = {0, (long)any(4000000)};
+        nanosleep(&while_longer, NULL);
+        REQUIRE(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+        while (hear(ends[0]))
+            ;
+        close(ends[0]);
+        run.t = open_shared();
+        meet();
+        pst_table_close(run.t);
+    }
+    pst_table_close(run.replica);
+    unlink(path);
 }
 
 int main(int argc, char **argv) {
@@ -386,11 +532,17 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_churn(LONG_KEY, epochs, seed);
     test_churn(TEXT_KEY, epochs, seed + 1);
+    int kills = argc > 3 ? atoi(argv[3]) : 15, fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    test_kills(LONG_KEY, kills, seed);
+    test_kills(TEXT_KEY, kills, seed + 1);
     fprintf(stderr, "compared %llu, roll backs over 0, 1, 2 epochs: %llu, %llu, %llu; ",
             (unsigned long long)seen.compared, (unsigned long long)seen.back[0],
             (unsigned long long)seen.back[1], (unsigned long long)seen.back[2]);
-    fprintf(stderr, "slots lowered %llu, cuts given up %llu\n", (unsigned long long)seen.lowered,
-            (unsigned long long)seen.given_up);
+    fprintf(stderr, "slots lowered %llu, cuts given up %llu, tables ahead %llu\n",
+            (unsigned long long)seen.lowered, (unsigned long long)seen.given_up,
+            (unsigned long long)seen.ahead);
     CHECK(seen.given_up > 0);
     return check_report();
 }
