@@ -20,11 +20,11 @@ from pystate.backend.restore import BackendFiles
 from pystate.backend.scan import BackendRows
 from pystate.backend.snapshots import SealedReader, Snapshot
 from pystate.backend.time import BackendTime
+from pystate.checkpoint.merging import merge_files
 from pystate.checkpoint.state_files import (
     EMPTY_LINEAGE,
     FileInfo,
     Lineage,
-    merge_files,
     verify_file,
 )
 from pystate.errors import InvalidArgumentError, LineageError

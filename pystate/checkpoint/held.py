@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from pystate.checkpoint.manifest import FileRef, uid_folder
-from pystate.checkpoint.state_files import FileInfo, Lineage, Source, merge_files
+from pystate.checkpoint.merging import merge_files
+from pystate.checkpoint.state_files import FileInfo, Lineage, Source
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import NoSpaceError, StateLostError
 

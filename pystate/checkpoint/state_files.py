@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import groupby
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
@@ -42,7 +41,6 @@ __all__ = [
     "Source",
     "claim",
     "file_schema",
-    "merge_files",
     "open_file",
     "verify_file",
 ]
@@ -253,6 +251,8 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
     CorruptFileError, NewerFormatError, CheckpointError
         As for `open_file`; the message names the file and, if it is known, the byte.
     """
+    if expected is not None and not hasattr(expected, "file_bytes"):
+        raise InvalidArgumentError(f"verify_file: expected is a FileInfo, not {shown(expected)}")
     with open_file(source, expected) as opened:
         if expected is not None:
             opened.check(expected)
@@ -268,167 +268,8 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
         return info._replace(checksum=opened.checksum())
 
 
-def merge_files(
-    sources: Sequence[Source],
-    out: BinaryIO,
-    *,
-    lineage: Lineage | None = None,
-    first_key_group: int | None = None,
-    last_key_group: int | None = None,
-    kind: str = "base",
-    states: Collection[str] | None = None,
-    since: Mapping[str, int] = _ALWAYS,
-    max_parallelism: int | None = None,
-) -> FileInfo:
-    """Merge state files into one, without a table and without the GIL.
-
-    Parameters
-    ----------
-    sources : sequence of path or binary file object
-        Oldest first.
-    out : binary file object
-        The new file is written to it; the caller makes it durable.
-    lineage : Lineage, optional
-        Lineage of the new file; by default that of the newest source, so that a table restored from
-        it has the same lineage as one restored from the sources.
-    first_key_group, last_key_group : int, optional
-        The inclusive range to keep; by default the newest source's.
-    kind : {"base", "delta"}
-        A base has no tombstones and no cleared values.
-    states : collection of str, optional
-        Names of the states to keep, from any source that has them; by default the newest source's.
-    since : mapping of str to int, optional
-        For some states, or fields of their structs (``state#path``), the epoch from which on
-        sources count: an older one of that name was dropped. Defaults of fields, too, as
-        `pystate.types.fills.pin` gives them.
-    max_parallelism : int, optional
-        Number of key groups of the new file, a multiple of the sources' number n: their key group g
-        is split into g, n + g, 2 n + g, and so on. The range to keep then lies between two
-        multiples of n. By default the sources' number.
-
-    Returns
-    -------
-    FileInfo
-
-    Raises
-    ------
-    CorruptFileError, NewerFormatError, CheckpointError
-        A source cannot be read.
-    SchemaError
-        The sources have different keys, or a state with two types.
-    NoSpaceError
-        `out` is full.
-
-    Notes
-    -----
-    A k-way merge, O(bytes read) in time, one block of each source in memory.
-    """
-    if isinstance(sources, (str, bytes)) or not isinstance(sources, Sequence):
-        raise InvalidArgumentError(
-            f"merge_files: sources is a list of state files, not {shown(sources)}"
-        )
-    if not sources:
-        raise InvalidArgumentError("there is nothing to merge")
-    with ExitStack() as stack:
-        readers = [stack.enter_context(open_file(source)).reader for source in sources]
-        schemas = [file_schema(reader) for reader in readers]
-        infos = [FileInfo(*reader.info()) for reader in readers]
-        newest, target = infos[-1], _merged_schema(schemas, infos, states, since)
-        mappings = []
-        for reader, schema, info in zip(readers, schemas, infos, strict=True):
-            if info.max_parallelism != newest.max_parallelism:
-                raise SchemaError(
-                    f"{reader.name} has {info.max_parallelism} key groups, {readers[-1].name} "
-                    f"{newest.max_parallelism}: files of one checkpoint have equally many"
-                )
-            taken = [
-                (states is None or column.owner in states)
-                and info.epoch >= since.get(column.owner, 0)
-                for column in schema.states
-            ]
-            mapping = _mapping(reader, schema, taken, readers[-1].name, target, since)
-            mappings.append(mapping)
-        chosen = Lineage(*readers[-1].lineage()) if lineage is None else lineage
-        first = newest.first_key_group if first_key_group is None else first_key_group
-        last = newest.last_key_group if last_key_group is None else last_key_group
-        groups = newest.max_parallelism if max_parallelism is None else max_parallelism
-        if groups % newest.max_parallelism or first // newest.max_parallelism != (
-            last // newest.max_parallelism
-        ):
-            raise InvalidArgumentError(
-                f"merge_files: {newest.max_parallelism} key groups cannot be split into the groups "
-                f"{first} to {last} of {groups}: that is no multiple, or meets two parts of one"
-            )
-        result = core.merge(
-            readers,
-            mappings,
-            core.Schema(target.keys, target.states, target.hashed),
-            kind,
-            *chosen,
-            groups,
-            first,
-            last,
-            out,
-            str(getattr(out, "name", out)),
-            process_budget(),
-        )
-        return FileInfo(*result)
-
-
-def _merged_schema(
-    schemas: Sequence[FileSchema],
-    infos: Sequence[FileInfo],
-    states: Collection[str] | None,
-    since: Mapping[str, int],
-) -> FileSchema:
-    newest = schemas[-1]
-    # Without the column of elements a source that has it cannot be read.
-    keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
-    if states is None:
-        return FileSchema(keys, newest.states, newest.hashed)
-    found: dict[str, tuple[Column, ...]] = {}
-    # The files of former ranges follow each other; epochs ascend only within one range.
-    order = sorted(range(len(schemas)), key=lambda i: (infos[i].epoch, i), reverse=True)
-    for i in order:
-        for owner, columns in groupby(schemas[i].states, key=lambda column: column.owner):
-            if owner in states and infos[i].epoch >= since.get(owner, 0):
-                found.setdefault(owner, tuple(columns))
-    kept = tuple(column for columns in found.values() for column in columns)
-    # Rows without any column would still be kept for their keys, so they are dropped.
-    return FileSchema(keys, kept or schemas[order[0]].states, newest.hashed)
-
-
-def _mapping(
-    reader: core.FileReader,
-    schema: FileSchema,
-    taken: Sequence[bool],
-    other: str,
-    target: FileSchema,
-    since: Mapping[str, int],
-) -> list[int]:
-    name = reader.name
-    _same_key(name, schema, target.key, target.namespace, f"that of {other}")
-    positions = {column.name: i for i, column in enumerate(target.states)}
-    mapping, changes = [], []
-    epoch = FileInfo(*reader.info()).epoch
-    for i, (column, counts) in enumerate(zip(schema.states, taken, strict=True)):
-        at = positions.get(column.name, -1) if counts else -1
-        mapping.append(at)
-        if at < 0:
-            continue
-        change = _change(column, target.states[at], epoch, since)
-        if change.types.refused:
-            raise SchemaError(
-                f"state {column.name!r} is {column.describe()} in {name} and "
-                f"{target.states[at].describe()} in {other}: {change.types.refused[0]}"
-            )
-        changes.append((i, change))
-    evolve_reader(reader, changes)
-    return mapping
-
-
-def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> ColumnChange:
-    """How a column of a file of that epoch becomes another one."""
+def changed_column(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> ColumnChange:
+    """How a column of a file of that epoch becomes another one, by the `since` of `merge_files`."""
     if not since:
         return column_change(old, new)
     change = column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
@@ -438,9 +279,10 @@ def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> C
     return replace(change, fill=fill_of(new.value_type, added, old.name, since))
 
 
-def _same_key(
+def check_key(
     name: str, schema: FileSchema, key: KeyColumns, namespace: StateType | None, whose: str
 ) -> None:
+    """Raise `SchemaError` where a file's key, or its namespaces, are others than `whose`."""
     ours = [_stored(t) for _, t in key]
     theirs = [t for _, t in schema.key]
     names, others = [n for n, _ in schema.key], [n for n, _ in key]
@@ -503,7 +345,7 @@ def claim(
         states that the table does not have.
     """
     schema, info = file_schema(reader), FileInfo(*reader.info())
-    _same_key(reader.name, schema, key, namespace, "the declared one")
+    check_key(reader.name, schema, key, namespace, "the declared one")
     if info.max_parallelism != max_parallelism:
         raise SchemaError(
             f"{reader.name}: it has {info.max_parallelism} key groups, the backend "
@@ -525,7 +367,7 @@ def claim(
     for i, (column, at) in enumerate(zip(schema.states, mapping, strict=True)):
         if at < 0:
             continue
-        change = _change(column, columns[at], info.epoch, since)
+        change = changed_column(column, columns[at], info.epoch, since)
         if change.types.refused:
             raise SchemaError(
                 f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "

@@ -34,7 +34,8 @@ from types import MappingProxyType
 from typing import BinaryIO, cast
 
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
-from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file
+from pystate.checkpoint.merging import merge_files
+from pystate.checkpoint.state_files import Lineage, Source, open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.merge_policy import MergePolicy, Run, position, replaced
 from pystate.coordinator.rescale import rescaled

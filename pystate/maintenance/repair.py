@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from pystate.arguments import flag, integer, shown
+from pystate.arguments import flag, integer, shown, text
 from pystate.checkpoint.copying import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
@@ -107,6 +107,8 @@ def repair(
     for name, value in (("confirm", confirm), ("progress", progress)):
         if value is not None and not callable(value):
             raise InvalidArgumentError(f"repair: {name} is a function, not {shown(value)}")
+    if job is not None:
+        text(job, "repair: job")
     threads = os.cpu_count() or 1
     if jobs is not None:
         threads = integer(jobs, "repair: jobs", least=1, most=256)

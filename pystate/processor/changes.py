@@ -146,6 +146,8 @@ class _Asked(NamedTuple):
     def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         storage = storage_at(self.location, self.caller)
         first = integer(self.from_epoch, f"{self.caller}: from_epoch", least=0)
+        if self.to_epoch is not None:
+            integer(self.to_epoch, f"{self.caller}: to_epoch", least=1)
         selection = Selection(self.state)
         new = StateScan.of(
             storage, self.uid, epoch=self.to_epoch, selection=selection, keys=self.keys

@@ -216,6 +216,8 @@ class Destination:
         self._job = checked_text(job, "write_state: job")
         self._written: dict[str, OperatorState] = {}
         wanted = None
+        if parallelism is not None:
+            integer(parallelism, "write_state: parallelism", least=1, most=MAX_PARALLELISM)
         if max_parallelism is not None:
             what = "write_state: max_parallelism"
             wanted = integer(max_parallelism, what, least=1, most=MAX_PARALLELISM)

@@ -78,7 +78,7 @@ class OperatorSpec:
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
     """Return what stands for the declarations' own defaults where no checkpoint's metadata does.
 
-    It is a `since` of `pystate.checkpoint.state_files.merge_files`: all defaults count from the
+    It is a `since` of `pystate.checkpoint.merging.merge_files`: all defaults count from the
     first epoch on.
     """
     return {

@@ -107,7 +107,7 @@ def _combined(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
 
 
 def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
-    if isinstance(values, (str, bytes)):
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise WrongTypeError(f"{what}: a column is a sequence of values, got {values!r:.80}")
     try:
         if is_column(values):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.state_files import merge_files, open_file
+from pystate.checkpoint.merging import merge_files
+from pystate.checkpoint.state_files import open_file
 from pystate.processor.merged import can_merge, merged_rows
 
 KEY = (("k", "int"), ("s", "string"))

@@ -7,6 +7,7 @@ is wrong, in which argument, and what to write instead.
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -134,6 +135,108 @@ EXPORT = {
     "progress": (["3", "'yes'", "True"], "^export_state: progress is a function, not"),
 }
 
+PLACE = "location is the path of a folder, not"
+KEYS = (["3", "'x'", "1.5", "{'k': ['a']}"], "key")
+NO_EPOCH = ["'4'", "0", "1.5", "True", "99"]
+SELECTED = {
+    "location": (["3", "''", "None"], PLACE),
+    "uid": (["3", "''", "'x'"], "uid|operator"),
+    "state": (["3", "'x'"], "state"),
+    "keys": KEYS,
+}
+READ = {
+    **SELECTED,
+    "epoch": (NO_EPOCH, "epoch"),
+    "key_groups": (["3", "'x'", "[999]", "[-1]"], "key.group"),
+    "explode": ([*NO_FLAG, "True"], "^explode"),
+    "timers": ([*NO_FLAG, "True"], "timers"),
+}
+CHANGES = {
+    **SELECTED,
+    "from_epoch": (["'4'", "-1", "1.5", "True", "None", "99"], "from_epoch"),
+    "to_epoch": (NO_EPOCH, "to_epoch|does not hold epoch 99"),
+}
+NO_FUNCTION = ["3", "'yes'", "True"]
+JOBS = (["0", "'2'", "1.5", "257"], "jobs is")
+
+#: What is given beside the wrong argument, and what is wrong: of each function that works on a
+#: checkpoint, or on files, without a job.
+OFFLINE: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
+    ps.read_state: ({"location": "c"}, READ),
+    ps.scan_state: ({"location": "c"}, READ),
+    ps.changes: ({"location": "c", "from_epoch": "1"}, CHANGES),
+    ps.scan_changes: ({"location": "c", "from_epoch": "1"}, CHANGES),
+    ps.state_metadata: (
+        {"location": "c"},
+        {"location": (["3", "''", "None"], PLACE), "epoch": (NO_EPOCH, "epoch")},
+    ),
+    ps.describe: ({"location": "c"}, {"location": (["3", "''", "None"], PLACE)}),
+    ps.verify: (
+        {"location": "c"},
+        {
+            "location": (["3", "''", "None"], PLACE),
+            "jobs": JOBS,
+            "progress": (NO_FUNCTION, "^verify: progress is a function, not"),
+        },
+    ),
+    ps.repair: (
+        {"location": "c"},
+        {
+            "location": (["3", "''", "None"], PLACE),
+            "dry_run": (NO_FLAG, "^repair: dry_run is True or False"),
+            "confirm": (NO_FUNCTION, "^repair: confirm is a function"),
+            "job": (["3", "''", "True"], "^repair: job is a string"),
+            "owner_is_gone": (NO_FLAG, "^repair: owner_is_gone is True or False"),
+            "jobs": JOBS,
+            "progress": (NO_FUNCTION, "^repair: progress is a function"),
+        },
+    ),
+    ps.collect: (
+        {"location": "c"},
+        {
+            "location": (["3", "''", "None"], PLACE),
+            "dry_run": (NO_FLAG, "dry_run is True or False"),
+            "older_than": (["'x'", "-1", "None", "''"], "older_than"),
+            "owner_is_gone": (NO_FLAG, "owner_is_gone is True or False"),
+        },
+    ),
+    ps.write_state: (
+        {"destination": "out", "operators": "{}"},
+        {
+            "destination": (["3", "''", "None"], "^write_state: .* is the path of a folder, not"),
+            "operators": (["3", "[]", "None", "{'a': 3}", "{3: None}"], "^write_state"),
+            "base": (["3", "''", "'nope'"], "write_state: base|nope"),
+            "max_parallelism": (["'4'", "0", "4.5", "32769"], "^write_state: max_parallelism is"),
+            "parallelism": (["'4'", "0", "4.5", "32769"], "^write_state: parallelism is"),
+            "job": (["3", "''", "None"], "^write_state: job"),
+        },
+    ),
+    ps.verify_file: (
+        {"source": "f"},
+        {
+            "source": (["3", "None", "'nope'"], "state file is a path|nope: cannot be opened"),
+            "expected": (["3", "'x'", "[]"], "^verify_file: expected is a FileInfo, not"),
+        },
+    ),
+    ps.merge_files: (
+        {"sources": "[f]", "out": "io.BytesIO()"},
+        {
+            "sources": (
+                ["3", "'x'", "None", "[]", "[3]"],
+                "^merge_files: sources|^a state file is",
+            ),
+            "out": (["3", "'x'", "None"], "^merge_files: out is a binary file object, not"),
+            "lineage": (["3", "'x'", "(1, 2)"], "^merge_files: lineage is a Lineage, not"),
+            "first_key_group": (["'x'", "1.5", "-1"], "^merge_files: first_key_group is"),
+            "last_key_group": (["'x'", "1.5", "-1"], "^merge_files: last_key_group is"),
+            "kind": (["3", "None", "'bas'"], "^merge_files: kind is 'base' or 'delta', not"),
+            "states": (["3", "'n'"], "^merge_files: states is a collection of names, not"),
+            "since": (["3", "'x'", "None", "{3: 1}"], "^merge_files: since"),
+            "max_parallelism": (["'4'", "4.5", "3"], "^merge_files: (max_parallelism is|128 key)"),
+        },
+    ),
+}
+
 HARNESS = {
     "function": (["Counts", "print", "None", "3"], "is no KeyedProcessFunction or Vectorized"),
     "key": (["3", "None", "''", "[]", "'kk'", "['k', 3]", "{'k': 'longg'}"], "key|type"),
@@ -193,6 +296,7 @@ def cases(table: dict[str, tuple[list[str], str]]) -> Any:
         (ps.rescale, RESCALE),
         (ps.history, HISTORY),
         (ps.export_state, EXPORT),
+        *((function, table) for function, (_, table) in OFFLINE.items()),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -251,6 +355,30 @@ def test_export(name: str, bad: str, message: str, tmp_path: Path) -> None:
     given |= {name: eval(bad, dict(NAMES))}
     refused(lambda: ps.export_state(**given), message)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "bad", "message"),
+    [
+        (function, name, bad, message)
+        for function, (_, table) in OFFLINE.items()
+        for name, (bads, message) in table.items()
+        for bad in bads
+    ],
+)
+def test_offline(function: Any, name: str, bad: str, message: str, tmp_path: Path) -> None:
+    with ps.open(tmp_path / "c", key="long", states={"n": NAMES["N"]}) as store:
+        for value in (1, 2):
+            store.set_current_key(1)
+            store["n"].update(value)
+            store.checkpoint()
+    before = sorted(tmp_path.rglob("*"))
+    own = {"c": tmp_path / "c", "f": next((tmp_path / "c").rglob("*.delta")), "io": io}
+    own["out"] = tmp_path / "out"
+    given = {at: eval(text, dict(own)) for at, text in OFFLINE[function][0].items()}
+    given[name] = eval(bad, dict(NAMES))
+    refused(lambda: function(**given), message)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @cases(STORE)

@@ -20,7 +20,8 @@ import pytest
 import pystate as ps
 from pystate._core import core
 from pystate.backend.options import TableOptions
-from pystate.checkpoint.state_files import merge_files, open_file
+from pystate.checkpoint.merging import merge_files
+from pystate.checkpoint.state_files import open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.host import choose_home, counted_home
 from pystate.memory import MemoryUse, memory_limit_bytes, memory_use
@@ -35,7 +36,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], Memor
 
     def set_limit(limit_bytes: int) -> Callable[[], MemoryUse]:
         budget = core.Budget(limit_bytes)
-        for module in ("backend.table", "checkpoint.state_files"):
+        for module in ("backend.table", "checkpoint.state_files", "checkpoint.merging"):
             monkeypatch.setattr(f"pystate.{module}.process_budget", lambda: budget)
         return lambda: MemoryUse(*budget.stats())
 
