@@ -276,10 +276,6 @@ static void seal_into(pst_table *t, const pst_lineage *l, memory_file *f) {
     pst_sealed_destroy(sealed);
 }
 
-static uint64_t live(const pst_table *t) {
-    return t->m->live;
-}
-
 /* All that a table holds, as the delta of a table into which it was copied. */
 static memory_file everything(pst_table *t) {
     pst_table *copy = open_table();
@@ -341,7 +337,7 @@ static void seal(void) {
         return;
     }
     follow(&delta, &l);
-    CHECK_EQ(live(run.t), live(run.replica));
+    CHECK_EQ(run.t->m->live, run.replica->m->live);
     seen.lowered += run.t->m->slots < slots;
     seen.given_up += phase == PST_CUT_RELIST;
     if (++run.seals % COMPARED_EVERY == 0)
@@ -358,7 +354,7 @@ static void roll_back(int32_t back) {
     if (run.teller)
         return;
     CHECK_EQ(pst_table_rollback(run.replica, back), PST_OK);
-    CHECK_EQ(live(run.t), live(run.replica));
+    CHECK_EQ(run.t->m->live, run.replica->m->live);
     seen.back[back]++;
 }
 

@@ -18,15 +18,14 @@ from pystate.checkpoint.state_files import (
     FileSchema,
     Lineage,
     Source,
-    changed_column,
     check_key,
     file_schema,
     open_file,
+    read_as,
 )
 from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.memory import process_budget
 from pystate.state.columns import ELEMENT, Column
-from pystate.state.evolution import evolve_reader
 
 __all__ = ["merge_files"]
 
@@ -191,20 +190,19 @@ def _positions(
 ) -> list[int]:
     name = reader.name
     check_key(name, schema, target.key, target.namespace, f"that of {other}")
-    positions = {column.name: i for i, column in enumerate(target.states)}
-    found, changes = [], []
-    epoch = FileInfo(*reader.info()).epoch
-    for i, (column, counts) in enumerate(zip(schema.states, taken, strict=True)):
-        at = positions.get(column.name, -1) if counts else -1
-        found.append(at)
-        if at < 0:
-            continue
-        change = changed_column(column, target.states[at], epoch, since)
-        if change.types.refused:
-            raise SchemaError(
-                f"state {column.name!r} is {column.describe()} in {name} and "
-                f"{target.states[at].describe()} in {other}: {change.types.refused[0]}"
-            )
-        changes.append((i, change))
-    evolve_reader(reader, changes)
+    places = {column.name: i for i, column in enumerate(target.states)}
+    found = [
+        places.get(column.name, -1) if counts else -1
+        for column, counts in zip(schema.states, taken, strict=True)
+    ]
+    read_as(
+        reader,
+        schema,
+        found,
+        target.states,
+        since,
+        lambda old, new: (
+            f"state {old.name!r} is {old.describe()} in {name} and {new.describe()} in {other}"
+        ),
+    )
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -39,9 +39,11 @@ __all__ = [
     "Lineage",
     "OpenFile",
     "Source",
+    "check_key",
     "claim",
     "file_schema",
     "open_file",
+    "read_as",
     "verify_file",
 ]
 
@@ -268,17 +270,6 @@ def verify_file(source: Source, expected: FileIdentity | None = None) -> FileInf
         return info._replace(checksum=opened.checksum())
 
 
-def changed_column(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> ColumnChange:
-    """How a column of a file of that epoch becomes another one, by the `since` of `merge_files`."""
-    if not since:
-        return column_change(old, new)
-    change = column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
-    added = change.types.added
-    if not added or new.kind != VALUE or change.types.refused:
-        return change
-    return replace(change, fill=fill_of(new.value_type, added, old.name, since))
-
-
 def check_key(
     name: str, schema: FileSchema, key: KeyColumns, namespace: StateType | None, whose: str
 ) -> None:
@@ -363,19 +354,56 @@ def claim(
             "it holds; declare it, or pass allow_unclaimed_state=True to drop it"
         )
     mapping = [positions.get(c.name, -1) if c in counting else -1 for c in schema.states]
+    read_as(
+        reader,
+        schema,
+        mapping,
+        columns,
+        since,
+        lambda old, new: (
+            f"{reader.name}: state {old.name!r} is {old.describe()} there and declared as "
+            f"{new.describe()}"
+        ),
+    )
+    return mapping
+
+
+def read_as(
+    reader: core.FileReader,
+    schema: FileSchema,
+    positions: Sequence[int],
+    targets: Sequence[Column],
+    since: Mapping[str, int],
+    refusal: Callable[[Column, Column], str],
+) -> None:
+    """Have a file's columns read as the targets at their positions; at -1 they are dropped.
+
+    Raises
+    ------
+    SchemaError
+        One cannot become its target; the message begins with what `refusal` says of the two.
+    """
+    epoch = FileInfo(*reader.info()).epoch
     changes = []
-    for i, (column, at) in enumerate(zip(schema.states, mapping, strict=True)):
+    for i, (column, at) in enumerate(zip(schema.states, positions, strict=True)):
         if at < 0:
             continue
-        change = changed_column(column, columns[at], info.epoch, since)
+        change = _change(column, targets[at], epoch, since)
         if change.types.refused:
-            raise SchemaError(
-                f"{reader.name}: state {column.name!r} is {column.describe()} there and declared "
-                f"as {columns[at].describe()}: {change.types.refused[0]}"
-            )
+            raise SchemaError(f"{refusal(column, targets[at])}: {change.types.refused[0]}")
         changes.append((i, change))
     evolve_reader(reader, changes)
-    return mapping
+
+
+def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> ColumnChange:
+    """How a column of a file of that epoch becomes another one."""
+    if not since:
+        return column_change(old, new)
+    change = column_change(old, new, lambda path: epoch < since.get(f"{old.name}#{path}", 0))
+    added = change.types.added
+    if not added or new.kind != VALUE or change.types.refused:
+        return change
+    return replace(change, fill=fill_of(new.value_type, added, old.name, since))
 
 
 def _stored(type_: StateType) -> StateType:

@@ -135,11 +135,11 @@ EXPORT = {
     "progress": (["3", "'yes'", "True"], "^export_state: progress is a function, not"),
 }
 
-PLACE = "location is the path of a folder, not"
+FOLDER = (["3", "''", "None"], "location is the path of a folder, not")
 KEYS = (["3", "'x'", "1.5", "{'k': ['a']}"], "key")
 NO_EPOCH = ["'4'", "0", "1.5", "True", "99"]
 SELECTED = {
-    "location": (["3", "''", "None"], PLACE),
+    "location": FOLDER,
     "uid": (["3", "''", "'x'"], "uid|operator"),
     "state": (["3", "'x'"], "state"),
     "keys": KEYS,
@@ -168,13 +168,13 @@ OFFLINE: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
     ps.scan_changes: ({"location": "c", "from_epoch": "1"}, CHANGES),
     ps.state_metadata: (
         {"location": "c"},
-        {"location": (["3", "''", "None"], PLACE), "epoch": (NO_EPOCH, "epoch")},
+        {"location": FOLDER, "epoch": (NO_EPOCH, "epoch")},
     ),
-    ps.describe: ({"location": "c"}, {"location": (["3", "''", "None"], PLACE)}),
+    ps.describe: ({"location": "c"}, {"location": FOLDER}),
     ps.verify: (
         {"location": "c"},
         {
-            "location": (["3", "''", "None"], PLACE),
+            "location": FOLDER,
             "jobs": JOBS,
             "progress": (NO_FUNCTION, "^verify: progress is a function, not"),
         },
@@ -182,7 +182,7 @@ OFFLINE: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
     ps.repair: (
         {"location": "c"},
         {
-            "location": (["3", "''", "None"], PLACE),
+            "location": FOLDER,
             "dry_run": (NO_FLAG, "^repair: dry_run is True or False"),
             "confirm": (NO_FUNCTION, "^repair: confirm is a function"),
             "job": (["3", "''", "True"], "^repair: job is a string"),
@@ -194,7 +194,7 @@ OFFLINE: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
     ps.collect: (
         {"location": "c"},
         {
-            "location": (["3", "''", "None"], PLACE),
+            "location": FOLDER,
             "dry_run": (NO_FLAG, "dry_run is True or False"),
             "older_than": (["'x'", "-1", "None", "''"], "older_than"),
             "owner_is_gone": (NO_FLAG, "owner_is_gone is True or False"),
