@@ -28,21 +28,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
-from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend, Lineage
-from pystate.backend.options import TableOptions
-from pystate.checkpoint.held import HeldFiles, is_held
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
+from pystate.backend.keyed import EMPTY_LINEAGE, KeyedStateBackend
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import RangeSource
-from pystate.checkpoint.state_files import Source
-from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AddressSpaceError,
-    CheckpointError,
     CorruptFileError,
     InUseError,
     MemoryLimitError,
@@ -54,11 +47,14 @@ from pystate.errors import (
 )
 from pystate.host import TableHome
 from pystate.janitor import remove_table
-from pystate.state.operator_spec import OperatorSpec
+from pystate.table_files import TableSpec, apply_files, load_files, new_backend, seal_as_base
 
-__all__ = ["Attachment", "How", "TableCache", "TableSpec", "tables"]
+__all__ = ["Attachment", "How", "TableCache", "tables"]
 
 _LOG = logging.getLogger("pystate.shared_tables")
+
+#: Mapped tables that a task looks at, to see whether another process has discarded their files.
+_CHECKED = 8
 _UNDO_WINDOW = 3
 # Errors that make a shared table unusable here, while a private replica may still work.
 _UNUSABLE = (
@@ -71,21 +67,6 @@ _UNUSABLE = (
 
 How: TypeAlias = Literal["current", "undone", "caught up", "copied", "restored", "replica"]
 _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """Which table a task needs, and how it may be obtained."""
-
-    storage: CheckpointStorage
-    home: TableHome
-    operator: OperatorSpec
-    options: TableOptions = TableOptions()  # noqa: RUF009
-    query: int = 0
-    """Fingerprint of (query id, operator uid, range), for lineages."""
-    held: HeldFiles | None = None
-    go_on: Callable[[], None] | None = None
-    """Called between two files: gives a sign of life, or raises if nobody needs the table."""
 
 
 class Attachment:
@@ -218,6 +199,7 @@ class TableCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
+        self._unchecked: list[_Entry] = []
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
         """Attach to a range's table at exactly the base's id.
@@ -305,17 +287,17 @@ class TableCache:
         sources = base.sources
         # Held deltas go on top of what all sources have.
         if not sources or not base.files or base.held:
-            rows = _apply(backend, spec, base, base.files)
+            rows = apply_files(backend, spec, base, base.files)
             return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
         files = rows = copied = 0
         for source in sources:
             found = self._copy(backend, spec, source) if entry.shared else None
             if found is None:
-                rows += _load(backend, spec, base, source.files)
+                rows += load_files(backend, spec, base, source.files)
                 files += len(source.files)
             else:
                 copied += found
-        _seal(backend, spec, base)
+        seal_as_base(backend, spec, base)
         how: How = "restored" if files else "copied"
         return Attachment(backend, how, files=files, rows=rows, copied=copied, entry=entry)
 
@@ -359,6 +341,17 @@ class TableCache:
         """Drop everything without touching it: for a forked child, to which none of it belongs."""
         self._lock = threading.Lock()
         self._entries = {}
+        self._unchecked = []
+
+    def _discard_stale(self) -> None:
+        # A mapping keeps a discarded file's memory, which nobody will use again. A few are looked
+        # at each time, so that a task of one range does not take longer the more ranges there are.
+        if not self._unchecked:
+            self._unchecked = list(self._entries.values())
+        for _ in range(min(_CHECKED, len(self._unchecked))):
+            other = self._unchecked.pop()
+            if not other.in_use and other.is_stale:
+                other.discard()
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
         bounds = (base.first_key_group, base.last_key_group)
@@ -367,10 +360,7 @@ class TableCache:
         application = "" if identity is None else identity.application.hex()
         key = (spec.storage.uri, application, spec.operator.uid, *bounds, fingerprint)
         with self._lock:
-            for other in self._entries.values():
-                # A mapping keeps a discarded file's memory, which nobody will use again.
-                if not other.in_use and other.is_stale:
-                    other.discard()
+            self._discard_stale()
             path = _path_of(spec, base)
             entry = self._entries.get(key)
             if entry is None or entry.path != path:
@@ -429,20 +419,10 @@ def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend
 
 
 def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
-    backend = _backend(spec, base, entry.path)
+    backend = new_backend(spec, base, entry.path)
     backend.open()
     entry.backend, entry.file = backend, _file_id(entry.path)
     return backend
-
-
-def _backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
-    return KeyedStateBackend.of(
-        spec.operator,
-        (base.first_key_group, base.last_key_group),
-        spec.options,
-        path=path,
-        identity=None if path is None else spec.home.identity,
-    )
 
 
 def _stand_at(
@@ -460,7 +440,7 @@ def _stand_at(
             continue
         if back:
             backend.rollback(back)
-        rows = _apply(backend, spec, base, deltas)
+        rows = apply_files(backend, spec, base, deltas)
         how: How = "undone" if back else "current"
         if deltas:
             how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
@@ -469,75 +449,13 @@ def _stand_at(
 
 
 def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:
-    backend = _backend(spec, base, None)
+    backend = new_backend(spec, base, None)
     try:
-        rows = _apply(backend, spec, base, base.files)
+        rows = apply_files(backend, spec, base, base.files)
     except BaseException:
         backend.close()
         raise
     return Attachment(backend, "replica", files=len(base.files), rows=rows, reason=reason)
-
-
-def _apply(
-    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
-) -> int:
-    """Apply files in one ordinary epoch, which is sealed under the base's id; count records."""
-    if not files:
-        return 0
-    rows = _load(backend, spec, base, files)
-    _seal(backend, spec, base)
-    return rows
-
-
-def _load(
-    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
-) -> int:
-    rows = 0
-    for ref in files:
-        first = max(ref.first_key_group, base.first_key_group)
-        last = min(ref.last_key_group, base.last_key_group)
-        if first > last:
-            continue
-        if spec.go_on is not None:
-            spec.go_on()
-        with _source(spec, ref) as source:
-            rows += backend.load(
-                source,
-                first_key_group=first,
-                last_key_group=last,
-                expected=ref,
-                allow_unclaimed_state=spec.options.allow_unclaimed_state,
-                since=dict(base.since),
-            )
-    return rows
-
-
-def _seal(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
-    newest = base.files[-1]
-    parent = newest.parent if newest.id == base.id else EMPTY_ID
-    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
-    backend.seal(name, snapshot=False)
-
-
-@contextmanager
-def _source(spec: TableSpec, ref: FileRef) -> Iterator[Source]:
-    """Open a file: by path if there is one, since that is read without the GIL."""
-    if spec.held is not None and is_held(ref.path):
-        with spec.held.opened(ref) as source:
-            yield source
-        return
-    path = spec.storage.local_path(ref.path)
-    if path is not None and spec.storage.exists(ref.path):
-        yield path
-        return
-    try:
-        file = spec.storage.open_read(ref.path)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it back"
-        ) from error
-    with file:
-        yield file
 
 
 def _file_id(path: str | None) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """What a task does so that tables are freed when they are no longer needed.
 
-Thread safety: functions without state of their own.
+Thread safety: what is remembered of folders may be lost to another thread, which then reads one
+more time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,12 +20,18 @@ from pystate import janitor
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import RangeState, uid_folder
 from pystate.host import TableHome, process_start
-from pystate.shared_tables import TableSpec
+from pystate.table_files import TableSpec
 
 __all__ = ["engage_janitor", "note_use", "remove_outdated"]
 
 _LOG = logging.getLogger("pystate.upkeep")
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
+
+#: How coarse the times of folders may be: ticks of the kernel's clock, or whole seconds.
+_RESOLUTION_NS = 2_000_000_000
+_MOST_FOLDERS = 256
+#: By folder: when it last changed, and for whom it was gone through since.
+_seen: dict[str, tuple[int, set[tuple[int, int, str, int]]]] = {}
 
 
 def engage_janitor(home: TableHome) -> None:
@@ -90,8 +98,16 @@ def note_use(home: TableHome, job_file: str | None, term: int) -> None:
         os.replace(temporary, path)
 
 
+@lru_cache(maxsize=64)
+def _all_bounds(max_parallelism: int, parallelism: int) -> frozenset[tuple[int, int]]:
+    return frozenset(range_bounds(i, max_parallelism, parallelism) for i in range(parallelism))
+
+
 def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None:
     """Remove an operator's tables of another parallelism, and of this range in another schema.
+
+    A folder is read again only once it has changed: tasks of a thousand ranges do not each go
+    through a thousand names in every epoch.
 
     Parameters
     ----------
@@ -105,9 +121,19 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
     home, groups = spec.home, spec.operator.max_parallelism
     fingerprint = spec.operator.fingerprint(base.since)
     mine = base.first_key_group, base.last_key_group
-    ranges = {range_bounds(i, groups, parallelism) for i in range(parallelism)}
+    ranges = _all_bounds(groups, parallelism)
+    looked_for = (*mine, fingerprint, parallelism)
     for owner in home.folders:
         folder = os.path.join(owner, home.application, uid_folder(spec.operator.uid))
+        try:
+            changed_ns = os.stat(folder).st_mtime_ns
+        except FileNotFoundError:
+            continue
+        seen = _seen.get(folder)
+        if seen is None or seen[0] != changed_ns:
+            seen = changed_ns, set()
+        if looked_for in seen[1]:
+            continue
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = os.listdir(folder)
@@ -118,3 +144,9 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
             bounds = int(match[1]), int(match[2])
             if bounds not in ranges or (bounds == mine and not fingerprint.startswith(match[3])):
                 janitor.remove_table(os.path.join(folder, name))
+        # A folder that changes within the clock's resolution of this does not show it.
+        if time.time_ns() - changed_ns > _RESOLUTION_NS:
+            if len(_seen) >= _MOST_FOLDERS:
+                _seen.clear()
+            seen[1].add(looked_for)
+            _seen[folder] = seen

@@ -17,10 +17,11 @@ from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.host import TableHome
-from pystate.shared_tables import Attachment, TableCache, TableSpec
+from pystate.shared_tables import Attachment, TableCache
 from pystate.state.list import ListHandle
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
+from pystate.table_files import TableSpec
 from pystate.types.keys import parse_key
 
 KEY = {"k": "long"}

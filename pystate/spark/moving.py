@@ -21,7 +21,8 @@ from pystate.upkeep import engage_janitor
 
 if TYPE_CHECKING:
     from pystate.checkpoint.manifest import RangeState
-    from pystate.shared_tables import Attachment, TableSpec
+    from pystate.shared_tables import Attachment
+    from pystate.table_files import TableSpec
 
 __all__ = ["executor_home", "move_table"]
 

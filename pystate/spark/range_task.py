@@ -35,13 +35,14 @@ from pystate.coordinator.listeners import News
 from pystate.coordinator.range_report import RangeReport, SideFile
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
-from pystate.shared_tables import Attachment, TableSpec, tables
+from pystate.shared_tables import Attachment, tables
 from pystate.spark.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.spark.moving import executor_home, move_table
 from pystate.spark.routing import KeyRouter
 from pystate.spark.schemas import KeySchema
 from pystate.spark.side import SideFiles
 from pystate.state.operator_spec import OperatorSpec
+from pystate.table_files import TableSpec
 from pystate.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:

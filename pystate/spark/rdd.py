@@ -21,6 +21,7 @@ from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_l
 from pystate.operator.output import RowsAsYielded
 from pystate.spark.arguments import element_delay_ms, side_columns
 from pystate.spark.bodies import RoutedBody
+from pystate.spark.connection import at_once
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.schemas import output_columns, parse_schema
@@ -153,7 +154,7 @@ class RoutedOperator:
 
         task = RangeTask(self._plan)
         body = RoutedBody(self._spec, router.arrays, task)
-        for emitted in run_task(task, body, _chunks(elements), owner, len):
+        for emitted in run_task(task, body, at_once(_chunks(elements)), owner, len):
             yield from emitted
 
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import RefusedError
 from pystate.errors import NoSpaceError
+from pystate.spark.connection import at_once
 from pystate.spark.delta import DeltaWriter, Written
 from pystate.spark.described import plan_name
 from pystate.spark.garbage import set_modules_aside
@@ -89,7 +90,7 @@ class ArrowOperator:
         names = [name for name, _ in router.schema]
 
         def arrived() -> Iterator[Arrived]:
-            for batch in batches:
+            for batch in at_once(batches):
                 rows, markers = split_markers(batch)
                 rows = rows.rename_columns(self._names)
                 yield rows if rows.num_rows else None, rows.num_rows, markers

@@ -20,9 +20,10 @@ from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.merge_policy import MergePolicy
 from pystate.host import TableHome, choose_home
-from pystate.shared_tables import TableCache, TableSpec
+from pystate.shared_tables import TableCache
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
+from pystate.table_files import TableSpec
 from pystate.types.keys import parse_key
 
 KEY = (("k", "bigint"),)

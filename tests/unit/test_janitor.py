@@ -20,8 +20,8 @@ from pystate.coordinator.ownership import Ownership
 from pystate.errors import PystateError
 from pystate.host import TableHome, choose_home, process_start
 from pystate.janitor import closing_mark
-from pystate.shared_tables import TableSpec
 from pystate.state.operator_spec import OperatorSpec
+from pystate.table_files import TableSpec
 from pystate.types.keys import parse_key
 
 APPLICATION = bytes(range(32))
@@ -250,3 +250,39 @@ def test_what_is_outdated(tmp_path: Path) -> None:
         file.touch()
     upkeep.remove_outdated(spec, base, 2)
     assert sorted(os.listdir(folder)) == sorted(kept) and not local.exists()
+
+
+def test_what_is_outdated_is_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of thousands of tables is gone through again only once it has changed."""
+    home = choose_home(APPLICATION, shm=str(tmp_path), least_bytes=0)
+    operator = OperatorSpec("op", parse_key("long"), {"n": ps.ValueState("long")})
+    spec = TableSpec(LocalStorage(tmp_path / "ck"), home, operator)
+    path = home.table_path("op", 0, 63, operator.fingerprint())
+    assert path is not None
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    read: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: read.append(path) or listdir(path))
+
+    def look(index: int = 0, parallelism: int = 2) -> int:
+        read.clear()
+        upkeep.remove_outdated(spec, empty_range(index, 128, parallelism), parallelism)
+        return read.count(str(folder))
+
+    def add(name: str, seconds_ago: float) -> None:
+        (folder / name).touch()
+        then = time.time() - seconds_ago
+        os.utime(folder, (then, then))
+
+    add("00000-00127-ab.table", 0)
+    assert look() == 1 and not any(folder.iterdir())
+    assert look() == 1  # what else happened within the clock's resolution would not show
+    os.utime(folder, (1, 1))
+    assert [look(), look(), look(1), look(1)] == [1, 0, 1, 0]
+    add("00000-00127-ab.table", 100)
+    assert look() == 1 and not any(folder.iterdir())
+    os.utime(folder, (2, 2))
+    assert [look(), look(), look(parallelism=4), look()] == [1, 0, 1, 0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pystate import shared_tables
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
 from pystate.checkpoint.refs import RangeSource
@@ -508,6 +509,31 @@ def test_cache_follows_the_home(worker: MakeWorker, tmp_path: Path) -> None:
     spec = dataclasses.replace(one.spec, home=other)
     with one.cache.attach(spec, EMPTY) as attachment:
         assert attachment.how == "current" and len(attachment.backend) == 0
+
+
+def test_a_task_looks_at_few_of_many_tables(
+    worker: MakeWorker, home: TableHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of one range takes as long however many ranges its process has had."""
+    one = worker()
+    ranges = [empty_range(index, 128, 64) for index in range(64)]
+    for base in ranges:
+        one.attach(base)
+        one.release()
+    looked: list[object] = []
+    file_id = shared_tables._file_id
+    monkeypatch.setattr(shared_tables, "_file_id", lambda p: looked.append(p) or file_id(p))
+    one.attach(ranges[0])
+    one.release()
+    assert 0 < len(looked) <= shared_tables._CHECKED + 1
+    # Yet each is looked at in its turn: those that others discarded are given back.
+    assert home.folder is not None
+    for path in Path(home.folder).rglob("*.table"):
+        path.unlink()
+    for _ in range(2 * 64 // shared_tables._CHECKED):
+        one.attach(ranges[0])
+        one.release()
+    assert [entry.backend is None for entry in one.cache._entries.values()].count(False) == 1
 
 
 def test_forked_child_starts_afresh() -> None:
