@@ -5,8 +5,8 @@ pyspark, importing it raises `MissingPackageError`, which says what to install.
 
 A module imports only modules that are listed above its own line, or on the same line:
 
-* what Spark is and requires: `requirements`, `environment`, `failures`, `offsets`, `schemas`,
-  `resolve`, `arguments`, `options`, `routing`;
+* what Spark is and requires: `requirements`, `environment`, `failures`, `connection`, `offsets`,
+  `schemas`, `resolve`, `arguments`, `options`, `routing`;
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and `bodies` for what an operator does there;

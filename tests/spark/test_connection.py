@@ -8,9 +8,11 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.spark import Sink, SinkTask
 
 from .conftest import rows_of
 
@@ -48,6 +50,25 @@ class Looked(ps.KeyedProcessFunction):
         yield (sorted(connections().values()),)
 
 
+class LookedSink(Sink):
+    """Receives what its tasks see of their connections, and keeps no rows."""
+
+    def __init__(self) -> None:
+        self.name = "looked"
+        self.seen: list[Any] = []
+
+    def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
+        assert sum(batch.num_rows for batch in batches) in (0, 1)
+        return sorted(connections().values())
+
+    def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
+        self.seen += receipts
+        return None
+
+    def commit(self, epoch: int, transaction: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize("form", ["DataFrame", "RDD"])
 def test_the_executors_connection_is_found(
     spark: SparkSession, make_job: MakeJob, form: str
@@ -67,3 +88,10 @@ def test_the_executors_connection_is_found(
         else:
             result = job.run_epoch(spark.range(1).selectExpr("id AS k"), over_frame)
         assert [list(row[0]) for row in rows_of(result.dataframe)] == [[True]]
+
+
+def test_the_executors_connection_is_found_by_sinks(spark: SparkSession, make_job: MakeJob) -> None:
+    sink = LookedSink()
+    with make_job() as job:
+        job.run_epoch(spark.range(1), lambda df: df, sink=sink)
+    assert sink.seen and all(seen == [True] for seen in sink.seen)

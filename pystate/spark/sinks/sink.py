@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from pystate.arguments import flag, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
+from pystate.spark.connection import at_once
 from pystate.spark.failures import is_stop, stopped_its_query
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ class _Stage:
     def run(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
         """Stage the rows; return the receipt."""
         what = f"sink {self._sink.name!r}, epoch {task.epoch}, partition {task.partition}: stage"
-        rows = _Rows(batches)
+        rows = _Rows(at_once(batches))
         try:
             receipt = self._sink.stage(rows, task)
         except Exception as error:
