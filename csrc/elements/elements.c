@@ -3,8 +3,12 @@
 #include "elements/timers.h"
 #include "table/ttl.h"
 
-/* The row that the element belongs to; made if it is to be put. */
+/* The row that the element belongs to; made if it is to be put. Most elements follow one of the
+ * same row, whose slot is passed in. */
 static pst_status row_of(pst_table *t, const pst_key *key, int make, uint32_t *slot) {
+    const uint64_t *row = *slot == PST_NONE ? NULL : pst_row(t, *slot);
+    if (row && pst_is_live(row[0]) && pst_row_matches(t, row, key))
+        return PST_OK;
     if (make)
         return pst_row_make(t, key, slot);
     *slot = pst_index_find(t, key);
@@ -78,17 +82,17 @@ static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes 
     return st ? st : pst_row_map_store(t, slot, i, &e);
 }
 
-static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, int put) {
-    uint32_t slot;
+static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, int put,
+                              uint32_t *slot) {
     if (rest.size != 9 || rest.data[0] > 1)
         return put ? PST_CORRUPT : PST_OK;
     int64_t time_ms = pst_timer_time(pst_get_big(rest.data + 1, 8));
-    pst_status s = row_of(t, key, put, &slot);
-    if (s || slot == PST_NONE)
+    pst_status s = row_of(t, key, put, slot);
+    if (s || *slot == PST_NONE)
         return s;
     if (put)
-        return pst_timer_add(t, slot, (pst_domain)rest.data[0], time_ms);
-    s = pst_timer_remove(t, slot, (pst_domain)rest.data[0], time_ms);
+        return pst_timer_add(t, *slot, (pst_domain)rest.data[0], time_ms);
+    s = pst_timer_remove(t, *slot, (pst_domain)rest.data[0], time_ms);
     return s == PST_NOT_FOUND ? PST_OK : s;
 }
 
@@ -102,16 +106,16 @@ static int32_t column_of(const pst_table *t, uint32_t id) {
 }
 
 pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
-                             const int32_t *columns, int32_t n_columns) {
+                             const int32_t *columns, int32_t n_columns, uint32_t *slot) {
     pst_bytes element = r->key[t->schema.n_keys].bytes;
     if (element.size < PST_ELEMENT_ID)
         return PST_CORRUPT;
-    uint32_t id = (uint32_t)pst_get_big(element.data, PST_ELEMENT_ID), slot;
+    uint32_t id = (uint32_t)pst_get_big(element.data, PST_ELEMENT_ID);
     pst_bytes rest = {element.data + PST_ELEMENT_ID, element.size - PST_ELEMENT_ID};
     const pst_cell *value = NULL;
     int64_t time = PST_NO_TIME;
     if (id == PST_TIMERS_ID)
-        return t->lay.timers < 0 ? PST_OK : apply_timer(t, key, rest, r->op == PST_PUT);
+        return t->lay.timers < 0 ? PST_OK : apply_timer(t, key, rest, r->op == PST_PUT, slot);
     int32_t i = column_of(t, id), from = i < 0 ? -1 : source_of(i, columns, n_columns);
     if (i < 0)
         return PST_OK;
@@ -124,10 +128,10 @@ pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record 
         return PST_OK; /* runs of items are never taken back */
     }
     /* A run without items makes no row: it would hold nothing. */
-    pst_status s = row_of(t, key, value && !(is_list && value->bytes.size <= 1), &slot);
-    if (s || slot == PST_NONE)
+    pst_status s = row_of(t, key, value && !(is_list && value->bytes.size <= 1), slot);
+    if (s || *slot == PST_NONE)
         return s;
     if (is_list)
-        return apply_items(t, slot, i, pst_get_big(rest.data, 8), value->bytes);
-    return apply_entry(t, slot, i, rest, value, time);
+        return apply_items(t, *slot, i, pst_get_big(rest.data, 8), value->bytes);
+    return apply_entry(t, *slot, i, rest, value, time);
 }

@@ -90,26 +90,27 @@ static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, cons
 }
 
 static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
-                            const pst_mapping *m) {
-    uint32_t slot = PST_NONE;
+                            const pst_mapping *m, uint32_t *slot) {
     pst_status s = PST_OK;
     uint64_t changed = r->changed & m->taken;
+    *slot = PST_NONE;
     if (changed & r->present & m->values)
-        s = pst_row_make(t, key, &slot);
+        s = pst_row_make(t, key, slot);
     else
-        slot = pst_index_find(t, key);
-    if (slot == PST_NONE)
+        *slot = pst_index_find(t, key);
+    if (*slot == PST_NONE)
         return s;
     for (uint64_t left = changed; !s && left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         int32_t column = m->columns ? m->columns[i] : i;
-        s = apply_column(t, slot, column, &r->cells[i], (int)(r->present >> i & 1), m->here);
+        s = apply_column(t, *slot, column, &r->cells[i], (int)(r->present >> i & 1), m->here);
     }
     return s;
 }
 
+/* *slot: see pst_element_apply. */
 static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping *m,
-                            int has_element) {
+                            int has_element, uint32_t *slot) {
     if (t->poisoned)
         return PST_POISONED;
     if (!t->attached)
@@ -130,15 +131,15 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     if (has_element && !(r->key_nulls >> n_keys & 1))
         return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
-                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n))
+                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n, slot))
                    : PST_OK;
     if (r->op == PST_PUT)
-        return pst_poison(t, apply_put(t, &key, r, m));
-    uint32_t slot = pst_index_find(t, &key);
-    if (slot == PST_NONE)
+        return pst_poison(t, apply_put(t, &key, r, m, slot));
+    *slot = pst_index_find(t, &key);
+    if (*slot == PST_NONE)
         return PST_OK;
-    uint64_t *row = pst_row(t, slot);
-    pst_touch(t, slot, row);
+    uint64_t *row = pst_row(t, *slot);
+    pst_touch(t, *slot, row);
     return pst_poison(t, pst_row_delete(t, row));
 }
 
@@ -147,7 +148,8 @@ pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *col
     pst_mapping m;
     if (!make_mapping(t, columns, n_columns, &m))
         return PST_INVALID;
-    return apply_row(t, r, &m, t->lay.has_elements);
+    uint32_t slot = PST_NONE;
+    return apply_row(t, r, &m, t->lay.has_elements, &slot);
 }
 
 /* Are the file's cells what the table takes them for? */
@@ -206,14 +208,17 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
         pst_prefetch_row(t, slot);
 }
 
-/* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach. */
+/* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach. A row
+ * and its elements have one hash. */
 static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead) {
     if (!m->foreseen)
         return;
     uint32_t first = ahead.begins ? 0 : LINES_AHEAD;
     for (uint32_t i = first; i <= LINES_AHEAD && i < ahead.rows; i++)
-        bring_line(t, ahead.hash[i]);
-    if (!m->all_new && ROWS_AHEAD < ahead.rows)
+        if (!i || ahead.hash[i] != ahead.hash[i - 1])
+            bring_line(t, ahead.hash[i]);
+    if (!m->all_new && ROWS_AHEAD < ahead.rows &&
+        ahead.hash[ROWS_AHEAD] != ahead.hash[ROWS_AHEAD - 1])
         bring_row(t, ahead.hash[ROWS_AHEAD]);
 }
 
@@ -359,6 +364,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     t->arena.refused = 0;
     uint64_t n = 0;
+    uint32_t slot = PST_NONE;
     int has_element = pst_schema_has_element(from);
     m.foreseen = !pst_key_has_namespace(&t->schema);
     pst_dropped_note(&m.dropped, from, columns, n_columns);
@@ -374,7 +380,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         if (s)
             break;
         bring_ahead(t, &m, pst_sst_reader_ahead(r));
-        s = apply_row(t, record, &m, has_element);
+        s = apply_row(t, record, &m, has_element, &slot);
         n += !s;
     }
     pst_free(record);
