@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 
 from pystate.arguments import flag, folder_path, shown
 from pystate.checkpoint.copying import for_all
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.locations import open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
 from pystate.processor.epochs import MissingFileError, storage_at
 from pystate.processor.scan import StateScan
