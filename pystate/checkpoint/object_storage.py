@@ -60,8 +60,8 @@ _PIECE = 8 << 20
 _PIECES_AT_ONCE = 4
 #: What S3 copies in one request.
 _LARGEST = 5 << 30
-#: The metadata of an object that names its writer.
-_WRITER = "pystate-writer"
+#: The metadata of an object that names its writer. Azure takes no hyphen, and proxies no underscore.
+_WRITER = "pystatewriter"
 #: The object that stands for a folder; listings take it for a leftover of an unfinished write.
 _FOLDER = ".folder.tmp"
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>", re.I)
