@@ -60,7 +60,7 @@ _PIECE = 8 << 20
 _PIECES_AT_ONCE = 4
 #: What S3 copies in one request.
 _LARGEST = 5 << 30
-#: The metadata of an object that names its writer. Azure takes no hyphen, and proxies no underscore.
+#: The metadata that names an object's writer. Azure takes no hyphen, and proxies no underscore.
 _WRITER = "pystatewriter"
 #: The object that stands for a folder; listings take it for a leftover of an unfinished write.
 _FOLDER = ".folder.tmp"
