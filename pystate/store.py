@@ -26,6 +26,7 @@ from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.backend.snapshots import SealedReader
 from pystate.checkpoint.job_file import check_schemas, library, open_job
+from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
     FileRef,
@@ -114,7 +115,7 @@ class Store:
         allow_pickle: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        self.path = os.path.abspath(folder_path(path, "ps.open: path"))
+        self.path = local_only(folder_path(path, "ps.open: path"), "ps.open: path")
         owner = f"the store {self.path}"
         self._closed = False
         if clock is not None and not callable(clock):

@@ -16,6 +16,7 @@ from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_pat
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
+from tests import object_server
 
 # A busy machine is no failure.
 settings.register_profile("pystate", deadline=None)
@@ -99,3 +100,19 @@ def small(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs root and the right to mount")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[dict[str, str]]:
+    """A server of S3, and this process's environment set to use it."""
+    pytest.importorskip("obstore")
+    with object_server.server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+@pytest.fixture
+def s3_url(object_store: dict[str, str]) -> str:
+    """A prefix of its own in the server's bucket."""
+    return f"s3://{object_server.BUCKET}/{uuid.uuid4().hex}"

@@ -41,8 +41,6 @@ EVALUATIONS = "evaluations"
 _DRIVER = "driver"
 _BEGUN = ".begun"
 _REFUSED = ".refused"
-#: The time between two signs of life of a task.
-_TOUCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class Beginning:
             The evaluation has ended: the task's output is not needed.
         """
         now_s = time.monotonic()
-        if now_s - self._touched_s < _TOUCH_EVERY_S:
+        if now_s - self._touched_s < self._storage.touch_every_s:
             return
         self._touched_s = now_s
         if not self._storage.touch(self._path):

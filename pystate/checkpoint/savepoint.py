@@ -29,6 +29,7 @@ from pystate.checkpoint.job_file import (
     library,
     read_job,
 )
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (
     MANIFESTS,
     FileRef,
@@ -46,7 +47,7 @@ from pystate.checkpoint.source_position import (
     position_files,
     query_of,
 )
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,

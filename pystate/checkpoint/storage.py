@@ -19,14 +19,12 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import BinaryIO, NamedTuple, NoReturn, Protocol
-from urllib.parse import unquote, urlsplit
 
 from pystate.errors import (
     AlreadyPublishedError,
@@ -36,12 +34,20 @@ from pystate.errors import (
     PystateError,
 )
 
-__all__ = ["CheckpointStorage", "FileEntry", "LocalStorage", "final_name", "open_storage"]
+__all__ = [
+    "FULL",
+    "CheckpointStorage",
+    "FileEntry",
+    "LocalStorage",
+    "checked_path",
+    "final_name",
+    "is_temporary",
+]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+#: The errors of a full file system.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _Entries = list["FileEntry"]  # `list` is a method's name inside the classes below
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class FileEntry(NamedTuple):
@@ -58,6 +64,9 @@ class CheckpointStorage(Protocol):
     Implement it, and register the scheme in `open_storage`, to add a storage.
     """
 
+    touch_every_s: float
+    """How often a task gives a sign of life by `touch`, which takes time and may cost money."""
+
     @property
     def uri(self) -> str:
         """The root, in the form that `open_storage` takes on another host."""
@@ -71,7 +80,8 @@ class CheckpointStorage(Protocol):
             The name is taken; the existing file is unchanged.
         NoSpaceError, CheckpointError
             Nothing was created; or, only if the last sync of the folder failed, the file is
-            complete but may not survive a power failure.
+            complete but may not survive a power failure. If a store does not answer any more, the
+            file is complete or not there.
         """
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
@@ -90,10 +100,10 @@ class CheckpointStorage(Protocol):
         """
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
-        """Give another storage's file a name here without a copy, durably; False if that cannot be.
+        """Give another storage's file a name here, durably; False if that cannot be.
 
-        Both names are then of one file, which exists as long as either does. It is for files that
-        never change.
+        No bytes pass through this process. Both names may be of one file, which then exists as long
+        as either does. It is for files that never change.
 
         Raises
         ------
@@ -166,6 +176,8 @@ class LocalStorage:
     Instances can be pickled and compare equal by root.
     """
 
+    touch_every_s = 1.0
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._synced: set[str] = set()
@@ -189,7 +201,7 @@ class LocalStorage:
 
     def local_path(self, path: str) -> str:
         """Return the absolute path of a name, without accessing it."""
-        return os.path.join(self._root, _checked(path))
+        return os.path.join(self._root, checked_path(path))
 
     def publish(self, path: str, data: bytes) -> None:
         """See `CheckpointStorage.publish`."""
@@ -296,7 +308,7 @@ class LocalStorage:
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
-                        elif _is_temporary(entry.name) == temporary:
+                        elif is_temporary(entry.name) == temporary:
                             self._append(found, entry)
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -415,44 +427,8 @@ class LocalStorage:
         return os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
 
 
-def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
-    """Return the storage behind a checkpoint's location.
-
-    Parameters
-    ----------
-    location : str or path
-        A folder, as a path or as a ``file:`` URI.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The URI has another scheme, or is a ``file:`` URI with another host.
-
-    Examples
-    --------
-    >>> open_storage("file:///tmp/checkpoint").uri
-    '/tmp/checkpoint'
-    """
-    text = os.fspath(location)
-    if not text:
-        raise InvalidArgumentError("a checkpoint's location is a path or URI, not an empty text")
-    if not _SCHEME.match(text):
-        return LocalStorage(text)
-    parts = urlsplit(text)
-    if parts.scheme != "file":
-        raise InvalidArgumentError(
-            f"checkpoint {text!r}: the scheme {parts.scheme!r} is not supported; "
-            "use a local or shared folder, as a path or file:// URI"
-        )
-    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
-        raise InvalidArgumentError(
-            f"checkpoint {text!r}: a file URI has an absolute path and no host, "
-            "for example file:///data/checkpoint"
-        )
-    return LocalStorage(unquote(parts.path))
-
-
-def _checked(path: str) -> str:
+def checked_path(path: str) -> str:
+    """Return a name inside a root; `InvalidArgumentError` if it could be outside."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidArgumentError(f"{path!r} is not a relative POSIX path inside the checkpoint")
@@ -462,12 +438,13 @@ def _checked(path: str) -> str:
 def final_name(path: str) -> str:
     """Return the final name of an unfinished write; other names are returned as they are."""
     folder, slash, name = path.rpartition("/")
-    if not _is_temporary(name):
+    if not is_temporary(name):
         return path
     return f"{folder}{slash}{name[1:-4].rpartition('.')[0]}"
 
 
-def _is_temporary(name: str) -> bool:
+def is_temporary(name: str) -> bool:
+    """Whether a file, named without its folder, is the leftover of an unfinished write."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
@@ -508,7 +485,7 @@ def _fail(action: str, path: str, error: OSError) -> NoReturn:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EEXIST and action == "write":
         raise AlreadyPublishedError(f"{path} exists: somebody else published it first") from error
-    if error.errno in _FULL:
+    if error.errno in FULL:
         full = NoSpaceError(
             f"the file system is full: could not {action} {path}; nothing was left behind, "
             "free space and run again"

@@ -11,6 +11,6 @@ import typer
 
 __all__ = ["AsJson", "Checkpoint", "Location"]
 
-Location = Annotated[str, typer.Argument(help="The folder of a checkpoint or savepoint.")]
-Checkpoint = Annotated[str, typer.Argument(help="The folder of a job's checkpoint.")]
+Location = Annotated[str, typer.Argument(help="The folder or URL of a checkpoint or savepoint.")]
+Checkpoint = Annotated[str, typer.Argument(help="The folder or URL of a job's checkpoint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]

@@ -137,7 +137,8 @@ class Ownership:
         """Note that this driver no longer needs its tables in the memory of hosts."""
         if self.term:
             with suppress(OSError, PystateError):  # the checkpoint may have been removed
-                self._storage.mark(closing_mark(self.term), b"")
+                # A mark needs a folder of its own in an object store.
+                self._storage.replace(closing_mark(self.term), b"", durable=False)
 
     def fenced(self, newest: int) -> FencedError:
         """The error of a driver that finds another driver's term instead of its own."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from pystate.arguments import folder_path, integer, shown
 from pystate.checkpoint.copying import for_all
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
     Manifest,
@@ -31,7 +32,7 @@ from pystate.checkpoint.savepoint import (
     new_folder,
     of_newest_epoch,
 )
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.merges import merge_range
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from pystate.arguments import folder_path
 from pystate.checkpoint.job_file import JOB_FILE, SAVEPOINT_FILE, read_job
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.ownership import current_owner, is_running
 from pystate.errors import CheckpointError, InvalidArgumentError
 

@@ -295,7 +295,9 @@ def _is_folder(transaction: Any) -> bool:
 def output_folder(storage: CheckpointStorage, path: str, epoch: int) -> str | None:
     """The folder of an epoch's rows, of a sink that has one per epoch."""
     root = storage.local_path(REPAIR_FILE)
-    return None if root is None else os.path.join(os.path.dirname(root), path, f"epoch={epoch}")
+    if root is None and not os.path.isabs(path):
+        return None
+    return os.path.join(os.path.dirname(root or path), path, f"epoch={epoch}")
 
 
 def _is_compacted(folder: str, epoch: int) -> bool:

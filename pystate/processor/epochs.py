@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pystate.arguments import checked_uid, folder_path, integer
 from pystate.checkpoint.job_file import JOB_FILE
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (
     Manifest,
     OperatorState,
@@ -23,7 +24,7 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.state_files import file_schema, open_file
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, DeclarationError
 from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted

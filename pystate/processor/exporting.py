@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 
 from pystate.arguments import flag, folder_path, shown
 from pystate.checkpoint.copying import for_all
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.locations import local_only
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
 from pystate.processor.epochs import MissingFileError, storage_at
 from pystate.processor.scan import StateScan
@@ -127,7 +128,7 @@ def export_state(
 
 def _destination(source: CheckpointStorage, destination: str | os.PathLike[str]) -> str:
     path = folder_path(destination, "export_state: destination")
-    target = open_storage(path).uri
+    target = local_only(path, "export_state: destination")
     if f"{target}/".startswith(f"{source.uri}/"):
         raise InvalidArgumentError(
             f"{target} is within the checkpoint, where the job removes what it does not know: "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from pystate.arguments import checked_uid, flag, folder_path
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.restored import begun_epoch
-from pystate.checkpoint.storage import open_storage
 from pystate.coordinator.auto_rescale import AutoRescale
 from pystate.coordinator.clock import MAX_STEP_MS
 from pystate.coordinator.listeners import CheckpointListener

@@ -9,9 +9,10 @@ import os
 from functools import partial
 
 from pystate.arguments import flag, folder_path, integer
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.savepoint import Savepoint, check_destination
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.spark.epochs import EpochRunner
 from pystate.spark.options import JobOptions

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.checkpoint.source_position import SPARK_FOLDER
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError, CorruptFileError
+from pystate.errors import CheckpointError, CorruptFileError, MissingRequirementError
 from pystate.spark.environment import local_uri
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 __all__ = [
     "BatchOffsets",
@@ -23,6 +26,13 @@ __all__ = [
     "spark_folder",
 ]
 
+#: What connects Spark's Hadoop to an object store, by scheme.
+_CONNECTORS = {
+    "s3a": "org.apache.hadoop:hadoop-aws of Spark's version of Hadoop",
+    "gs": "com.google.cloud.bigdataoss:gcs-connector",
+    "abfss": "org.apache.hadoop:hadoop-azure of Spark's version of Hadoop",
+    "abfs": "org.apache.hadoop:hadoop-azure of Spark's version of Hadoop",
+}
 _OFFSETS, _COMMITS = f"{SPARK_FOLDER}/offsets", f"{SPARK_FOLDER}/commits"
 
 
@@ -35,10 +45,41 @@ class BatchOffsets(NamedTuple):
     """Identifies the range of source rows of the batch."""
 
 
-def spark_folder(storage: CheckpointStorage) -> str:
-    """The folder of Spark's part of a checkpoint, as a path for Spark."""
+def spark_folder(storage: CheckpointStorage, context: SparkContext) -> str:
+    """Return the folder of Spark's part of a checkpoint, as a path for Spark.
+
+    Raises
+    ------
+    MissingRequirementError
+        It is in an object store, and Spark has nothing that can write there.
+    """
     folder = storage.local_path(SPARK_FOLDER)
-    return f"{storage.uri}/{SPARK_FOLDER}" if folder is None else local_uri(folder)
+    if folder is not None:
+        return local_uri(folder)
+    scheme, _, rest = storage.uri.partition("://")
+    # Spark's own name for S3 is s3a; some vendors' Hadoop has a file system called s3 alone.
+    schemes = ("s3a", "s3") if scheme == "s3" else (scheme,)
+    for each in schemes:
+        if _has_file_system(context, each):
+            return f"{each}://{rest}/{SPARK_FOLDER}"
+    raise MissingRequirementError(
+        f"{storage.uri}: Spark keeps a stream's positions in the checkpoint, too, and has no file "
+        f"system for {schemes[0]}://: add one to spark.jars.packages, such as "
+        f"{_CONNECTORS.get(schemes[0], 'its connector')}, or run batches by run_epoch"
+    )
+
+
+def _has_file_system(context: SparkContext, scheme: str) -> bool:
+    from py4j.protocol import Py4JError
+
+    jvm: Any = context._jvm
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(
+            scheme, context._jsc.hadoopConfiguration()
+        )
+    except Py4JError:
+        return False
+    return True
 
 
 def newest_sources(storage: CheckpointStorage) -> list[str] | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pystate.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.backend.options import TableOptions
-from pystate.checkpoint.storage import CheckpointStorage, open_storage
+from pystate.checkpoint.locations import open_storage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.auto_rescale import AutoRescale
 from pystate.coordinator.listeners import CheckpointListener
 from pystate.coordinator.options import CheckpointOptions

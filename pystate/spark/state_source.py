@@ -33,8 +33,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pystate.arguments import choice, nearest
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import retained_epochs
-from pystate.checkpoint.storage import open_storage
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.processor.epochs import epoch_of
 from pystate.processor.scan import StateScan

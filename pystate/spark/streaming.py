@@ -112,6 +112,7 @@ class StreamRun:
             self._observation = ObservedMetric(observe, self._session)
             stream = self._observation.of(stream)
         context, storage = self._session.sparkContext, self._storage
+        folder = spark_folder(storage, context)
 
         def make(query: StreamingQuery) -> JobQuery:
             if drain:
@@ -121,9 +122,7 @@ class StreamRun:
             return JobQuery(query, self._outcome, context)
 
         self._outcome.at_stop = self._stopped
-        start = partial(
-            _start_query, stream, self._on_batch, spark_folder(storage), name, trigger, make
-        )
+        start = partial(_start_query, stream, self._on_batch, folder, name, trigger, make)
         if not self._options.holds:
             return start()
         coordinator = self._epochs.prepare(self._session)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import read_head
-from pystate.checkpoint.storage import open_storage
 from pystate.errors import InvalidArgumentError
 from pystate.spark import EpochProgress, ParquetSink, Sink, foreach_epoch
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.checkpoint import begin_marks
+from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import EvaluationError
 from pystate.spark import EpochProgress, ParquetSink
 
@@ -80,7 +80,7 @@ class Gated(Marking):
         yield from super().process(key, row, ctx)
         if row.v == 7 and first_to(self.flag):
             # It does not notice that its evaluation is over.
-            begin_marks._TOUCH_EVERY_S = 1e9
+            LocalStorage.touch_every_s = 1e9
             wait_for(self.gate.exists, "the gate")
 
 

@@ -20,6 +20,8 @@ EXTRAS = {
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
+    **{extra: ["-c", "import obstore, pystate.checkpoint.object_storage"]
+       for extra in ("s3", "gcs", "azure")},
     "test": ["-m", "pytest", "--version"],
     "bench": ["-c", "import pytest_benchmark, pystate.spark, google.protobuf"],
     "docs": ["-c", "import myst_parser, pydata_sphinx_theme, pystate.spark, sphinx.cmd.build"],

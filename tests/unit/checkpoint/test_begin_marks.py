@@ -104,7 +104,7 @@ def test_nothing_goes_on_after_the_end(
     marks.close()
     assert os.listdir(tmp_path / "evaluations") == []
     beginning.go_on()  # it looks from time to time only
-    monkeypatch.setattr("pystate.checkpoint.begin_marks._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr(LocalStorage, "touch_every_s", 0.0)
     with pytest.raises(EvaluationError, match="this evaluation has ended"):
         beginning.go_on()
     with pytest.raises(EvaluationError, match="not after its epoch"):
@@ -113,7 +113,7 @@ def test_nothing_goes_on_after_the_end(
 
 
 def test_signs_of_life(marks: BeginMarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pystate.checkpoint.begin_marks._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr(LocalStorage, "touch_every_s", 0.0)
     beginning = marks.begin(mark())
     for path in (tmp_path / "evaluations").glob("*/*"):
         os.utime(path, (1, 1))

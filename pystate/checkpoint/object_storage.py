@@ -1,0 +1,451 @@
+"""Checkpoints in object stores, through the package obstore.
+
+Thread safety: as for every storage, any number of threads and processes may use one at once. Only a
+process that was forked from a user of an object store cannot use any (`object_client`).
+
+Invariants
+----------
+1. An object appears under its final name complete, or not at all: stores have no partial objects.
+2. `publish`, `create`, `share` and `mark` are conditional writes, which the store decides: of two
+   writers of one name exactly one succeeds. A store that ignores the condition is refused at the
+   first `publish` of a process.
+3. An answer that was lost does not turn success into failure: each small object names its writer,
+   who looks for the name if the store says that the object exists, or says nothing.
+4. What is larger than `_ONE_PUT` is uploaded in pieces, which no store makes conditional, under a
+   temporary name. It is then copied to its final name inside the store, which is conditional.
+5. A folder in which marks are made is an object in it. `mark` writes first and then looks for that
+   object; `remove_folder` removes the object first and then looks for marks. Stores list what was
+   written before. So a mark either sees that its folder is gone, and takes itself back, or the
+   removal sees the mark.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
+
+from pystate.checkpoint.object_client import ACCESS, SCHEMES, client_of, package, parsed
+from pystate.checkpoint.object_reader import ObjectReader
+from pystate.checkpoint.storage import (
+    FULL,
+    CheckpointStorage,
+    FileEntry,
+    checked_path,
+    is_temporary,
+)
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    NoSpaceError,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["ObjectStorage"]
+
+_LOG = logging.getLogger("pystate.checkpoint.object_storage")
+_Entries = list[FileEntry]  # `list` is a method's name inside the class below
+
+#: Up to this size an object is written in one request, from memory.
+_ONE_PUT = 16 << 20
+_PIECE = 8 << 20
+_PIECES_AT_ONCE = 4
+#: What S3 copies in one request.
+_LARGEST = 5 << 30
+#: The metadata that names an object's writer. Azure takes no hyphen, and proxies no underscore.
+_WRITER = "pystatewriter"
+#: The object that stands for a folder; listings take it for a leftover of an unfinished write.
+_FOLDER = ".folder.tmp"
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>", re.I)
+_QUERY = re.compile(r"\?\S*")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_DENIED = (
+    *("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"),
+    *("Unauthorized", "AuthenticationFailed", "InvalidToken", "InvalidClientTokenId"),
+)
+_proved: set[str] = set()
+
+
+class ObjectStorage:
+    """A checkpoint in an object store.
+
+    Parameters
+    ----------
+    url : str
+        ``s3://bucket/prefix``, ``gs://bucket/prefix``, or ``abfss://container@account.../prefix``.
+        A prefix is taken literally: ``%20`` is no space.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no such URL, or contains credentials.
+    MissingPackageError
+        The package obstore is not installed.
+
+    Notes
+    -----
+    Credentials, region and endpoint come from the environment of each process, by the names that
+    obstore reads (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); none is part of an instance,
+    of its pickle, or of a message. A file has at most 5 GiB. Instances compare equal by URL.
+    """
+
+    #: A touch is two requests.
+    touch_every_s = 5.0
+
+    def __init__(self, url: str) -> None:
+        self._place = parsed(url)
+        package(self._place)
+
+    @property
+    def uri(self) -> str:
+        """The URL of the root, without a slash at its end."""
+        return f"{self._place.root}/{self._place.prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"ObjectStorage({self.uri!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectStorage) and other._place == self._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
+    def __reduce__(self) -> tuple[type[ObjectStorage], tuple[str]]:
+        return ObjectStorage, (self.uri,)
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def publish(self, path: str, data: bytes) -> None:
+        """See `CheckpointStorage.publish`."""
+        key = self._key(path)
+        writer = self._put_new(key, data)
+        if self._place.root not in _proved:
+            self._prove(key, data, writer)
+            _proved.add(self._place.root)
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """See `CheckpointStorage.replace`."""
+        key = self._key(path)
+        with self._translated("write", key):
+            self._obstore.put(self._client, key, data, use_multipart=False)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """See `CheckpointStorage.create`; it is written to a temporary file before it is sent."""
+        key = self._key(path)
+        with tempfile.SpooledTemporaryFile(max_size=_ONE_PUT) as spooled:
+            out = cast(BinaryIO, spooled)
+            try:
+                yield out
+                size = out.seek(0, os.SEEK_END)
+                out.seek(0)
+                data = out.read() if size <= _ONE_PUT else None
+            except OSError as error:
+                if error.errno not in FULL or isinstance(error, NoSpaceError):
+                    raise
+                full = NoSpaceError(
+                    f"{tempfile.gettempdir()} is full, where {self._url(key)} is kept until it is "
+                    "sent; nothing was left behind, free space, or name another folder in TMPDIR"
+                )
+                full.errno = error.errno
+                raise full from error
+            if data is not None:
+                self._put_new(key, data)
+            else:
+                self._put_large(key, out, size)
+
+    def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
+        """See `CheckpointStorage.share`; it is a copy that the store makes."""
+        if not isinstance(other, ObjectStorage) or other._place.root != self._place.root:
+            return False
+        self._copy_new(other._key(other_path), self._key(path))
+        return True
+
+    def delete(self, path: str) -> bool:
+        """See `CheckpointStorage.delete`."""
+        key = self._key(path)
+        if self.size_bytes(path) is None:
+            return False  # some stores do not say that there was nothing to delete
+        self._delete(key)
+        return True
+
+    def sync_folder(self, path: str) -> None:
+        """Do nothing: what an object store has answered is durable."""
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def read_bytes(self, path: str) -> bytes:
+        """See `CheckpointStorage.read_bytes`."""
+        key = self._key(path)
+        with self._translated("read", key):
+            return bytes(self._obstore.get(self._client, key).bytes())
+
+    def open_read(self, path: str) -> BinaryIO:
+        """See `CheckpointStorage.open_read`; pieces are fetched as they are read."""
+        key = self._key(path)
+        size = self.size_bytes(path)
+        if size is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", self._url(key))
+
+        def fetch(start: int, end: int) -> memoryview:
+            with self._translated("read", key):
+                return memoryview(self._obstore.get_range(self._client, key, start=start, end=end))
+
+        return cast(BinaryIO, ObjectReader(self._url(key), size, fetch))
+
+    def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
+        """See `CheckpointStorage.list`."""
+        found = self._listed(prefix)
+        return [e for e in found if is_temporary(e.path.rpartition("/")[2]) == temporary]
+
+    def exists(self, path: str) -> bool:
+        """See `CheckpointStorage.exists`."""
+        return self.size_bytes(path) is not None
+
+    def size_bytes(self, path: str) -> int | None:
+        """See `CheckpointStorage.size_bytes`."""
+        key = self._key(path)
+        try:
+            with self._translated("look at", key):
+                return int(self._obstore.head(self._client, key)["size"])
+        except FileNotFoundError:
+            return None
+
+    def local_path(self, path: str) -> None:
+        """Return None: an object has no path."""
+        checked_path(path)
+
+    # ---- marks ---------------------------------------------------------------------------------
+
+    def make_folder(self, path: str) -> None:
+        """See `CheckpointStorage.make_folder`."""
+        self.replace(f"{path}/{_FOLDER}", b"")
+
+    def remove_folder(self, path: str) -> None:
+        """See `CheckpointStorage.remove_folder`."""
+        try:
+            if self.exists(f"{path}/{_FOLDER}"):
+                self._delete(self._key(f"{path}/{_FOLDER}"))  # first: see the invariants
+            keys = [self._key(entry.path) for entry in self._listed(path)]
+            if keys:
+                with suppress(FileNotFoundError), self._translated("delete", keys[0]):
+                    self._obstore.delete(self._client, keys)
+        except CheckpointError as error:
+            _LOG.warning("%s; orphan collection tries again", error)
+
+    def mark(self, path: str, data: bytes) -> bytes | None:
+        """See `CheckpointStorage.mark`."""
+        key, folder = self._key(path), path.rpartition("/")[0]
+        found = None
+        try:
+            self._put_new(key, data)
+        except AlreadyPublishedError:
+            found = self.read_bytes(path)
+        if not self.exists(f"{folder}/{_FOLDER}"):
+            if found is None:
+                self._delete(key)
+            raise FileNotFoundError(errno.ENOENT, "the folder was removed", self._url(key))
+        return found
+
+    def touch(self, path: str) -> bool:
+        """See `CheckpointStorage.touch`; it is for small files: the object is written once more."""
+        key = self._key(path)
+        try:
+            with self._translated("touch", key):
+                found = self._obstore.get(self._client, key)
+                version = {k: v for k in ("e_tag", "version") if (v := found.meta.get(k))}
+                attributes, data = found.attributes, bytes(found.bytes())
+                try:
+                    # Only over what was read: an object that was deleted meanwhile stays away.
+                    self._obstore.put(
+                        self._client,
+                        key,
+                        data,
+                        mode=cast(Any, version),
+                        attributes=attributes,
+                        use_multipart=False,
+                    )
+                except self._obstore.exceptions.PreconditionError:
+                    return self.exists(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    @property
+    def _obstore(self) -> Any:
+        return package(self._place)
+
+    @property
+    def _client(self) -> ObjectStore:
+        try:
+            return client_of(self._place)
+        except (self._obstore.exceptions.BaseError, ValueError) as error:
+            self._fail("open", "", error)
+
+    def _key(self, path: str) -> str:
+        return f"{self._place.prefix}{checked_path(path)}"
+
+    def _url(self, key: str) -> str:
+        return f"{self._place.root}/{key}".rstrip("/")
+
+    def _put_new(self, key: str, data: bytes) -> str:
+        """Write a new object in one request; return the name of its writer."""
+        writer = uuid.uuid4().hex
+        try:
+            with self._translated("write", key):
+                self._put_as(writer, key, data)
+        except AlreadyPublishedError:
+            # It may be ours: the client repeats a request whose answer was lost.
+            if self._writer_of(key) != writer:
+                raise
+        except CheckpointError:
+            with suppress(CheckpointError):
+                if self._writer_of(key) == writer:
+                    return writer
+            raise
+        except FileNotFoundError as error:
+            self._fail("write", key, error)
+        return writer
+
+    def _put_as(self, writer: str, key: str, data: bytes) -> None:
+        self._obstore.put(
+            self._client,
+            key,
+            data,
+            mode="create",
+            attributes={_WRITER: writer},
+            use_multipart=False,
+        )
+
+    def _writer_of(self, key: str) -> str | None:
+        with suppress(FileNotFoundError), self._translated("look at", key):
+            found = self._obstore.get(self._client, key, options={"head": True})
+            writer: str | None = found.attributes.get(_WRITER)
+            return writer
+        return None
+
+    def _prove(self, key: str, data: bytes, writer: str) -> None:
+        """Make sure that the store honours conditions, by the same write once more."""
+        try:
+            with self._translated("write", key):
+                self._put_as(writer, key, data)
+        except AlreadyPublishedError:
+            return
+        raise CheckpointError(
+            f"{self._place.root} replaces an object that was to be written only if there was none "
+            "(If-None-Match): two drivers could destroy each other's epochs; use a store that "
+            "supports conditional writes"
+        )
+
+    def _put_large(self, key: str, source: BinaryIO, size: int) -> None:
+        if size > _LARGEST:
+            raise CheckpointError(
+                f"{self._url(key)} would have {size} bytes, and a file in an object store has at "
+                f"most {_LARGEST}: use a higher parallelism, so that each range has less state"
+            )
+        folder, slash, name = key.rpartition("/")
+        temporary = f"{folder}{slash}.{name}.{uuid.uuid4().hex}.tmp"
+        try:
+            with self._translated("write", key):
+                self._obstore.put(
+                    self._client,
+                    temporary,
+                    source,
+                    use_multipart=True,
+                    chunk_size=_PIECE,
+                    max_concurrency=_PIECES_AT_ONCE,
+                )
+            self._copy_new(temporary, key)
+        except FileNotFoundError as error:
+            self._fail("write", key, error)
+        finally:
+            with suppress(CheckpointError):
+                self._delete(temporary)
+
+    def _copy_new(self, origin: str, key: str) -> None:
+        with self._translated("write", key):
+            self._obstore.copy(self._client, origin, key, overwrite=False)
+
+    def _delete(self, key: str) -> None:
+        with suppress(FileNotFoundError), self._translated("delete", key):
+            self._obstore.delete(self._client, key)
+
+    def _listed(self, folder: str) -> _Entries:
+        key = self._key(folder) if folder else self._place.prefix.rstrip("/")
+        skipped = len(self._place.prefix)
+        try:
+            with self._translated("list", key):
+                found = [
+                    FileEntry(
+                        meta["path"][skipped:],
+                        int(meta["size"]),
+                        int(meta["last_modified"].timestamp() * 1000),
+                    )
+                    for chunk in self._obstore.list(self._client, key or None, chunk_size=1000)
+                    for meta in chunk
+                    # Consoles and Hadoop make empty objects that stand for folders.
+                    if len(meta["path"]) > len(key)
+                ]
+        except FileNotFoundError as error:
+            self._fail("list", key, error)
+        found.sort()
+        return found
+
+    # ---- errors --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self, action: str, key: str) -> Iterator[None]:
+        """Turn the package's errors into ours: `FileNotFoundError` if there is no such object."""
+        exceptions = self._obstore.exceptions
+        try:
+            yield
+        except (exceptions.AlreadyExistsError, FileExistsError):
+            raise AlreadyPublishedError(
+                f"{self._url(key)} exists: somebody else published it first"
+            ) from None
+        except (exceptions.BaseError, OSError) as error:
+            missing = isinstance(error, (exceptions.NotFoundError, FileNotFoundError))
+            if missing and not _says(str(error), _NO_BUCKET):
+                raise FileNotFoundError(errno.ENOENT, "no such object", self._url(key)) from None
+            self._fail(action, key, error)
+
+    def _fail(self, action: str, key: str, error: Exception) -> NoReturn:
+        # The package's error is not the cause that is shown: it has requests with their signatures.
+        if isinstance(error, CheckpointError):
+            raise error
+        text, extra = str(error), SCHEMES[self._place.scheme]
+        where = f"could not {action} {self._url(key)}"
+        if isinstance(error, FileNotFoundError) or _says(text, _NO_BUCKET):
+            raise CheckpointError(
+                f"{where}: there is no bucket or container {self._place.root}: create it, or "
+                "correct the name"
+            ) from None
+        code = _CODE.search(text)
+        reason = code[1] if code else _QUERY.sub("", (text.splitlines() or [""])[0])[:300].strip()
+        if "builder error" in text or "scheme is not allowed" in text:
+            raise CheckpointError(
+                f"{where}: the endpoint is no https address: correct it, or allow http by "
+                "AWS_ALLOW_HTTP=true in the environment of the driver and the executors"
+            ) from None
+        if isinstance(error, PermissionError) or _says(text, _DENIED) or "169.254." in text:
+            raise CheckpointError(
+                f"{where}: access is denied ({reason}): the driver and the executors take "
+                f"credentials from the environment ({ACCESS[extra]})"
+            ) from None
+        raise CheckpointError(
+            f"{where}: {reason}; look at the endpoint, the region and the network"
+        ) from None
+
+
+def _says(text: str, words: tuple[str, ...]) -> bool:
+    return any(word in text for word in words)
