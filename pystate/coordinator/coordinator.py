@@ -30,6 +30,7 @@ from pystate.coordinator.housekeeping import Housekeeping
 from pystate.coordinator.interval import Interval
 from pystate.coordinator.listeners import CheckpointListener, News, Notices
 from pystate.coordinator.merge_policy import MergePolicy
+from pystate.coordinator.merge_runner import MergeRunner
 from pystate.coordinator.merges import FileMerges, Maintenance
 from pystate.coordinator.options import CheckpointOptions
 from pystate.coordinator.ownership import Ownership
@@ -74,6 +75,8 @@ class Coordinator:
         Number of times that `run` evaluates one epoch.
     merge_policy : MergePolicy or None
         When bases are merged; None for never.
+    merge_runner : MergeRunner, optional
+        Carries out merges when there are many; else the maintenance thread does.
     max_clock_step_ms : int
         Bound of one step of processing time after a jump of the clock, in milliseconds.
     allow_time_back : bool
@@ -113,6 +116,7 @@ class Coordinator:
         orphan_grace_ms: int = 600_000,
         max_evaluations: int = 4,
         merge_policy: MergePolicy | None = MergePolicy(),  # noqa: B008
+        merge_runner: MergeRunner | None = None,
         max_clock_step_ms: int = MAX_STEP_MS,
         allow_time_back: bool = False,
         epoch_wait_s: float = 600.0,
@@ -143,11 +147,11 @@ class Coordinator:
         self._notices = Notices(listeners)
         #: The held steps of the open epoch.
         self.interval = Interval(options)
-        self._merges = (
-            FileMerges(storage, self._maintenance, merge_policy, lambda: self._ownership.term)
-            if merge_policy
-            else None
-        )
+        self._merges: FileMerges | None = None
+        if merge_policy is not None:
+            self._merges = FileMerges(
+                storage, self._maintenance, merge_policy, lambda: self._ownership.term, merge_runner
+            )
         self._house = Housekeeping(
             storage,
             self._history,
@@ -486,12 +490,7 @@ class Coordinator:
         epoch = self._epoch
         if epoch is not None:
             epoch.abort()
-        if self._merges is not None:
-            self._merges.give_up()
-        self._house.finish()
-        self._maintenance.close()
-        if self._merges is not None:
-            self._merges.discard_unused()
+        self._house.close()
         self._ownership.close()
 
     def __enter__(self) -> Coordinator:

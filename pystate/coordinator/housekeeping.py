@@ -98,6 +98,15 @@ class Housekeeping:
         if retired != Retired():
             self._maintenance.submit(lambda: delete_retired(self._storage, retired.paths))
 
+    def close(self) -> None:
+        """Give up merges that no epoch has adopted, and wait for the maintenance thread."""
+        if self._merges is not None:
+            self._merges.give_up()
+        self.finish()
+        self._maintenance.close()
+        if self._merges is not None:
+            self._merges.discard_unused()
+
     def _take_retired(self) -> Retired:
         """Return what was retired and may be removed now, but for files that are held."""
         retired, self._retired = self._retired, Retired()

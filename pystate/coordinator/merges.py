@@ -11,10 +11,15 @@ Invariants
 2. A merge reads only files, never a table, and its result replaces exactly the files that it was
    made from.
 3. The thread exists only while there is work, and `Maintenance.close` joins it.
-4. A merge that no manifest can adopt leaves no file behind.
-5. The name of a merged file contains the term of the driver that made it. Only that driver's
-   manifests can be the first to name it.
+4. A merge that no manifest can adopt leaves no file behind. Only a process that outlives the job
+   that it worked for may still write one, which no manifest names; the search for orphans finds it.
+5. The name of a merged file contains the term of the driver that planned it, and an id of the plan.
+   Only that driver's manifests can be the first to name it. Whoever carries out the same plan once
+   more makes the same file, or finds it made.
 6. Operators take turns: one that has many merges to do does not keep the others waiting.
+7. A merge runs in this thread, or with others in the processes of a `MergeRunner`, if so many wait
+   that one thread would fall behind. Of these at most the runner's `tasks` run at the same time,
+   and a batch is small, so that its results are soon there to be adopted.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,19 +40,27 @@ from typing import BinaryIO, cast
 
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.checkpoint.merging import merge_files
-from pystate.checkpoint.state_files import Lineage, Source, open_file
+from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.merge_policy import MergePolicy, Run, position, replaced
+from pystate.coordinator.merge_policy import MergePolicy, position, replaced
+from pystate.coordinator.merge_runner import MergeRunner, PlannedMerge
 from pystate.coordinator.rescale import rescaled
 from pystate.coordinator.retention import delete_files, merged_name
-from pystate.errors import CheckpointError
+from pystate.errors import AlreadyPublishedError, CheckpointError
 
-__all__ = ["FileMerges", "Maintenance", "merge_range"]
+__all__ = ["FileMerges", "Maintenance", "merge_again", "merge_range"]
 
 _LOG = logging.getLogger("pystate.coordinator.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
 # Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16
+# From so many waiting merges on, or such a size of at least two, a runner is asked to do them. A
+# merge of small files takes a few milliseconds on a local disk and tens of them on a network's.
+_MANY = 32
+_MANY_BYTES = 256 << 20
+# What a task of a runner gets at most: enough to outweigh what starting a job costs.
+_PER_TASK = 16
+_PER_TASK_BYTES = 64 << 20
 
 
 class Maintenance:
@@ -102,7 +115,21 @@ class Maintenance:
 
 
 class FileMerges:
-    """The merges that are planned, running, or ready for the next manifest."""
+    """The merges that are planned, running, or ready for the next manifest.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    maintenance : Maintenance
+        The thread that carries out merges, or waits for the runner to do so.
+    policy : MergePolicy
+        Which files are merged.
+    term : callable
+        Returns the driver's term.
+    runner : MergeRunner, optional
+        Carries out merges when there are many of them.
+    """
 
     def __init__(
         self,
@@ -110,14 +137,17 @@ class FileMerges:
         maintenance: Maintenance,
         policy: MergePolicy,
         term: Callable[[], int],
+        runner: MergeRunner | None = None,
     ) -> None:
         self._storage = storage
         self._maintenance = maintenance
         self._policy = policy
         self._term = term
+        self._runner = runner
         self._lock = threading.Lock()
         self._merges: dict[_Key, _Merge] = {}
         self._waiting: dict[str, deque[_Key]] = {}
+        self._waiting_bytes = 0
         self._ready: dict[_Key, FileRef] = {}
         self._failed: dict[_Key, int] = {}
         self._offered: set[str] = set()
@@ -148,9 +178,9 @@ class FileMerges:
                         continue
                     name = merged_name(self._term(), uuid.uuid4().hex)
                     output = state_path(*key, run.sources[-1].epoch, name, run.kind)
-                    self._merges[key] = _Merge(
-                        run, output, manifest.epoch, operator.states, state.since
-                    )
+                    plan = PlannedMerge(*key, run, output, operator.states, tuple(state.since))
+                    self._merges[key] = _Merge(plan, manifest.epoch)
+                    self._waiting_bytes += plan.size_bytes
                     self._waiting.setdefault(operator.uid, deque()).append(key)
                 self._maintenance.submit(self._merge_next)
 
@@ -175,7 +205,7 @@ class FileMerges:
         for uid, state in _ranges(operators):
             with self._lock:
                 merge = self._merges.get(_key(uid, state))
-            if merge is None or position(state, merge.run.sources) is None:
+            if merge is None or position(state, merge.plan.run.sources) is None:
                 continue
             if len(state.deltas) >= bound:
                 merge.ended.wait()
@@ -199,13 +229,13 @@ class FileMerges:
         with self._lock:
             for key in list(self._ready):
                 merge = self._merges[key]
-                if merge.output not in manifest.paths:
-                    if _has(manifest, key, merge.run.sources):
+                if merge.plan.output not in manifest.paths:
+                    if _has(manifest, key, merge.plan.run.sources):
                         continue
-                    _LOG.info("the merged file %s came too late", merge.output)
-                    late.append(merge.output)
+                    _LOG.info("the merged file %s came too late", merge.plan.output)
+                    late.append(merge.plan.output)
                 else:
-                    self._offered.discard(merge.output)
+                    self._offered.discard(merge.plan.output)
                 del self._ready[key], self._merges[key]
         if late:
             self._maintenance.submit(partial(self._discard, late))
@@ -216,6 +246,8 @@ class FileMerges:
             self._closed.set()
             for merge in self._merges.values():
                 merge.ended.set()
+        if self._runner is not None:
+            self._runner.give_up()
 
     def discard_unused(self) -> None:
         """Remove the files of unused merges; call it when the maintenance thread has ended."""
@@ -232,66 +264,106 @@ class FileMerges:
     def live(self) -> frozenset[str]:
         """Return the files that a later manifest may still name."""
         with self._lock:
-            return frozenset(merge.output for merge in self._merges.values())
+            return frozenset(merge.plan.output for merge in self._merges.values())
 
     def _rebased(self, uid: str, state: RangeState) -> RangeState:
         key = _key(uid, state)
         merged = self._ready.get(key)
         if merged is None:
             return state
-        found = replaced(state, self._merges[key].run.sources, merged)
+        found = replaced(state, self._merges[key].plan.run.sources, merged)
         if found is None:
             return state
         self._offered.add(merged.path)
         return found
 
     def _merge_next(self) -> None:
-        """Merge for the operator that has waited longest."""
+        """Carry out what has waited longest: one merge here, or many by the runner."""
         with self._lock:
-            uid = next(iter(self._waiting))
-            keys = self._waiting.pop(uid)
-            key = keys.popleft()
-            if keys:
-                self._waiting[uid] = keys  # behind the others
-        self._merge(key)
+            waiting = sum(len(keys) for keys in self._waiting.values())
+            many = waiting >= _MANY or (waiting > 1 and self._waiting_bytes >= _MANY_BYTES)
+        tasks = self._runner.tasks() if self._runner is not None and many else 0
+        if tasks > 0:
+            self._merge_many(self._take(tasks * _PER_TASK, tasks, tasks * _PER_TASK_BYTES))
+        else:
+            for key in self._take(1):  # none if a batch has taken it
+                self._merge(key)
+
+    def _take(self, most: int, least: int = 1, enough_bytes: int = 0) -> list[_Key]:
+        """Take merges that wait, each of the operator that has waited longest."""
+        taken: list[_Key] = []
+        size_bytes = 0
+        with self._lock:
+            while self._waiting and len(taken) < (most if size_bytes < enough_bytes else least):
+                uid = next(iter(self._waiting))
+                keys = self._waiting.pop(uid)
+                key = keys.popleft()
+                if keys:
+                    self._waiting[uid] = keys  # behind the others
+                taken.append(key)
+                size_bytes += self._merges[key].plan.size_bytes
+            self._waiting_bytes -= size_bytes
+        return taken
 
     def _merge(self, key: _Key) -> None:
         merge = self._merges[key]
         try:
             if self._closed.is_set():
                 return
-            merged = merge_range(
-                self._storage,
-                merge.run.sources,
-                merge.run.id,
-                merge.output,
-                key[1],
-                key[2],
-                kind=merge.run.kind,
-                states=merge.states,
-                since=dict(merge.since),
-                given_up=self._closed,
-            )
+            merged = _merge_planned(self._storage, merge.plan, self._closed)
             with self._lock:
                 self._ready[key] = merged
         except BaseException:
-            with self._lock:
-                del self._merges[key]
-                self._failed[key] = merge.epoch
+            self._fail([key])
             if not self._closed.is_set():
                 raise
         finally:
             merge.ended.set()
 
+    def _merge_many(self, keys: Sequence[_Key]) -> None:
+        assert self._runner is not None
+        merges = [self._merges[key] for key in keys]
+        failed = list(keys)
+        try:
+            if self._closed.is_set():
+                failed.clear()
+                return
+            results = self._runner.run([merge.plan for merge in merges])
+            found = dict(zip(keys, results, strict=True))
+            ready = {key: ref for key, ref in found.items() if isinstance(ref, FileRef)}
+            with self._lock:
+                self._ready.update(ready)
+            failed = [key for key in keys if key not in ready]
+            if failed:
+                raise CheckpointError(
+                    f"{len(failed)} of {len(keys)} merges on executors failed, and are tried again "
+                    f"after {_RETRY_AFTER} epochs; the first: {found[failed[0]]}"
+                )
+        except BaseException:
+            self._fail(failed)
+            # Where a process was lost its file may be complete.
+            self._discard([merge.plan.output for merge in merges if merge.key in failed])
+            if not self._closed.is_set():
+                raise
+        finally:
+            for merge in merges:
+                merge.ended.set()
+
+    def _fail(self, keys: Iterable[_Key]) -> None:
+        with self._lock:
+            for key in keys:
+                self._failed[key] = self._merges.pop(key).epoch
+
 
 @dataclass(frozen=True)
 class _Merge:
-    run: Run
-    output: str
+    plan: PlannedMerge
     epoch: int
-    states: frozenset[str]
-    since: tuple[tuple[str, int], ...]
     ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def key(self) -> _Key:
+        return self.plan.uid, self.plan.first_key_group, self.plan.last_key_group
 
 
 class _Out:
@@ -306,6 +378,45 @@ class _Out:
         if self._given_up.is_set():
             raise CheckpointError(f"{self.name}: the merge was given up")
         return self._file.write(data)
+
+
+def _merge_planned(
+    storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
+) -> FileRef:
+    return merge_range(
+        storage,
+        plan.run.sources,
+        plan.run.id,
+        plan.output,
+        plan.first_key_group,
+        plan.last_key_group,
+        kind=plan.run.kind,
+        states=plan.states,
+        since=dict(plan.since),
+        given_up=given_up,
+    )
+
+
+def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
+    """Carry out a merge that another process may have begun, or finished.
+
+    Files appear whole, and only this plan has the name, so that a file of that name is the result,
+    whoever has written it.
+
+    Raises
+    ------
+    CorruptFileError, CheckpointError
+        As for `merge_range`; or the file that the other process has written is damaged.
+    """
+    if not storage.exists(plan.output):
+        try:
+            return _merge_planned(storage, plan)
+        except AlreadyPublishedError:
+            pass  # by another attempt, meanwhile
+    with ExitStack() as stack:
+        local = storage.local_path(plan.output)
+        source = local or stack.enter_context(storage.open_read(plan.output))
+        return FileRef.from_info(plan.output, verify_file(source))
 
 
 def _key(uid: str, state: RangeState) -> _Key:

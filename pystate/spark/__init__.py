@@ -13,6 +13,7 @@ A module imports only modules that are listed above its own line, or on the same
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `keyed`, `rdd`,
   `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
+* `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
 * `job`, the class for users;
 * `state_source` and `state_writer`: state as DataFrames.

@@ -37,6 +37,7 @@ from pystate.spark.rewinding import MARK
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
 from pystate.spark.sinks.waiting import Waiting, check_at_least_once
+from pystate.spark.spread_merges import SpreadMerges
 from pystate.spark.state_source import register_state_source
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class EpochRunner:
         self._last_outputs: Outputs | None = None
         self._at_once = options.checkpoints.mode == "at_least_once"
         self._box: ReportBox | None = None
+        #: The coordinator's.
+        self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
         self._learned = Learned()
         self._sizes = RangeSizes()
@@ -108,6 +111,8 @@ class EpochRunner:
                 self._box = ReportBox(context)
             if self.coordinator is None:
                 self.coordinator = self._open(self._parallelism or context.defaultParallelism)
+            assert self._merges is not None
+            self._merges.context = context
             return self.coordinator
 
     def run(
@@ -296,6 +301,7 @@ class EpochRunner:
                 claim=restore.claim,
                 uid_map=restore.uid_map,
             )
+        self._merges = SpreadMerges(self.storage, options.name)
         return Coordinator(
             self.storage,
             job=options.name,
@@ -303,6 +309,7 @@ class EpochRunner:
             max_parallelism=options.max_parallelism,
             retained=options.retained,
             commit_sinks=self._commits,
+            merge_runner=self._merges,
             allow_unclaimed_state=options.allow_unclaimed_state,
             max_evaluations=options.max_evaluations,
             max_clock_step_ms=options.max_clock_step_ms,
