@@ -10,6 +10,7 @@ import importlib.metadata
 import time
 import uuid
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
@@ -220,6 +221,7 @@ def open_job(
     return job
 
 
+@cache
 def library() -> str:
     """Return the library's name and version, as files record it."""
     try:
