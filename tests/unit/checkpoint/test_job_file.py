@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import threading
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_first_job_makes_the_identity(storage: LocalStorage) -> None:
     assert (job.name, job.max_parallelism, job.operators) == ("flights", 128, ())
     assert job.library == library() == f"pystate {ps.__version__}"
     assert open_job(storage, "flights", 100, None) == job == read_job(storage)
+
+
+def test_the_version_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each manifest names it, and a look-up reads the folders of all packages."""
+    looked: list[str] = []
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: looked.append(name) or "1.2")
+    library.cache_clear()
+    try:
+        assert library() == library() == "pystate 1.2"
+        assert looked == ["pystate-spark"]
+    finally:
+        library.cache_clear()
 
 
 def test_two_first_jobs_agree(storage: LocalStorage) -> None:
