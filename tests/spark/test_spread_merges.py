@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from pystate.coordinator.merge_runner import PlannedMerge
 from pystate.errors import CheckpointError
 from pystate.spark.spread_merges import SpreadMerges, _MergeAll, _shared_out
 
-from .conftest import ROOT
+from .conftest import ROOT, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,11 +80,11 @@ class Failing(_MergeAll):
 
 
 class Slow(_MergeAll):
-    """Runs until it is cancelled."""
+    """Runs until the test lets it end: a cancelled task's process is not killed here."""
 
     def __call__(self, lists: Iterator[Any]) -> Iterator[Any]:
         self.storage.publish("begun", b"")
-        time.sleep(600)
+        wait_for(lambda: self.storage.exists("let go"), "the test", 300)
         yield from super().__call__(lists)
 
 
@@ -117,12 +116,14 @@ def test_giving_up_cancels_the_job(
 
     thread = threading.Thread(target=run)
     thread.start()
-    while not storage.exists("begun"):
-        time.sleep(0.02)
-    merges.give_up()
-    thread.join(60)
-    assert not thread.is_alive() and "cancel" in str(errors[0])
-    assert spark.range(3).count() == 3
+    try:
+        wait_for(lambda: storage.exists("begun"), "the task")
+        merges.give_up()
+        thread.join(60)
+        assert not thread.is_alive() and "cancel" in str(errors[0])
+        assert spark.range(3).count() == 3
+    finally:
+        storage.publish("let go", b"")
 
 
 def test_session_that_has_ended(tmp_path: Path) -> None:
