@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 import pystate as ps
 from pystate.host import ancestor_named
 from pystate.spark import EpochProgress, Job
+from tests.spark.cluster import cluster_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,18 +45,7 @@ def kill_executor_once(flag: Path) -> object:
 
 def main(folder: Path) -> int:
     """Run two epochs; the first executor that begins the last stage of the second one dies."""
-    session = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.local.dir", str(folder / "local"))
-        .config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        .config("spark.executorEnv.SPARK_LOCAL_HOSTNAME", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    session = cluster_session(folder, cores=1)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     progress: list[EpochProgress] = []
     job = Job("cluster", checkpoint=folder / "checkpoint", parallelism=PARALLELISM)

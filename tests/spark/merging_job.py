@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext, cloudpickle
-from pyspark.sql import SparkSession
 
 import pystate as ps
 import pystate.coordinator.merges
@@ -22,6 +21,7 @@ import pystate.spark.spread_merges
 from pystate.host import ancestor_named
 from pystate.spark import EpochProgress, Job
 from pystate.spark.spread_merges import POOL, _MergeAll
+from tests.spark.cluster import cluster_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,18 +59,7 @@ def main(folder: Path) -> int:
     pystate.spark.spread_merges._MergeAll = Deadly  # type: ignore[misc]
     pystate.coordinator.merges._MANY = 4
     pystate.coordinator.merges._PER_TASK = 4
-    session = (
-        SparkSession.builder.master("local-cluster[2,4,1024]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.local.dir", str(folder / "local"))
-        .config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        .config("spark.executorEnv.SPARK_LOCAL_HOSTNAME", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    session = cluster_session(folder, cores=4)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     progress: list[EpochProgress] = []
     job = Job("merging", checkpoint=folder / "checkpoint", parallelism=PARALLELISM)
