@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +271,15 @@ def test_ctrl_c_leaves_nothing_half_done(
     assert run(name, work.root, *MORE.get(name, []), *options)[0] == 0
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C counts: who runs the tests may ignore it, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_a_signal_ends_a_command(work: Work) -> None:
     with ps.open("c2", key="long", states={"s": ps.ValueState("string")}) as store:
         store["s"].update_all(store.keys(list(range(2000))), ["x" * 1000] * 2000)
