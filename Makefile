@@ -25,8 +25,9 @@ help: ## this list
 demo: java build ## follow 336 776 real flights as a stream on Spark, and verify the result
 	@$(PY) -m pystate.examples.flights $(DEMO)
 
+# Two at a time: Spark's tests wait more than they compute. Files stay whole, for their fixtures.
 test: java build test-c ## the C tests, then pytest
-	@$(PY) -m pytest $(PYTEST)
+	@$(PY) -m pytest -n 2 --dist loadfile $(PYTEST)
 
 wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \

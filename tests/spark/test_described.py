@@ -25,24 +25,34 @@ def counting(df: DataFrame, job: Job) -> DataFrame:
     return job.key_by(df, "k", uid="the counts").aggregate(n=ps.count())
 
 
-def shown(spark: SparkSession) -> list[tuple[str | None, str | None]]:
-    """The descriptions and groups of all jobs so far that have any, oldest first.
+def jobs_of(spark: SparkSession) -> list[Any]:
+    """The jobs that Spark remembers, oldest first; it forgets those before the last thousand."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
+    return sorted((jobs.apply(i) for i in range(jobs.size())), key=lambda job: job.jobId())
+
+
+def newest(spark: SparkSession) -> int:
+    """The number of the newest job; -1 without one."""
+    return max((job.jobId() for job in jobs_of(spark)), default=-1)
+
+
+def shown(spark: SparkSession, after: int) -> list[tuple[str | None, str | None]]:
+    """The descriptions and groups of all jobs after one that have any, oldest first.
 
     What reads a run's result has none.
     """
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
     found = []
-    for i in range(jobs.size()):
-        job = jobs.apply(i)
-        texts = job.description(), job.jobGroup()
-        found.append(tuple(t.get() if t.isDefined() else None for t in texts))
-    return [texts for texts in found[::-1] if any(texts)]  # type: ignore[return-value]
+    for job in jobs_of(spark):
+        if job.jobId() > after:
+            texts = job.description(), job.jobGroup()
+            found.append(tuple(t.get() if t.isDefined() else None for t in texts))
+    return [texts for texts in found if any(texts)]  # type: ignore[misc]
 
 
 def test_a_runs_jobs_are_described(spark: SparkSession, make_job: MakeJob) -> None:
     context = spark.sparkContext
     frame = spark.createDataFrame([("a", 1)], "k string, v long")
-    job, before = make_job("flights"), len(shown(spark))
+    job, before = make_job("flights"), newest(spark)
     plans = []
 
     def pipeline(df: DataFrame, job: Job) -> DataFrame:
@@ -51,7 +61,7 @@ def test_a_runs_jobs_are_described(spark: SparkSession, make_job: MakeJob) -> No
         return out
 
     job.run_epoch(frame, pipeline, run_key="may")
-    found = shown(spark)[before:]
+    found = shown(spark, before)
     assert {group for _, group in found} == {"pystate flights, epoch 1"}
     assert found[0][0] == "flights: epoch 1, run 'may'"
     assert found[-1][0] == "flights: epoch 1, run 'may': the counts"
@@ -59,7 +69,7 @@ def test_a_runs_jobs_are_described(spark: SparkSession, make_job: MakeJob) -> No
     assert context.getLocalProperty("spark.jobGroup.id") is None
     assert context.getLocalProperty("spark.job.description") is None
 
-    before = len(shown(spark))
+    before = newest(spark)
     context.setJobGroup("mine", "my <i>words</i>", True)
     try:
         job.run_epoch(frame, counting)
@@ -68,7 +78,7 @@ def test_a_runs_jobs_are_described(spark: SparkSession, make_job: MakeJob) -> No
     finally:
         for name in ("jobGroup.id", "job.description", "job.interruptOnCancel"):
             context.setLocalProperty(f"spark.{name}", None)  # type: ignore[arg-type]
-    found = shown(spark)[before:]
+    found = shown(spark, before)
     assert {group for _, group in found} == {"mine"}
     # Last comes what reads the result.
     assert found[-2][0] == "my <i>words</i> - flights: epoch 2: the counts"
@@ -98,7 +108,7 @@ def test_a_streams_jobs_and_progress_tell_of_state(
         stream = stream.repartition(3)
     source.add("a,1", "b,2")
     source.add("b,3")
-    job, before, listener = make_job("flights"), len(shown(spark)), Listener()
+    job, before, listener = make_job("flights"), newest(spark), Listener()
     spark.streams.addListener(listener)
     try:
         query = job.start(
@@ -112,7 +122,7 @@ def test_a_streams_jobs_and_progress_tell_of_state(
         wait_for(lambda: len(listener.metrics) == 2, "the listener")
     finally:
         spark.streams.removeListener(listener)
-    found = shown(spark)[before:]
+    found = shown(spark, before)
     assert {group for _, group in found} == {str(query.runId)}
     description = str(found[-1][0])
     assert description.startswith("the query\n")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,11 @@ def test_job_that_fails(
 ) -> None:
     merges, storage = runner(spark, tmp_path)
     monkeypatch.setattr(pystate.spark.spread_merges, "_MergeAll", Failing)
-    with pytest.raises(CheckpointError, match="failed: ValueError: no such luck") as caught:
-        merges.run([planned(storage, 0)])
+    with (
+        ThreadPoolExecutor(1) as thread,  # its jobs have a group, which stays that of the thread
+        pytest.raises(CheckpointError, match="failed: ValueError: no such luck") as caught,
+    ):
+        thread.submit(merges.run, [planned(storage, 0)]).result()
     assert "\n" not in str(caught.value)
     merges.give_up()  # nothing runs
     with pytest.raises(CheckpointError, match="given up"):
