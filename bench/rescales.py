@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         f"(id * {step} + {first}) % {given.keys} AS k", "id AS v"
                     )
                     job.run_epoch(frame, pipeline, on_epoch=made.append)
-                    if epoch == 0:
-                        show(made[-1], "fill" if not number else f"first with {wanted} ranges")
-                    elif epoch > 1:
+                    what = "then" if epoch else f"first with {wanted} ranges" if number else "fill"
+                    show(made[-1], what)
+                    if epoch > 1:
                         times.append(made[-1].total_ms)
                 print(
                     f"{wanted} ranges, then: median {statistics.median(times):.0f} ms", flush=True
