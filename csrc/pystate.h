@@ -664,7 +664,7 @@ typedef struct pst_block_column {
     uint32_t nulls;
     const uint8_t *validity; /* NULL: no nulls */
     const int32_t *offsets;  /* count + 1 entries; NULL where values have one width, or are none */
-    const uint8_t *values;   /* NULL: offsets alone, of lists or maps */
+    const uint8_t *values;   /* NULL: no bytes, or offsets alone, of lists or maps */
     uint64_t values_bytes;
 } pst_block_column;
 
@@ -833,10 +833,10 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
  * go the columns of the key, then of each state: of a value that; of a list where each one ends, and
  * the items; of a map where each one ends, the keys and the values. Keys that have none of the
  * states are left out. A batch has at most 65536 rows or, of several rows, some 4 MB. `columns` as
- * in pst_merge, but the schema is a table's. PST_INVALID: timers, times to live or a namespace in
- * the schema, no `block`; PST_TOO_LARGE: a column of one row alone has more than 2^31 - 1 elements
- * or bytes; PST_CORRUPT: a run of items does not follow the one before; and what pst_merge and the
- * callback say. */
+ * in pst_merge, but the schema is a table's. PST_INVALID: timers or times to live in the schema, no
+ * `block`; PST_TOO_LARGE: a column of one row alone has more than 2^31 - 1 elements or bytes;
+ * PST_CORRUPT: a run of items does not follow the one before; PST_LIMIT, PST_CALLBACK; and what
+ * pst_merge says of readers. */
 pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                       const pst_schema *schema, int32_t max_parallelism, int32_t first_key_group,
                       int32_t last_key_group, const pst_io *io);

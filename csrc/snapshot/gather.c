@@ -34,7 +34,7 @@ pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const ps
     g->io = io;
     g->charge = (pst_charge){pst_budget_retain(io->budget), 0, PST_SMALL_BUFFER};
     g->n_keys = schema->n_keys - pst_schema_has_element(schema);
-    if (g->n_keys != pst_schema_hashed(schema) || !io->block)
+    if (!io->block)
         return PST_INVALID;
     for (int32_t i = 0; i < g->n_keys; i++)
         init_growing(&g->keys[i], schema->keys[i].type);
@@ -230,17 +230,21 @@ pst_status pst_gather_view_value(pst_gatherer *g, int32_t column, const pst_sst_
     return add_view(g, &g->states[column].values, v, at, 1);
 }
 
-/* Items of fixed width that lie side by side, from `skip` on. */
-static pst_status add_packed(pst_gatherer *g, pst_gathered *c, const pst_packed *p, uint64_t skip) {
+/* Items of fixed width that lie side by side, the first of which has the number `seq`. */
+static pst_status add_packed(pst_gatherer *g, pst_gathered *c, const pst_packed *p, uint64_t seq) {
     size_t width = p->width, size = (size_t)(p->end - p->p);
+    uint64_t n = size / width, skip = c->next - seq;
     if (size % width)
         return PST_CORRUPT;
-    uint64_t n = size / width - skip;
-    pst_status s = room_for(g, &c->values, n, 0);
+    if (n <= skip)
+        return PST_OK;
+    pst_status s = room_for(g, &c->values, n - skip, 0);
     if (s)
         return s;
-    memcpy(c->values.values.data + c->values.count * width, p->p + skip * width, n * width);
-    c->values.count += (uint32_t)n;
+    memcpy(c->values.values.data + c->values.count * width, p->p + skip * width,
+           (n - skip) * width);
+    c->values.count += (uint32_t)(n - skip);
+    c->next = seq + n;
     return PST_OK;
 }
 
@@ -267,13 +271,8 @@ pst_status pst_gather_items(pst_gatherer *g, int32_t column, uint64_t seq, uint6
     if (seq > c->next)
         return PST_CORRUPT;
     if (!p.timed && p.width && c->values.shape != PST_SHAPE_BYTES &&
-        c->values.shape != PST_SHAPE_BIT) {
-        uint64_t n = (uint64_t)(p.end - p.p) / p.width, skip = c->next - seq;
-        if (n <= skip)
-            return PST_OK;
-        c->next = seq + n;
-        return add_packed(g, c, &p, skip);
-    }
+        c->values.shape != PST_SHAPE_BIT)
+        return add_packed(g, c, &p, seq);
     for (; (s = pst_packed_next(&p, &item)) == PST_OK; seq++) {
         if (seq < c->next)
             continue;
@@ -384,9 +383,8 @@ pst_status pst_gather_flush(pst_gatherer *g) {
     for (int32_t i = 0; i < g->schema->n_states; i++) {
         const pst_gathered *c = &g->states[i];
         if (c->kind != PST_VALUE)
-            columns[n++] =
-                (pst_block_column){.count = g->rows,
-                                   .offsets = (const int32_t *)(const void *)c->ends.data};
+            columns[n++] = (pst_block_column){
+                .count = g->rows, .offsets = (const int32_t *)(const void *)c->ends.data};
         if (c->kind == PST_MAP)
             columns[n++] = column_of(&c->keys);
         columns[n++] = column_of(&c->values);

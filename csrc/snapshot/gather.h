@@ -31,8 +31,8 @@ typedef struct pst_gathered {
     pst_kind kind;
     pst_type key_type; /* of a map's keys, or a list's items */
     pst_list_shape items;
-    uint32_t id; /* by which elements name it, as it lies in them */
-    int begun;   /* the open row's list has an item, or the number `next` was given */
+    uint32_t id;         /* by which elements name it, as it lies in them */
+    int begun;           /* the open row's list has an item, or the number `next` was given */
     uint64_t next;       /* the number after its last item */
     pst_sst_buffer ends; /* of the lists or maps of all rows, after a zero */
     pst_sst_growing keys;
@@ -55,7 +55,7 @@ typedef struct pst_gatherer {
     pst_gathered states[PST_MAX_STATES];
 } pst_gatherer;
 
-/* PST_INVALID: timers, times or a namespace. The schema and `io` must outlive it. */
+/* PST_INVALID: timers or times, or no `block`. The schema and `io` must outlive it. */
 pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const pst_io *io);
 void pst_gatherer_free(pst_gatherer *g);
 

@@ -68,9 +68,9 @@ typedef struct stretch {
     const pst_source *source;
     const pst_stretch *part;
     const pst_sst_view *v;
-    const pst_sst_values *elements; /* NULL: the source has rows only */
-    int32_t n_keys;                 /* the source's */
-    uint32_t next[PST_MAX_STATES];  /* the values of the row at hand */
+    const pst_sst_values *elements;             /* NULL: the source has rows only */
+    int32_t n_keys;                             /* the source's */
+    uint32_t next[PST_MAX_STATES];              /* the values of the row at hand */
     uint64_t planned[PST_SST_BLOCK_KINDS / 64]; /* a bit per kind that has a plan */
     plan plans[PST_SST_BLOCK_KINDS];
 } stretch;
@@ -191,8 +191,7 @@ static uint32_t count_entries(const stretch *x, const plan *p, uint32_t row, uin
             break;
         if (!is_of(p, element) || (v->validity && !pst_sst_has_value(v, at)))
             break;
-        if (words ? element.size != PST_ELEMENT_RUN
-                  : !pst_map_key_is_sound(c->key_type, element))
+        if (words ? element.size != PST_ELEMENT_RUN : !pst_map_key_is_sound(c->key_type, element))
             break;
     }
     return i - row;

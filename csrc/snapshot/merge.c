@@ -47,9 +47,9 @@ typedef struct merge {
     int32_t *visible; /* those of them that count */
     pst_record *folded;
     int has_element;
-    uint64_t elements; /* a bit per list or map column */
+    uint64_t elements;            /* a bit per list or map column */
     uint32_t ids[PST_MAX_STATES]; /* by which elements name it */
-    row_state row;     /* of the row whose elements follow */
+    row_state row;                /* of the row whose elements follow */
     pst_key_buffer scratch;
 } merge;
 
@@ -458,8 +458,8 @@ pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
             m.sources[i] = (pst_source){.reader = readers[i],
-                                    .columns = columns ? columns[i] : NULL,
-                                    .record = &records[i]};
+                                        .columns = columns ? columns[i] : NULL,
+                                        .record = &records[i]};
             s = check_source(&m, &m.sources[i]);
         }
     }

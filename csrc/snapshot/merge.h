@@ -24,7 +24,7 @@ typedef struct pst_source {
     const int32_t *columns; /* NULL: the identity */
     uint64_t taken;         /* a bit per state column of the sink's that it has */
     int32_t at[PST_MAX_STATES]; /* its state that is the sink's, or -1 */
-    int timeless; /* a state of it has no time, and has one in the sink */
+    int timeless;               /* a state of it has no time, and has one in the sink */
     pst_record *record;
     pst_dropped dropped;
 } pst_source;

@@ -135,7 +135,7 @@ def _array(part: _Part, type: StateType, codec: Any) -> pa.Array[Any]:
     stored = layout = type.stored_arrow
     if not rows:
         return decoded(pa.array([], stored), type, codec)
-    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values)]
+    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values or b"")]
     if offsets is not None:
         buffers.insert(1, pa.py_buffer(offsets))
         # A file keeps bytes of one width as it does others.
