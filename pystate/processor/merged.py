@@ -120,7 +120,8 @@ def _columns(
             found.append(_array(next(given), state.type, column.codec))
             continue
         rows, _, _, ends, _ = next(given)
-        offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
+        assert ends is not None
+        offsets: Any = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
         keys = _array(next(given), state.key_type, None) if isinstance(state, MapState) else None
         values = _array(next(given), state.type, column.codec)
         if keys is None:

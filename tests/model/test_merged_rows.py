@@ -8,14 +8,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.checkpoint.merging import merge_files
 from pystate.checkpoint.state_files import open_file
-from pystate.errors import CorruptFileError
 from pystate.processor.merged import can_merge, merged_rows
 from pystate.types.arrays import hash_keys, key_groups
 
