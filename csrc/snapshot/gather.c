@@ -248,6 +248,32 @@ static pst_status add_packed(pst_gatherer *g, pst_gathered *c, const pst_packed 
     return PST_OK;
 }
 
+/* Short items without times, as far as they go; most runs have no others. */
+static pst_status add_short(pst_gatherer *g, pst_gathered *c, pst_packed *p, uint64_t *seq) {
+    pst_sst_growing *v = &c->values;
+    size_t left = (size_t)(p->end - p->p);
+    uint64_t first = *seq;
+    pst_status s = room_for(g, v, 1, left);
+    if (!s && !v->count)
+        pst_put_u32(v->offsets.data, 0);
+    while (!s && p->p < p->end && *p->p < 0x80 && *p->p < p->end - p->p) {
+        size_t size = *p->p;
+        if (v->count >= v->room) {
+            s = reserve(v, 1, 0);
+            continue;
+        }
+        pst_copy_short(v->values.data + v->bytes, p->p + 1, size);
+        v->bytes += size;
+        v->count++;
+        pst_put_u32(v->offsets.data + (size_t)v->count * 4, (uint32_t)v->bytes);
+        p->p += 1 + size;
+        ++*seq;
+    }
+    c->next = *seq;
+    /* An offset takes three bytes more than such a length. */
+    return s ? s : pst_gather_room(g, 3 * (*seq - first));
+}
+
 static pst_status add_item(pst_gatherer *g, pst_gathered *c, const pst_item *item) {
     pst_cell cell = {{0, 0}, {NULL, 0}};
     if (c->values.shape == PST_SHAPE_BYTES)
@@ -273,6 +299,10 @@ pst_status pst_gather_items(pst_gatherer *g, int32_t column, uint64_t seq, uint6
     if (!p.timed && p.width && c->values.shape != PST_SHAPE_BYTES &&
         c->values.shape != PST_SHAPE_BIT)
         return add_packed(g, c, &p, seq);
+    if (!p.timed && !p.width && seq == c->next)
+        s = add_short(g, c, &p, &seq);
+    if (s)
+        return s;
     for (; (s = pst_packed_next(&p, &item)) == PST_OK; seq++) {
         if (seq < c->next)
             continue;
