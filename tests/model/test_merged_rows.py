@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate.checkpoint.merging import merge_files
 from pystate.checkpoint.state_files import open_file
+from pystate.errors import CorruptFileError, NewerFormatError
 from pystate.processor.merged import can_merge, merged_rows
 from pystate.types.arrays import hash_keys, key_groups
 
@@ -41,6 +42,16 @@ STATES: dict[str, Any] = {
     "by_flag": ps.MapState("boolean", POINT),
     "by_small": ps.MapState("short", "boolean"),
     "by_float": ps.MapState("double", "decimal(20,3)"),
+}
+#: What an older program declared otherwise, or not at all.
+OLDER: dict[str, Any] = {
+    "n": ps.ValueState("int"),
+    "inline": ps.ValueState("struct<x:int>"),
+    "longs": ps.ListState("short"),
+    "points": ps.ListState("struct<y:double>"),
+    "sums": ps.ListState("decimal(10,3)"),
+    "by_id": ps.MapState("int", "short"),
+    "by_flag": ps.MapState("boolean", "struct<x:int>"),
 }
 LISTS = [name for name, state in STATES.items() if isinstance(state, ps.ListState)]
 MAPS = [name for name, state in STATES.items() if isinstance(state, ps.MapState)]
@@ -146,19 +157,45 @@ def remember(rows: dict[Any, dict[str, Any]], key: Any, values: dict[str, Any]) 
             row[name] = value
 
 
+def sealed(backend: ps.KeyedStateBackend, files: list[io.BytesIO]) -> None:
+    snapshot = backend.snapshot()
+    if snapshot is not None:
+        files.append(io.BytesIO())
+        snapshot.write(files[-1])
+
+
 def written(rows: list[Epoch], timers: bool = False) -> list[io.BytesIO]:
-    files = []
+    files: list[io.BytesIO] = []
     with ps.KeyedStateBackend(
         KEY, states=STATES, timers=timers, max_parallelism=GROUPS, uid="op"
     ) as backend:
         for epoch in rows:
             for key, values in epoch:
                 apply(backend, key, values, timers)
-            snapshot = backend.snapshot()
-            if snapshot is not None:
-                files.append(io.BytesIO())
-                snapshot.write(files[-1])
+            sealed(backend, files)
     return files
+
+
+def fitting(declaration: Any, value: Any) -> Any:
+    """A value that the older declaration takes, too."""
+    if isinstance(value, dict) and value.keys() <= {"x", "y"} and value:
+        return {name: v for name, v in value.items() if name in declaration}
+    return value % 100 if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def as_older(values: dict[str, Any], states: dict[str, Any]) -> dict[str, Any]:
+    """The changes that a program can make that declares these states."""
+    found = {}
+    for name, value in values.items():
+        if name not in states or value is None:
+            continue
+        ddl = states[name].type.ddl
+        if name in LISTS:
+            value = [fitting(ddl, item) for item in value]
+        elif name in MAPS:
+            value = {fitting("", at): fitting(ddl, put) for at, put in value.items()}
+        found[name] = fitting(ddl, value) if name in OLDER and name not in MAPS else value
+    return found
 
 
 def sorted_rows(table: pa.Table) -> list[str]:
@@ -242,3 +279,85 @@ def test_merged_rows_are_those_of_a_table(
         states_found = {n: plain(n, row[n]) for n in wanted}
         rows_found[row["k"], row["s"]] = {n: v for n, v in states_found.items() if v is not None}
     assert rows_found == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    epochs(),
+    st.lists(st.sampled_from(sorted(STATES)), unique=True),
+    st.lists(st.sampled_from(sorted(STATES)), min_size=1, max_size=8, unique=True),
+    st.dictionaries(st.sampled_from(sorted(STATES)), st.integers(1, 4), max_size=3),
+    st.booleans(),
+)
+def test_files_of_older_programs(
+    rows: list[Epoch], left_out: list[str], wanted: list[str], since: dict[str, int], first: bool
+) -> None:
+    """They declared less, and some of it otherwise; what was dropped meanwhile does not count."""
+    older = {n: OLDER.get(n, state) for n, state in STATES.items() if n not in left_out}
+    if not older:
+        older = {"n": OLDER["n"]}
+    files: list[io.BytesIO] = []
+    before = rows[:1] if first else rows[:-1]
+    with ps.KeyedStateBackend(KEY, states=older, max_parallelism=GROUPS, uid="op") as backend:
+        for epoch in before:
+            for key, values in epoch:
+                apply(backend, key, as_older(values, older), False)
+            sealed(backend, files)
+    with ps.KeyedStateBackend(KEY, states=STATES, max_parallelism=GROUPS, uid="op") as backend:
+        backend.restore(list(files))
+        for epoch in rows[len(before) :]:
+            for key, values in epoch:
+                apply(backend, key, values, False)
+            sealed(backend, files)
+    states = {name: STATES[name] for name in wanted}
+    with ps.KeyedStateBackend(KEY, states=states, max_parallelism=GROUPS, uid="op") as backend:
+        for file in files:
+            backend.load(file, allow_unclaimed_state=True, since=since)
+        found = gathered(files, backend, states, since)
+        assert sorted_rows(found) == sorted_rows(backend.to_arrow())
+
+
+@settings(max_examples=100, deadline=None)
+@given(epochs(), st.data())
+def test_damaged_files_are_refused(rows: list[Epoch], data: st.DataObject) -> None:
+    files = written(rows)
+    with ps.KeyedStateBackend(KEY, states=STATES, max_parallelism=GROUPS, uid="op") as backend:
+        right = sorted_rows(gathered(files, backend, STATES))
+        if not files:
+            return
+        which = data.draw(st.integers(0, len(files) - 1))
+        damaged = bytearray(files[which].getvalue())
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        files[which] = io.BytesIO(damaged)
+        try:
+            found = gathered(files, backend, STATES)
+        except (CorruptFileError, NewerFormatError):
+            return
+        assert sorted_rows(found) == right
+
+
+def test_batches_are_bounded() -> None:
+    states: dict[str, Any] = {"items": ps.ListState("long"), "text": ps.ValueState("string")}
+    with ps.KeyedStateBackend("long", states=states, max_parallelism=GROUPS) as backend:
+        rows = 150_000
+        keys = backend.keys(pa.array(range(rows)))
+        backend["items"].append(keys, pa.array(range(rows)))
+        few = backend.keys(pa.array([7, 8]))
+        backend["items"].extend(few, pa.array([list(range(400_000))] * 2))
+        backend["text"].update_all(few, pa.array(["x" * (3 << 20)] * 2))
+        file = io.BytesIO()
+        with backend.seal() as snapshot:
+            snapshot.write(file)
+        with open_file(file) as opened:
+            batches = merged_rows([opened], backend.key, states, (0, GROUPS - 1), GROUPS, {})
+            sizes = [(len(c[0]), sum(array.nbytes for array in c)) for c in batches]
+        found = gathered([file], backend, states).sort_by("key")
+    assert sum(n for n, _ in sizes) == rows
+    assert max(n for n, _ in sizes) <= 1 << 16
+    assert max(size for _, size in sizes) < (4 << 20) + 7 * (1 << 20)
+    assert found["items"].to_pylist()[6:10] == [
+        [6],
+        [7, *range(400_000)],
+        [8, *range(400_000)],
+        [9],
+    ]
