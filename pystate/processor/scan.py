@@ -1,7 +1,8 @@
 """An operator's state as of one epoch, read from its files a part at a time.
 
 A part is some key groups of a range: as many as make up a bounded number of bytes, but at least
-one. Only the files and blocks of its key groups are read, into a table of its own.
+one. Only the files and blocks of its key groups are read. Values, lists and maps are merged
+(`pystate.processor.merged`); all else, and some keys alone, are read into a table of its own.
 
 Thread safety: a `StateScan` is immutable, and its parts may be read in several threads or
 processes.
