@@ -211,9 +211,7 @@ def test_elements(filled: Path) -> None:
     assert state_of(filled, state="m", explode=True) == entries
 
 
-def test_values_lists_and_maps_need_no_table(
-    filled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_lists_and_maps_need_no_table(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[dict[str, Any]] = [{}, {"state": "l"}, {"key_groups": range(2)}]
     kinds += [{"state": name, "explode": True} for name in "lm"]
     rows = [read_state(filled, **asked) for asked in kinds]
