@@ -40,6 +40,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "snapshot-pause": snapshots.pause,
         "delta-size": snapshots.bytes_written,
         "files": files.files,
+        "element-files": files.collections,
         "attach": shared.shared,
         "memory": memory.per_entry,
         "collections": elements.elements,

@@ -40,6 +40,18 @@ STATES: dict[str, State[Any]] = {
     "n": ps.ValueState("long", default=0),
 }
 
+#: What a key has of a list or map, and how many elements.
+COLLECTIONS: dict[str, tuple[State[Any], int]] = {
+    "maps of 10 longs": (ps.MapState("long", "long"), 10),
+    "maps of 10 strings": (ps.MapState("string", "string"), 10),
+    "lists of 10 longs": (ps.ListState("long"), 10),
+    "lists of 100 longs": (ps.ListState("long"), 100),
+    "lists of 10 strings": (ps.ListState("string"), 10),
+}
+DELTAS = 3
+CHANGED = 50
+"""Each delta changes one of this many keys."""
+
 
 def backend_of(kind: str, key_groups: int) -> KeyedStateBackend:
     """A heap table with a sum and a count."""
@@ -84,15 +96,14 @@ def imported(kind: str, key_groups: int, rows: pa.Table) -> None:
                 backend[name].update_all(keys, batch.column(name))
 
 
-def read(files: list[io.BytesIO], rows: int) -> None:
+def read(files: list[io.BytesIO], rows: int, states: dict[str, State[Any]] = STATES) -> None:
     """The rows of several files, as `read_state` gives them."""
     with ExitStack() as stack:
         opened = [stack.enter_context(open_file(file)) for file in files]
         first = opened[0].reader
         groups = FileInfo(*first.info()).max_parallelism
         key = file_schema(first).key
-        found = merged_rows(opened, key, STATES, (0, groups - 1), groups, {})
-        assert found is not None
+        found = merged_rows(opened, key, states, (0, groups - 1), groups, {})
         if sum(len(columns[0]) for columns in found) != rows:
             raise AssertionError(f"not {rows} rows were read")
 
@@ -144,4 +155,66 @@ def files(scale: Scale) -> list[Row]:
                             else "flat",
                         )
                     )
+    return rows
+
+
+def put_elements(
+    backend: KeyedStateBackend, state: State[Any], length: int, numbers: pa.Array[Any]
+) -> None:
+    """Put as many elements into the list or map of each key."""
+    values: Any = pa.array(np.random.default_rng(53).integers(0, 1 << 40, len(numbers)))
+    if state.type.name == "string":
+        values = values.cast(pa.string())
+    keys = backend.keys(numbers)
+    for i in range(length):
+        if isinstance(state, ps.MapState):
+            name: Any = i * 7 if state.key_type.name == "long" else f"field-{i:04}"
+            backend["s"].put_entries(keys, [name] * len(numbers), values)
+        else:
+            backend["s"].append(keys, values)
+
+
+def collection_rates(state: State[Any], length: int, rows: int) -> dict[str, float]:
+    """Megabytes per second of raw state: a base, with deltas and without, and into a table."""
+    states: dict[str, State[Any]] = {"s": state}
+    rng = np.random.default_rng(54)
+    made = []
+    with ps.KeyedStateBackend(key="long", states=states, max_parallelism=16) as backend:
+        for part in in_batches(pa.array(rng.permutation(rows))):
+            put_elements(backend, state, length, part)
+        made.append(written(backend))
+        for _ in range(DELTAS):
+            few = pa.array(rng.choice(rows, rows // CHANGED, replace=False))
+            put_elements(backend, state, length, few)
+            made.append(written(backend))
+    files = [file for file, _, _ in made]
+    base, every = made[0][1], sum(megabytes for _, megabytes, _ in made)
+
+    def restored() -> None:
+        with ps.KeyedStateBackend(key="long", states=states, max_parallelism=16) as backend:
+            backend.restore([files[0]])
+
+    return {
+        "read": base / timed(lambda: read(files[:1], rows, states)),
+        "read with three deltas": every / timed(lambda: read(files, rows, states)),
+        "restored": base / timed(restored),
+    }
+
+
+def collections(scale: Scale) -> list[Row]:
+    """Read lists and maps without a table, and restore them into one."""
+    rows = []
+    for name, (state, length) in COLLECTIONS.items():
+        keys = max(scale.element_rows // length, CHANGED)
+        rounds = [collection_rates(state, length, keys) for _ in range(ROUNDS)]
+        for step in rounds[0]:
+            rows.append(
+                Row(
+                    "files",
+                    f"{step}, {keys:,} {name}",
+                    Spread.of([one[step] for one in rounds]),
+                    "MB/s",
+                    expected="goal 500 MB/s",
+                )
+            )
     return rows

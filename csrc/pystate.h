@@ -660,11 +660,12 @@ const pst_lineage *pst_sealed_lineage(const pst_sealed *s);
 
 /* A column of rows outside of a file, in Arrow's layout. */
 typedef struct pst_block_column {
-    const uint8_t *validity; /* NULL: no nulls */
-    const int32_t *offsets;  /* rows + 1 entries; NULL where values have one width */
-    const uint8_t *values;
-    uint64_t values_bytes;
+    uint32_t count;
     uint32_t nulls;
+    const uint8_t *validity; /* NULL: no nulls */
+    const int32_t *offsets;  /* count + 1 entries; NULL where values have one width, or are none */
+    const uint8_t *values;   /* NULL: no bytes, or offsets alone, of lists or maps */
+    uint64_t values_bytes;
 } pst_block_column;
 
 /* I/O and codec of the files. Every callback returns 0, or another value on failure, which ends the
@@ -678,8 +679,7 @@ typedef struct pst_io {
     /* Compresses into dst (capacity *dst_size); sets *dst_size, or 0 where that does not pay. */
     int (*compress)(void *ctx, const void *src, size_t size, void *dst, size_t *dst_size);
     int (*decompress)(void *ctx, const void *src, size_t size, void *dst, size_t dst_size);
-    /* Takes rows as a writer puts them together, keys before states; their memory is the writer's
-     * again when it returns. A writer that has it makes no file, but a base of rows in memory. */
+    /* Takes rows as pst_gather puts them together; their memory is its own again when it returns. */
     int (*block)(void *ctx, uint32_t rows, const pst_block_column *columns, int32_t n);
     pst_budget *budget;
 } pst_io;
@@ -717,8 +717,7 @@ typedef struct pst_sst_reader pst_sst_reader;
 
 /* Writes a file record by record; records must come sorted by (key group, hash, key bytes). `info`
  * gives kind, lineage, max_parallelism and key-group range, PST_INVALID where they or the schema
- * are out of range, or the rows of elements or of a delta were to go to `block`. One block is
- * buffered. The schema is copied. */
+ * are out of range. One block is buffered. The schema is copied. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
@@ -829,6 +828,18 @@ pst_status pst_sst_reader_evolve(pst_sst_reader *r, const pst_evolution *evoluti
  * key group; and what readers and the writer say. */
 pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                      pst_sst_writer *writer);
+
+/* Merges files, oldest first, into the rows that a table with that schema would have: to io->block
+ * go the columns of the key, then of each state: of a value that; of a list where each one ends, and
+ * the items; of a map where each one ends, the keys and the values. Keys that have none of the
+ * states are left out. A batch has at most 65536 rows or, of several rows, some 4 MB. `columns` as
+ * in pst_merge, but the schema is a table's. PST_INVALID: timers or times to live in the schema, no
+ * `block`; PST_TOO_LARGE: a column of one row alone has more than 2^31 - 1 elements or bytes;
+ * PST_CORRUPT: a run of items does not follow the one before; PST_LIMIT, PST_CALLBACK; and what
+ * pst_merge says of readers. */
+pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                      const pst_schema *schema, int32_t max_parallelism, int32_t first_key_group,
+                      int32_t last_key_group, const pst_io *io);
 
 /* ---- readers of the last sealed epoch -------------------------------------------------------- */
 

@@ -10,6 +10,7 @@
 #define PST_ELEMENT_H
 
 #include <stdint.h>
+#include <string.h>
 
 /* Bytes of a state's id, and of the elements of lists and timers with it. */
 enum { PST_ELEMENT_ID = 4, PST_ELEMENT_RUN = 12, PST_ELEMENT_TIMER = 13 };
@@ -30,6 +31,12 @@ static inline uint64_t pst_get_big(const uint8_t *p, int bytes) {
     for (int i = 0; i < bytes; i++)
         v = v << 8 | p[i];
     return v;
+}
+
+static inline uint64_t pst_get_big64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_bswap64(v);
 }
 
 #endif

@@ -204,17 +204,18 @@ static pst_column in_files(const pst_column *c) {
     return own;
 }
 
-pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file) {
+pst_status pst_schema_in_files(const pst_schema *schema, int element, pst_schema **file) {
     pst_column keys[PST_MAX_KEYS], states[PST_MAX_STATES];
     pst_schema view = *schema;
-    if (schema->n_keys >= PST_MAX_KEYS && needs_element(schema))
+    element |= needs_element(schema);
+    if (schema->n_keys >= PST_MAX_KEYS && element)
         return PST_TOO_LARGE;
     memcpy(keys, schema->keys, (size_t)schema->n_keys * sizeof *keys);
     for (int32_t i = 0; i < schema->n_states; i++)
         states[i] = in_files(&schema->states[i]);
     view.keys = keys;
     view.states = states;
-    if (needs_element(schema)) {
+    if (element) {
         view.n_hashed = pst_schema_hashed(schema);
         keys[view.n_keys++] = (pst_column){.name = PST_ELEMENT_COLUMN, .type = PST_BINARY};
     }
@@ -226,6 +227,10 @@ pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file) {
     }
     *file = own;
     return PST_OK;
+}
+
+pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file) {
+    return pst_schema_in_files(schema, 0, file);
 }
 
 void pst_file_schema_destroy(pst_schema *file) {

@@ -23,6 +23,9 @@ static inline int pst_time_follows(const int32_t *columns, int32_t i) {
 /* Whether the last key column is the element (PST_ELEMENT_COLUMN). */
 int pst_schema_has_element(const pst_schema *schema);
 
+/* As pst_file_schema_create; with `element` also where no state needs that column. */
+pst_status pst_schema_in_files(const pst_schema *schema, int element, pst_schema **file);
+
 pst_status pst_schema_copy(const pst_schema *from, pst_schema *to);
 void pst_schema_clear(pst_schema *schema);
 

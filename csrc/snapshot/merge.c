@@ -7,7 +7,7 @@
 #include "base/schema.h"
 #include "list/list.h"
 #include "pystate.h"
-#include "snapshot/dropped.h"
+#include "snapshot/merge.h"
 #include "sst/sst_writer.h"
 
 /* Invariants:
@@ -23,18 +23,6 @@
  *  4. What a key was before the oldest record counts only where no tombstone hides it. A put after
  *     a tombstone is written with every column: those that it does not carry are null. A key that
  *     is left without any value is written as a tombstone, which means the same. */
-typedef struct source {
-    pst_sst_reader *reader;
-    int rows_only;          /* without the element column that the others have */
-    int splits;             /* has fewer key groups than the writer, each of them several of its */
-    const int32_t *columns; /* NULL: the identity */
-    uint64_t taken;         /* a bit per state column of the writer's that it has */
-    int32_t at[PST_MAX_STATES]; /* its state that is the writer's, or -1 */
-    int in_order; /* its rows may be written as they are if no other source has their keys */
-    pst_record *record;
-    pst_dropped dropped;
-} source;
-
 /* What the records of a row say of its elements. */
 typedef struct row_state {
     int known;
@@ -43,26 +31,29 @@ typedef struct row_state {
     int32_t deleted_by;                /* the newest source that deleted the row, or -1 */
     int32_t voided_by[PST_MAX_STATES]; /* likewise a list or map */
     uint64_t starts_at[PST_MAX_STATES];
+    int32_t marked_by; /* the newest source that voided anything, or -1 */
+    int starts;        /* some list does not begin with its first item */
 } row_state;
 
 typedef struct merge {
-    const pst_schema *schema; /* the writer's */
+    const pst_sink *sink;
+    const pst_schema *schema; /* the sink's */
     const pst_file_info *info;
-    pst_sst_writer *writer;
     uint64_t all; /* a bit per state column */
-    source *sources;
+    pst_source *sources;
     int32_t *heap; /* sources with a record, the least first */
     int32_t n_heap;
     int32_t *group;   /* sources of the key at hand */
     int32_t *visible; /* those of them that count */
     pst_record *folded;
     int has_element;
-    uint64_t elements; /* a bit per list or map column */
-    row_state row;     /* of the row whose elements follow */
+    uint64_t elements;            /* a bit per list or map column */
+    uint32_t ids[PST_MAX_STATES]; /* by which elements name it */
+    row_state row;                /* of the row whose elements follow */
     pst_key_buffer scratch;
 } merge;
 
-static pst_status check_source(const merge *m, source *s) {
+static pst_status check_source(const merge *m, pst_source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
     if (from->n_keys + s->rows_only != m->schema->n_keys ||
@@ -95,11 +86,9 @@ static pst_status check_source(const merge *m, source *s) {
             return PST_SCHEMA;
     }
     s->taken = taken;
-    s->in_order = !m->has_element && !s->splits;
-    /* The time of such a value is not known, which is for a fold to say. */
     for (int32_t to = 1; to < m->schema->n_states; to++)
         if (m->schema->states[to].kind == PST_TIME && s->at[to] < 0 && s->at[to - 1] >= 0)
-            s->in_order = 0;
+            s->timeless = 1;
     pst_dropped_note(&s->dropped, from, s->columns, from->n_states);
     return PST_OK;
 }
@@ -157,7 +146,7 @@ static int is_element(const merge *m, const pst_record *r) {
 
 /* The bit of a column's time, where the source has none because the state had no time to live then.
  * The value gets neither the time of an older value nor that of a cleared one. */
-static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
+static uint64_t unknown_time(const merge *m, const pst_source *s, int32_t column) {
     const pst_column *c = &m->schema->states[column];
     if (column + 1 == m->schema->n_states || c[1].kind != PST_TIME ||
         (c->kind != PST_VALUE && !is_element(m, s->record)))
@@ -166,7 +155,7 @@ static uint64_t unknown_time(const merge *m, const source *s, int32_t column) {
 }
 
 /* Applies one put to what the key is so far. */
-static void fold_put(merge *m, const source *s, pst_record *to) {
+static void fold_put(merge *m, const pst_source *s, pst_record *to) {
     const pst_record *from = s->record;
     if (to->op == PST_DELETE) {
         to->op = PST_PUT;
@@ -204,7 +193,7 @@ static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
     to->op = PST_PUT;
     to->changed = to->present = 0;
     for (int32_t i = 0; i < n; i++) {
-        const source *s = &m->sources[group[i]];
+        const pst_source *s = &m->sources[group[i]];
         if (s->record->op == PST_DELETE) {
             to->op = PST_DELETE;
             to->changed = to->present = 0;
@@ -219,7 +208,7 @@ static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
     return to;
 }
 
-static pst_status write_folded(merge *m, const pst_record *r) {
+static pst_status pass_on(merge *m, const pst_record *r, uint64_t start) {
     if (m->info->kind == PST_BASE && r->op == PST_PUT && (r->changed & m->elements) &&
         !is_element(m, r)) {
         /* A base holds all there is: nothing older needs to be made void. */
@@ -233,7 +222,7 @@ static pst_status write_folded(merge *m, const pst_record *r) {
         return PST_OK;
     if (m->all && r->op == PST_PUT && r->changed == 0)
         return PST_OK; /* all that it carried was dropped */
-    return pst_sst_writer_add(m->writer, r);
+    return m->sink->add(m->sink->ctx, r, start);
 }
 
 /* ---- rows and their elements ----------------------------------------------------------------- */
@@ -256,7 +245,8 @@ static pst_status enter_row(merge *m, const pst_record *r) {
     if (s || (row->known && same_form(&row->key, &key)))
         return s;
     row->known = 1;
-    row->deleted_by = -1;
+    row->deleted_by = row->marked_by = -1;
+    row->starts = 0;
     memset(row->voided_by, 0xFF, sizeof row->voided_by);
     memset(row->starts_at, 0, sizeof row->starts_at);
     if (row->bytes.capacity < key.bytes.size) {
@@ -272,11 +262,11 @@ static pst_status enter_row(merge *m, const pst_record *r) {
 }
 
 static void note_row(merge *m, int32_t at) {
-    const source *s = &m->sources[at];
+    const pst_source *s = &m->sources[at];
     const pst_record *r = s->record;
     row_state *row = &m->row;
     if (r->op == PST_DELETE) {
-        row->deleted_by = at;
+        row->deleted_by = row->marked_by = at;
         memset(row->starts_at, 0, sizeof row->starts_at);
     }
     for (uint64_t left = r->op == PST_PUT ? r->changed : 0; left; left &= left - 1) {
@@ -285,10 +275,11 @@ static void note_row(merge *m, int32_t at) {
         if (column < 0 || !(m->elements >> column & 1))
             continue;
         if (!(r->present >> i & 1)) {
-            row->voided_by[column] = at;
+            row->voided_by[column] = row->marked_by = at;
             row->starts_at[column] = 0;
         } else if (r->cells[i].bytes.size == 8) {
             memcpy(&row->starts_at[column], r->cells[i].bytes.data, 8);
+            row->starts = 1;
         }
     }
 }
@@ -307,14 +298,14 @@ static uint32_t id_of(const merge *m, const pst_record *r) {
 static int32_t column_of(const merge *m, uint32_t id) {
     for (uint64_t left = m->elements; left; left &= left - 1) {
         int32_t i = __builtin_ctzll(left);
-        if (pst_collection_id(m->schema->states[i].name) == id)
+        if (m->ids[i] == id)
             return i;
     }
     return -1;
 }
 
 /* Is it a run of a list all of whose items lie before the list's present start? */
-static int is_trimmed(const merge *m, int32_t column, const source *s) {
+static int is_trimmed(const merge *m, int32_t column, const pst_source *s) {
     const pst_record *r = s->record;
     const pst_column *c = &m->schema->states[column];
     pst_bytes element = element_of(m, r);
@@ -334,16 +325,15 @@ static int is_trimmed(const merge *m, int32_t column, const source *s) {
     return pst_get_big(element.data + 4, 8) + count <= start;
 }
 
-/* Keeps those of the group's sources whose elements are still there. */
-static int32_t keep_visible(merge *m, int32_t n) {
-    uint32_t id = id_of(m, m->sources[m->group[0]].record);
-    int32_t column = column_of(m, id), kept = 0;
+/* Keeps those of the group's sources whose elements are still there; `column` is their state's. */
+static int32_t keep_visible(merge *m, int32_t n, uint32_t id, int32_t column) {
+    int32_t kept = 0;
     int32_t from = id == PST_TIMERS_ID ? -1 : m->row.deleted_by;
     if (column >= 0 && m->row.voided_by[column] > from)
         from = m->row.voided_by[column];
     for (int32_t i = 0; i < n; i++) {
         int32_t at = m->group[i];
-        const source *s = &m->sources[at];
+        const pst_source *s = &m->sources[at];
         if (at >= from && !pst_dropped_has(&s->dropped, element_of(m, s->record)) &&
             !(column >= 0 && is_trimmed(m, column, s)))
             m->visible[kept++] = at;
@@ -354,27 +344,30 @@ static int32_t keep_visible(merge *m, int32_t n) {
 static pst_status write_group(merge *m, int32_t n) {
     const pst_record *first = m->sources[m->group[0]].record;
     if (!m->has_element)
-        return write_folded(m, fold(m, m->group, n));
+        return pass_on(m, fold(m, m->group, n), 0);
     pst_status s = enter_row(m, first);
     if (s)
         return s;
     if (!is_element(m, first)) {
         for (int32_t i = 0; i < n; i++)
             note_row(m, m->group[i]);
-        return write_folded(m, fold(m, m->group, n));
+        return pass_on(m, fold(m, m->group, n), 0);
     }
-    n = keep_visible(m, n);
-    return n ? write_folded(m, fold(m, m->visible, n)) : PST_OK;
+    uint32_t id = id_of(m, first);
+    int32_t column = column_of(m, id);
+    n = keep_visible(m, n, id, column);
+    return n ? pass_on(m, fold(m, m->visible, n), column < 0 ? 0 : m->row.starts_at[column])
+             : PST_OK;
 }
 
-/* Gives a record of a file with fewer key groups its own; 0: it is outside the writer's range. */
+/* Gives a record of a file with fewer key groups its own; 0: it is outside the sink's range. */
 static int regroup(const merge *m, pst_record *r) {
     r->key_group = pst_key_group(r->hash, m->info->max_parallelism);
     return r->key_group >= m->info->first_key_group && r->key_group <= m->info->last_key_group;
 }
 
 static pst_status advance(merge *m, int32_t s) {
-    const source *from = &m->sources[s];
+    const pst_source *from = &m->sources[s];
     pst_status status;
     do {
         status = pst_sst_reader_next(from->reader, from->record);
@@ -389,9 +382,9 @@ static pst_status advance(merge *m, int32_t s) {
     return status;
 }
 
-/* Key group g of a file with n of them becomes g, n + g, 2 n + g, ... So a range of the writer's has
+/* Key group g of a file with n of them becomes g, n + g, 2 n + g, ... So a range of the sink's has
  * the order of the file as long as it meets no multiple of n but at its beginning. */
-static pst_status seek(const merge *m, const source *s) {
+static pst_status seek(const merge *m, const pst_source *s) {
     int32_t groups = pst_sst_reader_info(s->reader)->max_parallelism;
     int32_t first = m->info->first_key_group, last = m->info->last_key_group;
     if (first / groups != last / groups)
@@ -399,36 +392,20 @@ static pst_status seek(const merge *m, const source *s) {
     return pst_sst_reader_seek(s->reader, first % groups, last % groups);
 }
 
-enum { LEAST_STRETCH = 2 };
-
-/* Writes the source's next rows at once, as far as they come before those of all others: most rows
- * of a base, where its deltas changed few. A row that has values in none of its columns, or in a
- * base a null, is left to fold. */
-static pst_status write_stretch(merge *m, const source *s) {
-    pst_stretch part;
+/* Lets the sink take the source's next rows at once: most rows of a base, where its deltas changed
+ * few. */
+static pst_status pass_stretch(merge *m, int32_t at) {
+    const pst_source *s = &m->sources[at];
     const pst_record *next = m->n_heap ? m->sources[m->heap[0]].record : NULL;
-    uint64_t changed = 0, nulls = 0;
-    if (!s->in_order)
+    if (s->splits)
         return PST_OK;
-    const pst_sst_view *v = pst_sst_reader_stretch_columns(s->reader);
-    if (!v)
-        return PST_OK;
-    for (uint64_t left = v->kinds[0].changed; left; left &= left - 1) {
-        int32_t i = __builtin_ctzll(left), to = s->columns ? s->columns[i] : i;
-        uint64_t bit = to < 0 ? 0 : UINT64_C(1) << to;
-        changed |= bit;
-        nulls |= v->columns[v->schema->n_keys + i].validity ? bit : 0;
+    if (m->has_element && (m->row.starts || m->row.marked_by > at)) {
+        /* What hides elements of the row is known here alone. */
+        pst_ahead ahead = pst_sst_reader_ahead(s->reader);
+        if (ahead.rows > 1 && ahead.hash[1] == ahead.hash[0])
+            return PST_OK;
     }
-    if (nulls == changed || (nulls && m->info->kind == PST_BASE))
-        return PST_OK;
-    pst_sst_reader_stretch_before(s->reader, next ? next->key_group : INT32_MAX,
-                                  next ? next->hash : 0, LEAST_STRETCH, &part);
-    if (!part.rows)
-        return PST_OK;
-    int32_t at[PST_MAX_STATES];
-    for (int32_t to = 0; to < m->schema->n_states; to++)
-        at[to] = changed >> to & 1 ? s->at[to] : -1;
-    return pst_sst_writer_add_stretch(m->writer, &part, at, changed);
+    return m->sink->stretch(m->sink->ctx, s, next);
 }
 
 static pst_status run(merge *m, int32_t n) {
@@ -447,7 +424,7 @@ static pst_status run(merge *m, int32_t n) {
             m->group[size++] = pop(m);
         pst_status s = write_group(m, size);
         if (!s && size == 1)
-            s = write_stretch(m, &m->sources[m->group[0]]);
+            s = pass_stretch(m, m->group[0]);
         for (int32_t i = 0; i < size && !s; i++)
             s = advance(m, m->group[i]);
         if (s)
@@ -456,18 +433,20 @@ static pst_status run(merge *m, int32_t n) {
     return PST_OK;
 }
 
-pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
-                     pst_sst_writer *writer) {
+pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                          const pst_sink *sink) {
     if (n < 0)
         return PST_INVALID;
-    merge m = {.schema = pst_sst_writer_schema(writer),
-               .info = pst_sst_writer_info(writer),
-               .writer = writer};
+    merge m = {.sink = sink, .schema = sink->schema, .info = sink->info};
     m.all = m.schema->n_states < 64 ? (UINT64_C(1) << m.schema->n_states) - 1 : ~UINT64_C(0);
     m.has_element = pst_schema_has_element(m.schema);
-    for (int32_t i = 0; m.has_element && i < m.schema->n_states; i++)
-        if (m.schema->states[i].kind == PST_LIST || m.schema->states[i].kind == PST_MAP)
-            m.elements |= UINT64_C(1) << i;
+    for (int32_t i = 0; m.has_element && i < m.schema->n_states; i++) {
+        const pst_column *c = &m.schema->states[i];
+        if (c->kind != PST_LIST && c->kind != PST_MAP)
+            continue;
+        m.elements |= UINT64_C(1) << i;
+        m.ids[i] = pst_collection_id(c->name);
+    }
     size_t count = (size_t)n;
     pst_record *records = pst_malloc((count + 1) * sizeof *records);
     m.sources = pst_malloc(count * sizeof *m.sources);
@@ -478,9 +457,9 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
         m.visible = m.group + count;
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
-            m.sources[i] = (source){.reader = readers[i],
-                                    .columns = columns ? columns[i] : NULL,
-                                    .record = &records[i]};
+            m.sources[i] = (pst_source){.reader = readers[i],
+                                        .columns = columns ? columns[i] : NULL,
+                                        .record = &records[i]};
             s = check_source(&m, &m.sources[i]);
         }
     }
@@ -492,4 +471,50 @@ pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *colum
     pst_free(m.scratch.data);
     pst_free(m.row.bytes.data);
     return s;
+}
+
+/* ---- into a file ----------------------------------------------------------------------------- */
+
+static pst_status write_record(void *ctx, const pst_record *r, uint64_t start) {
+    (void)start; /* of a run that begins before, a file has all */
+    return pst_sst_writer_add(ctx, r);
+}
+
+enum { LEAST_STRETCH = 2 };
+
+/* A row that has values in none of its columns, or in a base a null, is left to fold, as is one whose
+ * time is not known. */
+static pst_status write_stretch(void *ctx, const pst_source *s, const pst_record *next) {
+    pst_stretch part;
+    const pst_schema *schema = pst_sst_writer_schema(ctx);
+    uint64_t changed = 0, nulls = 0;
+    if (s->timeless || s->rows_only)
+        return PST_OK;
+    const pst_sst_view *v = pst_sst_reader_stretch_columns(s->reader);
+    if (!v)
+        return PST_OK;
+    for (uint64_t left = v->kinds[0].changed; left; left &= left - 1) {
+        int32_t i = __builtin_ctzll(left), to = pst_source_column(s, i);
+        uint64_t bit = to < 0 ? 0 : UINT64_C(1) << to;
+        changed |= bit;
+        nulls |= v->columns[v->schema->n_keys + i].validity ? bit : 0;
+    }
+    if (nulls == changed || (nulls && pst_sst_writer_info(ctx)->kind == PST_BASE))
+        return PST_OK;
+    pst_sst_reader_stretch_before(s->reader, next ? next->key_group : INT32_MAX,
+                                  next ? next->hash : 0, LEAST_STRETCH, &part);
+    if (!part.rows)
+        return PST_OK;
+    int32_t at[PST_MAX_STATES];
+    for (int32_t to = 0; to < schema->n_states; to++)
+        at[to] = changed >> to & 1 ? s->at[to] : -1;
+    pst_sst_reader_skip(s->reader, part.rows);
+    return pst_sst_writer_add_stretch(ctx, &part, at, changed);
+}
+
+pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                     pst_sst_writer *writer) {
+    pst_sink sink = {writer, pst_sst_writer_schema(writer), pst_sst_writer_info(writer),
+                     write_record, write_stretch};
+    return pst_merge_into(readers, columns, n, &sink);
 }

@@ -75,22 +75,21 @@ static int is_canonical(pst_type type, uint64_t word) {
     return pst_canonical_word(type, word) == word;
 }
 
-static int is_map_key(const pst_column *c, pst_bytes key) {
-    pst_type type = (pst_type)c->map_key;
+int pst_map_key_is_sound(pst_type type, pst_bytes element) {
+    uint32_t size = element.size - PST_ELEMENT_ID;
     if (!pst_type_width(type))
         return 1;
     if (type == PST_DECIMAL)
-        return key.size == 16;
-    return key.size == 8 && is_canonical(type, pst_get_big(key.data, 8));
+        return size == 16;
+    return size == 8 && is_canonical(type, pst_get_big64(element.data + PST_ELEMENT_ID));
 }
 
 static int is_element_of(const pst_column *c, pst_bytes element) {
-    pst_bytes key = {element.data + PST_ELEMENT_ID, element.size - PST_ELEMENT_ID};
     if (c->kind == PST_LIST)
         return element.size == PST_ELEMENT_RUN;
     if (c->kind == PST_TIMERS)
-        return element.size == PST_ELEMENT_TIMER && key.data[0] <= 1;
-    return is_map_key(c, key);
+        return element.size == PST_ELEMENT_TIMER && element.data[PST_ELEMENT_ID] <= 1;
+    return pst_map_key_is_sound((pst_type)c->map_key, element);
 }
 
 static int element_is_sound(const pst_record_rules *rules, const pst_record *r) {

@@ -30,6 +30,8 @@ typedef struct pst_record_rules {
 
 /* The schema must be valid and outlive the rules. PST_CORRUPT: no file has such columns. */
 pst_status pst_record_rules_make(const pst_schema *schema, pst_record_rules *rules);
+/* Whether an element of at least an id's size names an entry that a map with such keys can have. */
+int pst_map_key_is_sound(pst_type type, pst_bytes element);
 int pst_record_is_sound(const pst_record_rules *rules, const pst_record *record);
 
 #endif

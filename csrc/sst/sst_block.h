@@ -96,9 +96,6 @@ void pst_sst_builder_last_key(const pst_sst_builder *b, pst_cell *key, uint32_t 
  * multiple of PST_SST_ALIGN. REQUIRES: a row. PST_NO_MEMORY. */
 pst_status pst_sst_builder_finish(pst_sst_builder *b, const uint8_t **raw, size_t *size);
 
-/* Drops the rows. */
-void pst_sst_builder_clear(pst_sst_builder *b);
-
 /* Grows to at least `size` bytes, keeping the contents. */
 pst_status pst_sst_grow(pst_sst_buffer *b, size_t size);
 
@@ -159,8 +156,7 @@ void pst_sst_view_next(pst_sst_view *v, pst_record *record);
 /* ---- from block to block --------------------------------------------------------------------- */
 
 /* How many of n rows of a view, which all put the same columns, fit as rows that put `changed`; 0
- * where the block must be finished first. State k takes the view's state at[k], or null where that
- * is -1. */
+ * where the block must be finished first. State k takes the view's state at[k]. */
 uint32_t pst_sst_builder_measure_view(pst_sst_builder *b, const pst_sst_view *v, uint32_t from,
                                       uint32_t n, const int32_t *at, uint64_t changed);
 /* Adds n rows that were just measured. REQUIRES: they fit. PST_NO_MEMORY. */

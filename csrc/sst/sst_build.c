@@ -43,12 +43,15 @@ void pst_sst_builder_init(pst_sst_builder *b, const pst_schema *schema) {
     }
 }
 
+void pst_sst_growing_free(pst_sst_growing *c) {
+    buffer_free(&c->validity);
+    buffer_free(&c->offsets);
+    buffer_free(&c->values);
+}
+
 void pst_sst_builder_free(pst_sst_builder *b) {
-    for (int32_t i = 0; i < b->n_keys + b->n_states; i++) {
-        buffer_free(&b->columns[i].validity);
-        buffer_free(&b->columns[i].offsets);
-        buffer_free(&b->columns[i].values);
-    }
+    for (int32_t i = 0; i < b->n_keys + b->n_states; i++)
+        pst_sst_growing_free(&b->columns[i]);
     buffer_free(&b->row_kinds);
     buffer_free(&b->raw);
 }
@@ -267,6 +270,17 @@ static void put_directory(const pst_sst_builder *b, uint32_t n_kinds, uint8_t *p
     }
 }
 
+/* Drops the rows. */
+static void clear_rows(pst_sst_builder *b) {
+    for (int32_t i = 0; i < b->n_keys + b->n_states; i++) {
+        b->columns[i].count = b->columns[i].nulls = 0;
+        b->columns[i].bytes = 0;
+    }
+    b->rows = b->deletes = b->n_kinds = b->kind = 0;
+    b->payload = 0;
+    memset(b->kind_slots, 0, sizeof b->kind_slots);
+}
+
 pst_status pst_sst_builder_finish(pst_sst_builder *b, const uint8_t **raw, size_t *size) {
     /* The last kind may be that of a record that was measured and did not fit. */
     uint32_t n_kinds = b->n_kinds;
@@ -299,18 +313,8 @@ pst_status pst_sst_builder_finish(pst_sst_builder *b, const uint8_t **raw, size_
                 pst_sst_values_size(c->shape, c->count, c->bytes));
     }
     memset(out + end, 0, total - end);
-    pst_sst_builder_clear(b);
+    clear_rows(b);
     *raw = out;
     *size = total;
     return PST_OK;
-}
-
-void pst_sst_builder_clear(pst_sst_builder *b) {
-    for (int32_t i = 0; i < b->n_keys + b->n_states; i++) {
-        b->columns[i].count = b->columns[i].nulls = 0;
-        b->columns[i].bytes = 0;
-    }
-    b->rows = b->deletes = b->n_kinds = b->kind = 0;
-    b->payload = 0;
-    memset(b->kind_slots, 0, sizeof b->kind_slots);
 }

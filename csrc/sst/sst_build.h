@@ -1,4 +1,5 @@
-/* sst_build.h: the columns of a block under construction, for those who add rows to it.
+/* sst_build.h: the columns of a block under construction, for those who add rows to it, and of rows
+ * that go to no file.
  *
  * Thread safety: as the builder.
  */
@@ -15,5 +16,10 @@ pst_status pst_sst_grow_column(pst_sst_growing *c);
 pst_status pst_sst_append_validity(pst_sst_growing *c, int valid);
 /* Appends a value, or a null. PST_NO_MEMORY. */
 pst_status pst_sst_append(pst_sst_growing *c, const pst_cell *cell, int valid);
+pst_status pst_sst_append_nulls(pst_sst_growing *c, uint32_t n);
+/* Appends n values of a view's column of the same shape. PST_NO_MEMORY. */
+pst_status pst_sst_append_view(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
+                               uint32_t n);
+void pst_sst_growing_free(pst_sst_growing *c);
 
 #endif

@@ -175,10 +175,7 @@ static uint64_t size_of(const pst_sst_builder *b, const pst_sst_view *v, uint32_
         size += (uint64_t)(offsets[from + n] - offsets[from]);
     }
     for (uint64_t m = b->state_bytes_mask & changed; m; m &= m - 1) {
-        int32_t state = at[__builtin_ctzll(m)];
-        if (state < 0)
-            continue;
-        const int32_t *offsets = v->columns[b->n_keys + state].offsets;
+        const int32_t *offsets = v->columns[b->n_keys + at[__builtin_ctzll(m)]].offsets;
         size += (uint64_t)(offsets[from + n] - offsets[from]);
     }
     return size;
@@ -229,8 +226,8 @@ static void append_view_bits(pst_sst_growing *c, const pst_sst_values *v, uint32
     }
 }
 
-static pst_status append_view_column(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
-                                     uint32_t n) {
+pst_status pst_sst_append_view(pst_sst_growing *c, const pst_sst_values *v, uint32_t from,
+                               uint32_t n) {
     pst_status s = PST_OK;
     uint32_t before = c->count;
     while (!s && c->count + n > c->room)
@@ -254,7 +251,7 @@ static pst_status append_view_column(pst_sst_growing *c, const pst_sst_values *v
     return s;
 }
 
-static pst_status append_nulls(pst_sst_growing *c, uint32_t n) {
+pst_status pst_sst_append_nulls(pst_sst_growing *c, uint32_t n) {
     static const pst_cell none;
     pst_status s = PST_OK;
     for (uint32_t i = 0; !s && i < n; i++)
@@ -269,12 +266,11 @@ pst_status pst_sst_builder_add_view(pst_sst_builder *b, const pst_sst_view *v, u
         return s;
     memset(b->row_kinds.data + b->rows, (int)b->kind, n);
     for (int32_t k = 0; !s && k < b->n_keys; k++)
-        s = append_view_column(&b->columns[k], &v->columns[k], from, n);
+        s = pst_sst_append_view(&b->columns[k], &v->columns[k], from, n);
     for (uint64_t m = b->kinds[b->kind].changed; !s && m; m &= m - 1) {
         int32_t k = __builtin_ctzll(m);
-        pst_sst_growing *c = &b->columns[b->n_keys + k];
-        s = at[k] < 0 ? append_nulls(c, n)
-                      : append_view_column(c, &v->columns[b->n_keys + at[k]], from, n);
+        s = pst_sst_append_view(&b->columns[b->n_keys + k], &v->columns[b->n_keys + at[k]], from,
+                                n);
     }
     if (s)
         return s;

@@ -9,6 +9,7 @@
 #include "sst/record.h"
 #include "sst/sst_block.h"
 #include "sst/sst_format.h"
+#include "sst/sst_order.h"
 #include "sst/sst_reader.h"
 
 /* Invariants:
@@ -38,6 +39,7 @@ struct pst_sst_reader {
     pst_sst_buffer raw;
     pst_sst_buffer hashes;     /* uint64_t per row of the block */
     pst_sst_buffer key_groups; /* int32_t per row of the block */
+    pst_sst_buffer same;       /* in a file with elements: as in pst_stretch */
     uint32_t first_row;        /* of the block that was wanted */
     pst_sst_view block;        /* exhausted: block.row == block.rows */
     /* The last key of the block before, where that was read and the hash goes on in the next
@@ -204,6 +206,7 @@ void pst_sst_reader_close(pst_sst_reader *r) {
     pst_free(r->raw.data);
     pst_free(r->hashes.data);
     pst_free(r->key_groups.data);
+    pst_free(r->same.data);
     pst_free(r->tied_bytes.data);
     pst_charge_drop(&r->charge);
     pst_budget_release(r->charge.budget);
@@ -302,12 +305,13 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
 static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t **raw) {
     size_t padded = pst_sst_align(ref->stored);
     uint64_t rows = ref->puts + ref->deletes;
-    /* Twice its raw size where the codec has a copy, and a hash and a key group per row. Converted
+    /* Twice its raw size where the codec has a copy, and a hash, a key group and a byte per row.
+     * Converted
      * values are kept as such, as Arrow columns of both types, and once more as they are put
      * together. */
     uint64_t copies = r->n_conversions ? 8 : 2;
     pst_status s = pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded +
-                                                    copies * ref->raw + rows * 12);
+                                                    copies * ref->raw + rows * 13);
     if (!s)
         s = pst_sst_reserve(&r->stored, padded);
     if (s)
@@ -340,14 +344,12 @@ static int32_t *key_groups_of(pst_sst_reader *r) {
     return (int32_t *)(void *)r->key_groups.data;
 }
 
-/* Does the key of row i come after the one before it? Both have one hash. */
-static int ascends(const pst_sst_reader *r, uint32_t i) {
-    if (i > 0)
-        return pst_sst_view_compare(&r->block, i - 1, i) < 0;
-    if (!r->tied)
-        return 1;
+/* Does the first row come after the last one of the block before, if that has its hash? */
+static int follows_tied(const pst_sst_reader *r) {
     pst_cell key[PST_MAX_KEYS];
     uint32_t nulls;
+    if (!r->tied)
+        return 1;
     pst_sst_view_key(&r->block, 0, key, &nulls);
     return pst_key_compare(r->schema.keys, r->schema.n_keys, r->tied_key, r->tied_nulls, key,
                            nulls) < 0;
@@ -356,28 +358,23 @@ static int ascends(const pst_sst_reader *r, uint32_t i) {
 /* Hashes the block's keys and checks their order against the index. */
 static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     uint32_t rows = r->block.rows;
+    uint8_t *same = NULL;
     pst_status s = pst_sst_reserve(&r->hashes, (size_t)rows * sizeof(uint64_t));
     if (!s)
         s = pst_sst_reserve(&r->key_groups, (size_t)rows * sizeof(int32_t));
+    if (!s && r->rules.has_element) {
+        s = pst_sst_reserve(&r->same, rows);
+        same = r->same.data;
+    }
     if (!s)
         s = pst_sst_view_hash(&r->block, hashes_of(r));
     if (s)
         return s;
     const uint64_t *hash = hashes_of(r);
     int32_t *key_group = key_groups_of(r);
-    int ordered = ascends(r, 0), ties = 0;
-    for (uint32_t i = 0; i < rows; i++) {
-        key_group[i] = pst_key_group(hash[i], r->info.max_parallelism);
-        if (i == 0)
-            continue;
-        ordered &= key_group[i] > key_group[i - 1] ||
-                   (key_group[i] == key_group[i - 1] && hash[i] >= hash[i - 1]);
-        ties |= hash[i] == hash[i - 1];
-    }
-    for (uint32_t i = 1; ties && i < rows; i++)
-        if (hash[i] == hash[i - 1])
-            ordered &= ascends(r, i);
-    if (!ordered || hash[0] != ref->first_hash || key_group[0] != ref->first_key_group ||
+    if (!follows_tied(r) ||
+        !pst_sst_rows_ascend(&r->block, hash, r->info.max_parallelism, key_group, same) ||
+        hash[0] != ref->first_hash || key_group[0] != ref->first_key_group ||
         key_group[rows - 1] != ref->last_key_group)
         return fail_at(r, PST_CORRUPT, ref->offset);
     return PST_OK;
@@ -415,19 +412,6 @@ static pst_status keep_last_key(pst_sst_reader *r, const pst_sst_ref *ref) {
     return PST_OK;
 }
 
-/* The first row from v.row on whose key group is at least `first`. */
-static uint32_t lower_bound(const int32_t *key_group, uint32_t rows, int32_t first) {
-    uint32_t low = 0, high = rows;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (key_group[middle] < first)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static pst_status load_block(pst_sst_reader *r) {
     const pst_sst_ref *ref = &r->refs[r->next_ref];
     const uint8_t *raw = NULL;
@@ -446,7 +430,7 @@ static pst_status load_block(pst_sst_reader *r) {
     if (s)
         return s;
     r->next_ref++;
-    r->first_row = lower_bound(key_groups_of(r), r->block.rows, r->first_key_group);
+    r->first_row = pst_sst_first_row(key_groups_of(r), r->block.rows, r->first_key_group);
     pst_sst_view_skip(&r->block, r->first_row);
     return PST_OK;
 }
@@ -480,13 +464,15 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
     return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
 }
 
-/* Rows up to `end` of the block at once, if they put the same columns. */
-static void take_stretch(pst_sst_reader *r, uint32_t end, pst_stretch *part) {
-    part->first = r->block.row;
-    part->rows = end - part->first;
-    part->hash = hashes_of(r) + part->first;
-    part->key_group = key_groups_of(r) + part->first;
-    pst_sst_view_skip(&r->block, end);
+/* The rows of the block up to `end`. */
+static pst_stretch stretch_to(pst_sst_reader *r, uint32_t end) {
+    uint32_t row = r->block.row;
+    return (pst_stretch){&r->block,
+                         hashes_of(r) + row,
+                         key_groups_of(r) + row,
+                         r->rules.has_element ? r->same.data + row : NULL,
+                         row,
+                         end - row};
 }
 
 static int has_stretch(const pst_sst_reader *r) {
@@ -497,15 +483,17 @@ static int has_stretch(const pst_sst_reader *r) {
 static uint32_t end_of_range(pst_sst_reader *r) {
     uint32_t end = r->block.rows;
     return r->last_key_group < r->info.last_key_group
-               ? lower_bound(key_groups_of(r), end, r->last_key_group + 1)
+               ? pst_sst_first_row(key_groups_of(r), end, r->last_key_group + 1)
                : end;
 }
 
 pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part) {
     pst_status s = find_row(r);
     *part = (pst_stretch){.view = &r->block};
-    if (!s && has_stretch(r))
-        take_stretch(r, end_of_range(r), part);
+    if (!s && has_stretch(r)) {
+        *part = stretch_to(r, end_of_range(r));
+        pst_sst_reader_skip(r, part->rows);
+    }
     return s;
 }
 
@@ -540,7 +528,11 @@ void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_
         else
             high = middle;
     }
-    take_stretch(r, low, part);
+    *part = stretch_to(r, low);
+}
+
+void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows) {
+    pst_sst_view_skip(&r->block, r->block.row + rows);
 }
 
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {

@@ -19,30 +19,34 @@ typedef struct pst_ahead {
 /* Valid until the next row is read. REQUIRES: pst_sst_reader_next returned PST_OK last. */
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r);
 
-/* Rows in their order that put the same columns: their values are those at the same places of the
- * view's columns. */
+/* Rows in their order. */
 typedef struct pst_stretch {
     const pst_sst_view *view;
     const uint64_t *hash; /* of row `first` and those after it */
     const int32_t *key_group;
+    const uint8_t *same; /* in a file with elements: pst_sst_rows_ascend */
     uint32_t first;
     uint32_t rows;
 } pst_stretch;
 
 /* Reads the rest of a block at once, if all of its rows put the same columns and none is an
- * element. Otherwise part->rows is 0, and the next row is to be read by itself. Valid until the
- * next row is read. Statuses as pst_sst_reader_next. */
+ * element: their values are those at the same places of the view's columns. Otherwise part->rows is
+ * 0, and the next row is to be read by itself. Valid until the next row is read. Statuses as
+ * pst_sst_reader_next. */
 pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part);
 
 /* The block that the next row is in, if all of its rows put the same columns and none is an
  * element; else, and where its rows have all been read, NULL. */
 const pst_sst_view *pst_sst_reader_stretch_columns(const pst_sst_reader *r);
 
-/* As pst_sst_reader_stretch, up to the first row that does not come before the key group and hash;
- * the next block is not read for it. part->rows is 0 where fewer than `least` rows do. REQUIRES:
- * pst_sst_reader_stretch_columns gives a block. */
+/* The next rows of the block, of any kind, up to the first one that does not come before the key
+ * group and hash; the next block is not read for them. part->rows is 0 where fewer than `least` do.
+ * The values of the first of them are those at `next` of the view's columns. Elements are not known
+ * to be sound (record.h). They are still to be read, or to be skipped. */
 void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_t hash,
                                    uint32_t least, pst_stretch *part);
+/* Moves behind the first rows of such a stretch. */
+void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows);
 
 /* About how many rows a key group of the seeked range has, by the file's index alone: a block of
  * several groups counts for each of them alike. O(log blocks). */

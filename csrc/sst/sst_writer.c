@@ -69,8 +69,7 @@ static pst_status write_head(pst_sst_writer *w) {
 
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer) {
-    if ((!io->write && !io->block) || pst_schema_check(schema) ||
-        (io->block && (info->kind != PST_BASE || pst_schema_has_element(schema))) ||
+    if (!io->write || pst_schema_check(schema) ||
         (info->kind != PST_DELTA && info->kind != PST_BASE) || info->first_key_group < 0 ||
         info->first_key_group > info->last_key_group ||
         info->last_key_group >= info->max_parallelism)
@@ -87,7 +86,7 @@ pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *
     pst_status s = pst_schema_copy(schema, &w->schema);
     if (!s) {
         pst_sst_builder_init(&w->block, &w->schema);
-        s = io->block ? PST_OK : write_head(w);
+        s = write_head(w);
     }
     if (s) {
         pst_sst_writer_destroy(w);
@@ -143,30 +142,7 @@ static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
     return PST_OK;
 }
 
-/* Passes the block on as columns. */
-static pst_status pass_block(pst_sst_writer *w) {
-    pst_block_column columns[PST_SST_MAX_COLUMNS];
-    int32_t n = w->schema.n_keys + w->schema.n_states;
-    for (int32_t i = 0; i < n; i++) {
-        const pst_sst_growing *c = &w->block.columns[i];
-        columns[i] = (pst_block_column){
-            .validity = c->nulls ? c->validity.data : NULL,
-            .offsets =
-                c->shape == PST_SHAPE_BYTES ? (const int32_t *)(void *)c->offsets.data : NULL,
-            .values = c->values.data,
-            .values_bytes = pst_sst_values_size(c->shape, c->count, c->bytes),
-            .nulls = c->nulls};
-    }
-    w->totals.puts += w->block.rows;
-    if (w->io.block(w->io.ctx, w->block.rows, columns, n) != 0)
-        return PST_CALLBACK;
-    pst_sst_builder_clear(&w->block);
-    return PST_OK;
-}
-
 static pst_status flush_block(pst_sst_writer *w) {
-    if (w->io.block)
-        return pass_block(w);
     pst_status s = reserve_ref(w);
     if (s)
         return s;
@@ -234,8 +210,6 @@ static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64
                                uint64_t present) {
     if (op == PST_DELETE)
         return 0;
-    if (w->io.block)
-        return w->states_mask;
     return w->info.kind == PST_BASE ? changed & present : changed;
 }
 
@@ -278,7 +252,6 @@ pst_status pst_sst_writer_add_stretch(pst_sst_writer *w, const pst_stretch *part
         part->key_group[last] > w->info.last_key_group || part->key_group[0] < w->last_key_group ||
         (part->key_group[0] == w->last_key_group && part->hash[0] < w->last_hash))
         return PST_INVALID;
-    changed = w->io.block ? w->states_mask : changed;
     for (uint32_t i = 0, n; i < part->rows; i += n) {
         uint32_t from = part->first + i, left = part->rows - i;
         pst_status s = PST_OK;
@@ -383,7 +356,7 @@ pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info) {
     if (w->failed || w->finished)
         return w->failed ? w->failed : PST_INVALID;
     pst_status s = w->block.rows ? flush_block(w) : PST_OK;
-    if (!s && !w->io.block)
+    if (!s)
         s = write_tail(w);
     if (s)
         return fail(w, s);

@@ -20,9 +20,8 @@ const pst_schema *pst_sst_writer_schema(const pst_sst_writer *w);
 const pst_file_info *pst_sst_writer_info(const pst_sst_writer *w);
 
 /* As pst_sst_writer_add of rows that put the same columns of a file with as many key groups: state k
- * is the file's state at[k], or absent if that is -1. REQUIRES: they come from a reader, and are
- * stored as they are: in a base or in blocks of its own, none of them has a null that must not be
- * stored. */
+ * is the file's state at[k]. REQUIRES: they come from a reader, and are
+ * stored as they are: in a base none of them has a null. */
 pst_status pst_sst_writer_add_stretch(pst_sst_writer *w, const pst_stretch *part, const int32_t *at,
                                       uint64_t changed);
 

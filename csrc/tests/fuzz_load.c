@@ -1,4 +1,4 @@
-/* Forged files loaded, sealed and merged: random operators of chain_world.h write files, which are
+/* Forged files loaded, sealed, merged and gathered: random operators of chain_world.h write files, which are
  * changed in what their records say, or byte by byte, with all checksums right (forge.h). Whatever
  * is then done with them ends with a status, and what was taken from one is a table like any other:
  * it can be worked on, and its own files restore it to the byte. Deterministic; most of what it
@@ -8,6 +8,7 @@
  */
 #include "chain_world.h"
 #include "forge.h"
+#include "gather_check.h"
 
 enum { WORLDS = 60, EPOCHS = 4, ROUNDS = 4000 };
 
@@ -23,6 +24,7 @@ static struct {
     uint64_t read;
     uint64_t loaded;
     uint64_t merged;
+    uint64_t gathered;
     uint64_t refused;
 } tally;
 
@@ -209,6 +211,22 @@ static void merge_forged(world *w, memory_file *files, int n, pst_file_kind kind
     file_free(&merged);
 }
 
+/* Whatever the files say, the batches are what batches are. */
+static void gather_forged(world *w, memory_file *files, int n) {
+    gather_world reduced;
+    gather_files x;
+    gather_sight sight = {.w = &reduced, .calls_left = -1};
+    gather_world_of(w, &reduced);
+    if (!reduced.schema.n_states)
+        return;
+    pst_status s = gather_open(&reduced, files, n, &x);
+    if (!s)
+        s = gather(&sight, &x);
+    CHECK(!s || is_refusal(s));
+    tally.gathered += !s;
+    gather_close(&x);
+}
+
 static void run_round(corpus *c, uint64_t *rng) {
     memory_file files[EPOCHS + 1];
     int n = EPOCHS, from = 0;
@@ -226,6 +244,7 @@ static void run_round(corpus *c, uint64_t *rng) {
     tally.read += s == PST_NOT_FOUND;
     load_forged(c->w, files, n, check_random(rng) % 2 == 0);
     merge_forged(c->w, files, n, from || check_random(rng) % 2 ? PST_BASE : PST_DELTA);
+    gather_forged(c->w, files, n);
     file_free(&forged);
 }
 
@@ -249,11 +268,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < WORLDS; i++)
         destroy(&worlds[i]);
     if (argc == 1)
-        CHECK(tally.read && tally.loaded && tally.merged && tally.refused);
+        CHECK(tally.read && tally.loaded && tally.merged && tally.gathered && tally.refused);
     else
         fprintf(stderr,
                 "    %" PRIu64 " read, %" PRIu64 " loaded, %" PRIu64 " refused, %" PRIu64
-                " merged\n",
-                tally.read, tally.loaded, tally.refused, tally.merged);
+                " merged, %" PRIu64 " gathered\n",
+                tally.read, tally.loaded, tally.refused, tally.merged, tally.gathered);
     return check_report();
 }

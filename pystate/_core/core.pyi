@@ -1,7 +1,7 @@
 import datetime
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, BinaryIO, Protocol, TypeAlias, overload
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ _StoredColumn: TypeAlias = tuple[str, int, int, int, str, None, int, int, int, i
 # validity, values, offsets
 _Parts: TypeAlias = tuple[bytes, bytes, bytes | None]
 # Rows, and for each column: nulls, validity, offsets, values.
-_Block: TypeAlias = tuple[int, list[tuple[int, bytes | None, bytes | None, bytes]]]
+_Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
+_Block: TypeAlias = tuple[int, list[_Part]]
 _Lineage: TypeAlias = tuple[bytes, bytes, int, int]
 _Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int]
 
@@ -371,24 +372,6 @@ class Reader:
     def get(self, key: Any) -> list[Any] | None: ...
     def scan(self, cursor: int, limit: int) -> tuple[int | None, int, list[_Parts]]: ...
 
-@overload
-def merge(
-    readers: list[FileReader],
-    columns: list[list[int]],
-    schema: Schema,
-    kind: str,
-    id: bytes,
-    parent: bytes,
-    epoch: int,
-    query: int,
-    max_parallelism: int,
-    first_key_group: int,
-    last_key_group: int,
-    out: None,
-    name: str,
-    budget: Budget | None = None,
-) -> list[_Block]: ...
-@overload
 def merge(
     readers: list[FileReader],
     columns: list[list[int]],
@@ -405,6 +388,16 @@ def merge(
     name: str,
     budget: Budget | None = None,
 ) -> _Info: ...
+def gather(
+    readers: list[FileReader],
+    columns: list[list[int]],
+    schema: Schema,
+    max_parallelism: int,
+    first_key_group: int,
+    last_key_group: int,
+    name: str,
+    budget: Budget | None = None,
+) -> list[_Block]: ...
 def instants(
     address: int, validity: int, offset: int, length: int, naive: bool
 ) -> list[datetime.datetime | None]: ...

@@ -335,11 +335,12 @@ cdef extern from "pystate.h" nogil:
 
     # Callbacks never leave a Python exception behind: they keep it in ctx.
     ctypedef struct pst_block_column:
+        uint32_t count
+        uint32_t nulls
         const uint8_t *validity
         const int32_t *offsets
         const uint8_t *values
         uint64_t values_bytes
-        uint32_t nulls
 
     ctypedef struct pst_io:
         void *ctx
@@ -396,9 +397,12 @@ cdef extern from "pystate.h" nogil:
                               int32_t n_columns, uint64_t *rows)
     pst_status pst_table_copy(pst_table *to, pst_table *source, int32_t first_key_group,
                               int32_t last_key_group, uint64_t *rows)
-    # The header has two more consts, which make no difference to callers.
+    # The header has two more consts in both, which make no difference to callers.
     pst_status pst_merge(pst_sst_reader **readers, const int32_t **columns, int32_t n,
                          pst_sst_writer *writer)
+    pst_status pst_gather(pst_sst_reader **readers, const int32_t **columns, int32_t n,
+                          const pst_schema *schema, int32_t max_parallelism,
+                          int32_t first_key_group, int32_t last_key_group, const pst_io *io)
 
     pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                                pst_reader **reader, pst_detail *detail)

@@ -1,4 +1,4 @@
-# The I/O of files, their codec, and where the rows of a merge go that makes none.
+# The I/O of files, their codec, and where the rows go that are merged into none.
 
 
 cdef struct IoState:
@@ -17,7 +17,7 @@ cdef class _Io(_Guarded):
     cdef object error
     cdef str name
     cdef Budget budget
-    cdef list blocks       # of rows that a merge makes in memory
+    cdef list blocks       # of rows that are gathered
 
     def __cinit__(self, target, int fd, str name, Budget budget=None):
         self.target = target
@@ -157,10 +157,11 @@ cdef int io_block(void *ctx, uint32_t rows, const pst_block_column *columns,
         for i in range(n):
             c = &columns[i]
             made.append((
+                c.count,
                 c.nulls,
-                None if c.validity is NULL else copied(c.validity, (rows + 7) // 8),
-                None if c.offsets is NULL else copied(c.offsets, (rows + 1) * sizeof(int32_t)),
-                copied(c.values, c.values_bytes),
+                None if c.validity is NULL else copied(c.validity, (c.count + 7) // 8),
+                None if c.offsets is NULL else copied(c.offsets, (c.count + 1) * sizeof(int32_t)),
+                None if c.values is NULL else copied(c.values, c.values_bytes),
             ))
         io.blocks.append((rows, made))
         return 0

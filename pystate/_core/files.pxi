@@ -303,76 +303,127 @@ def file_checksum(str name not None, uint64_t size_bytes, int fd, source):
     return checksum
 
 
+cdef class _Sources:
+    """Open files, oldest first, and whose columns theirs are; they are held until `end`."""
+
+    cdef list readers
+    cdef list busy
+    cdef int32_t n
+    cdef pst_sst_reader **files
+    cdef const int32_t **mappings
+    cdef int32_t *mapping
+
+    def __cinit__(self, list readers not None, list columns not None):
+        cdef FileReader reader
+        cdef int32_t i
+        self.busy = []
+        self.readers = list(readers)
+        self.n = <int32_t> len(self.readers)
+        mapped = list(columns)
+        if len(mapped) != self.n:
+            raise errors.InvalidArgumentError(f"{self.n} files, and columns of {len(mapped)}")
+        self.files = <pst_sst_reader **> calloc(self.n + 1, sizeof(void *))
+        self.mappings = <const int32_t **> calloc(self.n + 1, sizeof(void *))
+        self.mapping = <int32_t *> calloc((self.n + 1) * PST_MAX_STATES_, sizeof(int32_t))
+        if self.files is NULL or self.mappings is NULL or self.mapping is NULL:
+            raise MemoryError
+        try:
+            for i in range(self.n):
+                reader = <FileReader?> self.readers[i]
+                self.mappings[i] = self.mapping + i * PST_MAX_STATES_
+                fill_mapping(self.mapping + i * PST_MAX_STATES_, <list?> mapped[i],
+                             <int32_t> len(mapped[i]))
+                reader.begin()
+                self.busy.append(reader)
+                self.files[i] = reader.r
+        except BaseException:
+            self.end()
+            raise
+
+    def __dealloc__(self):
+        free(self.files)
+        free(self.mappings)
+        free(self.mapping)
+
+    cdef int end(self) except -1:
+        cdef FileReader reader
+        for reader in self.busy:
+            reader.end()
+        self.busy = []
+        return 0
+
+    cdef int check(self, pst_status status, _Io io, Schema schema, Budget budget) except -1:
+        """Raise what made it fail: the target's callbacks, a file, or both together."""
+        cdef FileReader reader
+        if status == PST_CALLBACK and io.error is not None:
+            io.reraise()
+        for reader in self.readers:
+            if reader.r is NULL:
+                continue
+            if status == PST_CALLBACK and (reader.io.error is not None or reader.io.state.failed):
+                reader.io.reraise()
+            if status == PST_CORRUPT and pst_sst_reader_detail(reader.r).offset >= 0:
+                reader.check(status)
+        check_limit(status, budget, io.name)
+        return check(status, NULL, io.name, schema)
+
+
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,
           bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
-          int32_t first_key_group, int32_t last_key_group, out, str name not None,
+          int32_t first_key_group, int32_t last_key_group, out not None, str name not None,
           Budget budget=None):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's. If `out` is None, which is for bases without
-    elements, no file is made, and the rows are returned: a list of (how many, columns), where
-    a column is (nulls, validity, offsets, values), in Arrow's layout, keys first.
+    `columns[f]` maps file f's states to the schema's.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
     cdef pst_sst_writer *writer = NULL
-    cdef list opened = list(readers)
-    cdef list mapped = list(columns)
-    cdef int32_t n = <int32_t> len(opened)
-    cdef int32_t i
     cdef pst_status status
-    cdef FileReader reader
-    cdef pst_sst_reader **files = <pst_sst_reader **> calloc(n + 1, sizeof(void *))
-    cdef const int32_t **mappings = <const int32_t **> calloc(n + 1, sizeof(void *))
-    cdef int32_t *mapping = <int32_t *> calloc((n + 1) * PST_MAX_STATES, sizeof(int32_t))
     memset(&info, 0, sizeof(info))
-    if out is None:
-        io.blocks = []
-        io.c.block = io_block
-    busy = []
+    info.kind = PST_BASE if kind == "base" else PST_DELTA
+    fill_lineage(&info.lineage, id, parent, epoch, query)
+    info.max_parallelism = max_parallelism
+    info.first_key_group = first_key_group
+    info.last_key_group = last_key_group
+    cdef _Sources sources = _Sources(readers, columns)
     try:
-        if len(mapped) != n:
-            raise errors.InvalidArgumentError(f"{n} files, and columns of {len(mapped)}")
-        if files is NULL or mappings is NULL or mapping is NULL:
-            raise MemoryError
-        info.kind = PST_BASE if kind == "base" else PST_DELTA
-        fill_lineage(&info.lineage, id, parent, epoch, query)
-        info.max_parallelism = max_parallelism
-        info.first_key_group = first_key_group
-        info.last_key_group = last_key_group
-        for i in range(n):
-            reader = <FileReader?> opened[i]
-            reader.begin()
-            busy.append(reader)
-            files[i] = reader.r
-            mappings[i] = mapping + i * PST_MAX_STATES
-            fill_mapping(mapping + i * PST_MAX_STATES, <list?> mapped[i],
-                         <int32_t> len(mapped[i]))
         with nogil:
             status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
             if status == PST_OK:
-                status = pst_merge(files, mappings, n, writer)
+                status = pst_merge(sources.files, sources.mappings, sources.n, writer)
             if status == PST_OK:
                 status = pst_sst_writer_finish(writer, &info)
             pst_sst_writer_destroy(writer)
     finally:
-        for reader in busy:
-            reader.end()
-        free(files)
-        free(mappings)
-        free(mapping)
-    if status == PST_CALLBACK and io.error is not None:
-        io.reraise()
-    for reader in opened:
-        if reader.r is NULL:
-            continue
-        if status == PST_CALLBACK and (reader.io.error is not None or reader.io.state.failed):
-            reader.io.reraise()
-        if status == PST_CORRUPT and pst_sst_reader_detail(reader.r).offset >= 0:
-            reader.check(status)
-    check_limit(status, budget, name)
-    check(status, NULL, name, schema)
-    return info_tuple(&info) if out is not None else io.blocks
+        sources.end()
+    sources.check(status, io, schema, budget)
+    return info_tuple(&info)
+
+
+def gather(list readers not None, list columns not None, Schema schema not None,
+           int32_t max_parallelism, int32_t first_key_group, int32_t last_key_group,
+           str name not None, Budget budget=None):
+    """Merge open files, oldest first, into rows: a list of (how many, columns).
+
+    `columns[f]` maps file f's states to the schema's, which is a table's. A column is (how many,
+    nulls, validity, offsets, values), in Arrow's layout. Those of the key come first, then those of
+    each state: of a list its offsets and its items, of a map its offsets, its keys and its values.
+    """
+    cdef _Io io = _Io(None, -1, name, budget)
+    cdef _Sources sources
+    cdef pst_status status
+    io.blocks = []
+    io.c.block = io_block
+    sources = _Sources(readers, columns)
+    try:
+        with nogil:
+            status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c,
+                                max_parallelism, first_key_group, last_key_group, &io.c)
+    finally:
+        sources.end()
+    sources.check(status, io, schema, budget)
+    return io.blocks
 
 
 def copy_rows(Table source not None, Table to not None, int32_t first_key_group,

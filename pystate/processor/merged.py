@@ -1,9 +1,10 @@
-"""Rows of value states straight out of their files, merged in memory, without a table.
+"""Rows of values, lists and maps straight out of their files, merged in memory, without a table.
 
 A table costs several times what reading its files does: its memory has to be touched first, and
-each row has to find its place. The rows of files are in one order, so that a merge gives the newest
-values of each key in one pass. It knows nothing of lists, maps, timers, times to live and
-namespaces, which tables do.
+each row and element has to find its place. The rows of files are in one order, and each is followed
+by its elements, so that a merge gives the newest state of each key in one pass. It knows nothing of
+timers, times to live and namespaces, which tables do, and of no state but values, lists and maps.
+Nested values and pickled objects are decoded, or left as they are, column by column.
 
 Thread safety: functions without state.
 """
@@ -11,16 +12,18 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate._core import core
-from pystate.checkpoint.state_files import EMPTY_LINEAGE, OpenFile, claim, file_schema
+from pystate.checkpoint.state_files import OpenFile, claim
 from pystate.memory import process_budget
-from pystate.state.columns import ELEMENT, VALUE, core_schema
+from pystate.state.columns import Column, core_schema
 from pystate.state.declaration import State
+from pystate.state.list import ListState
+from pystate.state.map import MapState
 from pystate.state.value import ValueState
 from pystate.types.arrays import decoded
 from pystate.types.keys import KeyColumns
@@ -28,9 +31,14 @@ from pystate.types.state_type import StateType
 
 __all__ = ["can_merge", "merged_rows"]
 
+_MERGED = (ValueState, ListState, MapState)
+
+#: Rows, nulls, validity, offsets, values.
+_Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
+
 
 def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
-    """Whether states, and keys of such types, are columns in files, one each.
+    """Whether `merged_rows` gives the rows of such states and keys.
 
     Parameters
     ----------
@@ -42,7 +50,7 @@ def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
-        and all(type(d) is ValueState and d.ttl is None for d in states.values())
+        and all(type(d) in _MERGED and d.ttl is None for d in states.values())
     )
 
 
@@ -53,7 +61,7 @@ def merged_rows(
     key_groups: tuple[int, int],
     max_parallelism: int,
     since: Mapping[str, int],
-) -> Iterator[list[pa.Array[Any]]] | None:
+) -> Iterator[list[pa.Array[Any]]]:
     """Merge files into the rows of some key groups.
 
     Parameters
@@ -74,9 +82,8 @@ def merged_rows(
 
     Returns
     -------
-    iterator of list of pyarrow.Array, or None
-        The columns of some rows each, keys first. None if a file has elements of lists, maps or
-        timers.
+    iterator of list of pyarrow.Array
+        The columns of some rows each, keys first.
 
     Raises
     ------
@@ -86,38 +93,50 @@ def merged_rows(
         A file's key or states are not as declared.
     """
     columns = [d.columns(name)[0] for name, d in states.items()]
-    assert all(column.kind == VALUE for column in columns)
-    if any(file_schema(file.reader).keys[-1].name == ELEMENT for file in files):
-        return None
     readers, mappings = [], []
     for file in files:
         readers.append(file.reader)
         mappings.append(claim(file.reader, key, None, columns, max_parallelism, True, since))
-    blocks = core.merge(
+    batches = core.gather(
         readers,
         mappings,
         core_schema(key, None, columns),
-        "base",
-        *EMPTY_LINEAGE,
         max_parallelism,
         *key_groups,
-        None,
         "the rows of several files",
         process_budget(),
     )
+    return (_columns(parts, key, states, columns) for _, parts in batches)
+
+
+def _columns(
+    parts: Sequence[_Part], key: KeyColumns, states: dict[str, State[Any]], columns: list[Column]
+) -> list[pa.Array[Any]]:
+    given = iter(parts)
     # Keys are not nested, so that nothing decodes them.
-    codecs: list[tuple[StateType, Any]] = [(type_, None) for _, type_ in key]
-    codecs += [(d.type, c.codec) for d, c in zip(states.values(), columns, strict=True)]
-    return (
-        [_array(rows, part, *codec) for part, codec in zip(parts, codecs, strict=True)]
-        for rows, parts in blocks
-    )
+    found = [_array(next(given), type_, None) for _, type_ in key]
+    for state, column in zip(states.values(), columns, strict=True):
+        if isinstance(state, ValueState):
+            found.append(_array(next(given), state.type, column.codec))
+            continue
+        rows, _, _, ends, _ = next(given)
+        assert ends is not None
+        offsets: Any = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
+        keys = _array(next(given), state.key_type, None) if isinstance(state, MapState) else None
+        values = _array(next(given), state.type, column.codec)
+        if keys is None:
+            found.append(pa.ListArray.from_arrays(offsets, values))
+        else:
+            found.append(pa.MapArray.from_arrays(offsets, keys, values))
+    return found
 
 
-def _array(rows: int, part: Any, type: StateType, codec: Any) -> pa.Array[Any]:
-    nulls, validity, offsets, values = part
-    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values)]
+def _array(part: _Part, type: StateType, codec: Any) -> pa.Array[Any]:
+    rows, nulls, validity, offsets, values = part
     stored = layout = type.stored_arrow
+    if not rows:
+        return decoded(pa.array([], stored), type, codec)
+    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values or b"")]
     if offsets is not None:
         buffers.insert(1, pa.py_buffer(offsets))
         # A file keeps bytes of one width as it does others.

@@ -1,7 +1,8 @@
 """An operator's state as of one epoch, read from its files a part at a time.
 
 A part is some key groups of a range: as many as make up a bounded number of bytes, but at least
-one. Only the files and blocks of its key groups are read, into a table of its own.
+one. Only the files and blocks of its key groups are read. Values, lists and maps are merged
+(`pystate.processor.merged`); all else, and some keys alone, are read into a table of its own.
 
 Thread safety: a `StateScan` is immutable, and its parts may be read in several threads or
 processes.
@@ -204,9 +205,7 @@ class StateScan:
         batches = self._merged(state)
         if batches is not None:
             for rows in batches:
-                rows = self._within(rows)
-                if rows.num_rows:
-                    yield rows
+                yield from self._shaped(rows)
             return
         with self.backend(bounds) as backend:
             load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
@@ -217,7 +216,7 @@ class StateScan:
                 yield from self._timers(backend, wanted)
                 return
             for keys in backend.existing() if wanted is None else backend.found(wanted):
-                yield from self._shaped(backend, keys)
+                yield from self._shaped(backend.exported(keys))
 
     def _merged(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""
@@ -233,11 +232,12 @@ class StateScan:
             self.keys is not None
             or self.namespace is not None
             or self.selection.timers
-            or self.selection.explode
             or not can_merge(key, self.read)
         ):
             return None
-        schema, found = self.schema, []
+        fields = list(self.schema)[: len(key)]
+        fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+        schema, found = pa.schema(fields), []
         for first, last in runs(self.key_groups, state.first_key_group, state.last_key_group):
             with ExitStack() as stack:
                 files = []
@@ -252,13 +252,11 @@ class StateScan:
                 rows = merged_rows(
                     files, key, self.read, (first, last), self.max_parallelism, dict(state.since)
                 )
-                if rows is None:
-                    return None
                 found += [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows]
         return found
 
-    def _shaped(self, backend: KeyedStateBackend, keys: KeyBatch) -> Iterator[pa.RecordBatch]:
-        rows = self._within(backend.exported(keys))
+    def _shaped(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        rows = self._within(rows)
         if self.selection.explode:
             rows = exploded(rows, self.schema)
         if rows.num_rows:

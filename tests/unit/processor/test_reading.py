@@ -211,6 +211,26 @@ def test_elements(filled: Path) -> None:
     assert state_of(filled, state="m", explode=True) == entries
 
 
+def test_values_lists_and_maps_need_no_table(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"state": "l"}, {"key_groups": range(2)}]
+    kinds += [{"state": name, "explode": True} for name in "lm"]
+    rows = [read_state(filled, **asked) for asked in kinds]
+    # Of some keys a table is read, which gives the same.
+    every = [read_state(filled, keys=[*range(8)], **asked) for asked in kinds]
+    assert [t.schema for t in rows] == [t.schema for t in every]
+    assert [sorted(map(str, t.to_pylist())) for t in rows] == [
+        sorted(map(str, t.to_pylist())) for t in every
+    ]
+
+    def no_table(*arguments: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(scan, "load_files", no_table)
+    assert [read_state(filled, **asked).num_rows for asked in kinds] == [t.num_rows for t in rows]
+    with pytest.raises(AssertionError):
+        read_state(filled, timers=True)
+
+
 def test_timers(filled: Path) -> None:
     numbers = [(key, number) for key in range(6) for number in (key, key + 4)]
     event = [{"k": k, "timer_domain": "event", "timer_ms": number} for k, number in numbers]
