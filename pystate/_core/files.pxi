@@ -304,7 +304,7 @@ def file_checksum(str name not None, uint64_t size_bytes, int fd, source):
 
 
 cdef class _Sources:
-    """Open files, oldest first, and whose columns theirs are; they are held until `end`."""
+    """Open files, oldest first, and whose columns theirs are; held from `begin` to `end`."""
 
     cdef list readers
     cdef list busy
@@ -327,23 +327,31 @@ cdef class _Sources:
         self.mapping = <int32_t *> calloc((self.n + 1) * PST_MAX_STATES_, sizeof(int32_t))
         if self.files is NULL or self.mappings is NULL or self.mapping is NULL:
             raise MemoryError
+        for i in range(self.n):
+            reader = <FileReader?> self.readers[i]
+            self.mappings[i] = self.mapping + i * PST_MAX_STATES_
+            fill_mapping(self.mapping + i * PST_MAX_STATES_, <list?> mapped[i],
+                         <int32_t> len(mapped[i]))
+
+    def __dealloc__(self):
+        free(self.files)
+        free(self.mappings)
+        free(self.mapping)
+
+    cdef int begin(self) except -1:
+        """Hold all readers; none, where one is in use."""
+        cdef FileReader reader
+        cdef int32_t i
         try:
             for i in range(self.n):
-                reader = <FileReader?> self.readers[i]
-                self.mappings[i] = self.mapping + i * PST_MAX_STATES_
-                fill_mapping(self.mapping + i * PST_MAX_STATES_, <list?> mapped[i],
-                             <int32_t> len(mapped[i]))
+                reader = self.readers[i]
                 reader.begin()
                 self.busy.append(reader)
                 self.files[i] = reader.r
         except BaseException:
             self.end()
             raise
-
-    def __dealloc__(self):
-        free(self.files)
-        free(self.mappings)
-        free(self.mapping)
+        return 0
 
     cdef int end(self) except -1:
         cdef FileReader reader
@@ -387,6 +395,7 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     info.first_key_group = first_key_group
     info.last_key_group = last_key_group
     cdef _Sources sources = _Sources(readers, columns)
+    sources.begin()
     try:
         with nogil:
             status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
@@ -416,6 +425,7 @@ def gather(list readers not None, list columns not None, Schema schema not None,
     io.blocks = []
     io.c.block = io_block
     sources = _Sources(readers, columns)
+    sources.begin()
     try:
         with nogil:
             status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c,
