@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -52,7 +53,7 @@ class CountVector(ps.VectorizedFunction):
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
 
 
-def context_of(watermark: int | None) -> ps.RuntimeContext:
+def context_of() -> ps.RuntimeContext:
     return ps.RuntimeContext(
         uid="one",
         epoch=1,
@@ -60,7 +61,6 @@ def context_of(watermark: int | None) -> ps.RuntimeContext:
         parallelism=1,
         max_parallelism=128,
         processing_time=5_000,
-        watermark=watermark,
     )
 
 
@@ -73,6 +73,8 @@ class Run:
         *batches: Sequence[tuple[Any, ...]],
         output: Any = None,
         watermark: int | None = None,
+        time: OperatorTime | None = None,
+        drain: bool = False,
         **options: Any,
     ) -> None:
         self.sides: dict[str, list[Any]] = {}
@@ -82,7 +84,10 @@ class Run:
         if type(function).__qualname__ in globals():
             spec = pickle.loads(pickle.dumps(spec))
         with ps.KeyedStateBackend({"k": "string"}, timers=has_timers(function)) as backend:
-            self.runtime = FunctionRuntime(spec, backend, context_of(watermark), self._side)
+            time = time or OperatorTime(watermark, watermark)
+            self.runtime = FunctionRuntime(
+                spec, backend, context_of(), self._side, time=time, drain=drain
+            )
             self.runtime.open()
             pieces: list[Any] = []
             try:
@@ -362,6 +367,57 @@ def test_late_rows_are_counted_and_handled_like_others() -> None:
     assert run.state == {"a": 4, "b": 6}
 
 
+class Between(ps.KeyedProcessFunction):
+    """Yields the watermarks that it sees; the value expires in event time."""
+
+    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(row.v)
+        for timestamp in (40, 41):
+            ctx.register_event_time_timer(timestamp)
+        yield key, row.v, ctx.watermark
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, self.n.value(), ctx.watermark, timestamp
+
+
+class BetweenRows(ps.KeyedProcessFunction):
+    """Handles the rows of a key at the end of the input."""
+
+    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(batch.column("v")[0].as_py())
+        for timestamp in (40, 41):
+            ctx.register_event_time_timer(timestamp)
+        yield key, self.n.value(), ctx.watermark
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, self.n.value(), ctx.watermark, timestamp
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("function", [Between(), BetweenRows()])
+def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
+    function: Any, drain: bool
+) -> None:
+    mark = ps.MAX_WATERMARK if drain else 40
+    run = Run(
+        function,
+        [("a", 7, 20), ("b", 8, 19)],
+        event_time="at",
+        late="drop",
+        time=OperatorTime(20, 40),
+        drain=drain,
+    )
+    assert run.runtime.late_rows == 1
+    fired = [("a", 7, mark, 40), ("a", 7, mark, 41)] if drain else [("a", 7, 40, 40)]
+    assert run.rows == [("a", 7, 20), *fired]
+    # The clock of times to live is the late bound: by the watermark the value had expired.
+    assert run.state == {"a": 7}
+
+
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
 def test_late_rows_go_to_their_side_output(function: Any) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
@@ -578,7 +634,7 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     text = "x" * (400 << 20)
     spec = FunctionSpec(Wide(), ("v",), ("k", "v"), RowsAsYielded())
     with ps.KeyedStateBackend("long") as made:
-        runtime = FunctionRuntime(spec, made, context_of(None))
+        runtime = FunctionRuntime(spec, made, context_of())
         runtime.open()
         for i in range(rows):
             batch = {"k": pa.array([text]), "v": pa.array([i])}
