@@ -13,6 +13,7 @@ hold the same events, and can be generated in any order, by any number of proces
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -339,8 +340,8 @@ def _joined(*parts: Any) -> pa.Array[Any]:
     return array
 
 
-def write(plan: Plan, folder: Path, size: int) -> list[int]:
-    """Write a plan's events as ``folder/<kind>/<number>.parquet``, a file of each kind per chunk.
+def write(plan: Plan, folder: Path, size: int, parts: int = 1) -> list[int]:
+    """Write a plan's events as ``folder/<kind>/<chunk>-<part>.parquet``.
 
     Parameters
     ----------
@@ -350,18 +351,30 @@ def write(plan: Plan, folder: Path, size: int) -> list[int]:
         Where to write; its folders are made.
     size : int
         Events of all kinds per chunk. A chunk is all that is in memory.
+    parts : int
+        Files of each kind per chunk.
 
     Returns
     -------
     list of int
         Events of each chunk.
+
+    Notes
+    -----
+    The files' times of change are a second apart, in the order of the events: streams of files go
+    by them.
     """
     for kind in KINDS:
         (folder / kind).mkdir(parents=True)
     sizes = []
     for number, events in enumerate(Generator(plan).chunks(size)):
         for kind, table in zip(KINDS, events, strict=True):
-            pq.write_table(table, folder / kind / f"{number:05}.parquet")
+            for part in range(parts):
+                first, last = (table.num_rows * n // parts for n in (part, part + 1))
+                path = folder / kind / f"{number:05}-{part}.parquet"
+                pq.write_table(table.slice(first, last - first), path)
+                changed = plan.first_ms // 1_000 + number * parts + part
+                os.utime(path, (changed, changed))
         sizes.append(sum(table.num_rows for table in events))
     return sizes
 

@@ -25,7 +25,8 @@ q12    How many bids each bidder made in each tumbling window of processing time
 q18    For each bidder and auction the last bid: the one with the largest time; of several, the one
        with the largest (price, channel, url, extra), compared in this order.
 q19    For each auction its bids of the highest prices, at most `Parameters.top`, with their rank
-       from 1 on. Equal prices are ranked by the earlier time, then the smaller bidder, then extra.
+       from 1 on. Of equal prices the earlier is first, then the smaller bidder, then the larger
+       extra.
 q20    Each bid with its auction, of the auctions of the category, whenever either was made.
 =====  =============================================================================================
 
@@ -263,7 +264,7 @@ QUERIES: Mapping[str, Query] = {
         },
         """
         SELECT auction, row_number() OVER (
-                   PARTITION BY auction ORDER BY price DESC, at_ms ASC, bidder ASC, extra ASC
+                   PARTITION BY auction ORDER BY price DESC, at_ms ASC, bidder ASC, extra DESC
                ) AS rank, bidder, price, at_ms, extra
         FROM bid QUALIFY rank <= $top
         """,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,7 @@ def test_a_seed_says_all(events: Events) -> None:
     assert not any(a.equals(b) for a, b in zip(events, other, strict=True))
 
 
-@pytest.mark.parametrize("size", [1, 49, 50, 333])
+@pytest.mark.parametrize("size", [3, 49, 50, 333])
 def test_chunks_of_any_size_hold_the_same(size: int) -> None:
     generator = Generator(Plan(1_000))
     assert equal(joined(list(generator.chunks(size))), generator.chunk(0, 1_000))
@@ -111,7 +114,9 @@ def test_prices_and_lengths_are_in_range(events: Events) -> None:
 
 
 def test_files_hold_the_events(tmp_path: Path) -> None:
-    assert generate.write(Plan(1_000), tmp_path, 300) == [300, 300, 300, 100]
+    assert generate.write(Plan(1_000), tmp_path, 300, parts=2) == [300, 300, 300, 100]
+    files = sorted((tmp_path / "bid").iterdir(), key=lambda path: path.stat().st_mtime)
+    assert [path.stem for path in files[:3]] == ["00000-0", "00000-1", "00001-0"]
     found = Events(**{kind: data.to_table() for kind, data in reference.stored(tmp_path).items()})
     assert equal(found, Generator(Plan(1_000)).chunk(0, 1_000))
     assert expected("q9", reference.stored(tmp_path)).equals(expected("q9", found))
@@ -120,8 +125,8 @@ def test_files_hold_the_events(tmp_path: Path) -> None:
 def test_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generate.main([str(tmp_path), "--events", "1000", "--chunk", "500"])
     assert sorted(path.name for path in (tmp_path / "bid").iterdir()) == [
-        "00000.parquet",
-        "00001.parquet",
+        "00000-0.parquet",
+        "00001-0.parquet",
     ]
     assert capsys.readouterr().out.count("M events/s") == 2
 
@@ -322,3 +327,71 @@ def test_results_of_others_are_brought_into_order() -> None:
     assert canonical("q12", other).equals(right)
     with pytest.raises(KeyError):
         canonical("q12", other.drop_columns("bids"))
+
+
+# -- the same queries on Spark
+
+ROOT = Path(__file__).parents[2]
+
+REFUSAL = """
+import sys
+from pathlib import Path
+
+from pyspark.errors import AnalysisException
+
+from bench.nexmark.generate import Plan
+from bench.nexmark.reference import Parameters
+from bench.nexmark.spark_run import write_input
+from bench.nexmark.spark_sql import REFUSED, streams
+from bench.spark_jobs import session, started
+
+folder = Path(sys.argv[1])
+given = write_input(Plan(2_000), folder / "input", 1_000)
+with session(folder) as spark:
+    for name, (query, _) in REFUSED.items():
+        made = streams(spark, folder / "input" / "closed", given.plan, 2, watermark=True)
+        for mode in ("append", "update", "complete"):
+            writer = query.build(made, Parameters(), given.plan).writeStream.outputMode(mode)
+            try:
+                started(writer.foreachBatch(lambda frame, batch: None), folder / name / mode)
+            except AnalysisException as error:
+                print(name, mode, error.getCondition())
+            else:
+                raise AssertionError(f"{name} was started in {mode} mode")
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
+def test_every_query_is_one_of_those_that_spark_can_or_cannot_express() -> None:
+    pytest.importorskip("pyspark")
+    from bench.nexmark.spark_sql import REFUSED, STREAMS
+
+    assert sorted([*STREAMS, *REFUSED]) == sorted(QUERIES)
+
+
+@pytest.mark.slow
+def test_spark_finds_the_same() -> None:
+    done = python("-m", "bench.nexmark.spark_run", "--events", "60000", "--chunk", "15000")
+    assert done.stdout.count(", right\n") == len(QUERIES) - 1
+
+
+@pytest.mark.slow
+def test_spark_refuses_what_is_said_to_be_refused(tmp_path: Path) -> None:
+    done = python("-c", REFUSAL, str(tmp_path))
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["q4", mode] for mode in ("append", "update", "complete")
+    ]
