@@ -145,7 +145,7 @@ def run(
     events: dict[str, Any] = dict(stored(given.folder / "open" / "events"))
     if name == "q12":
         events["bid"] = processed(given, folder / "checkpoint")
-    right: bool = found.equals(expected(name, events, parameters))
+    right = bool(found.equals(expected(name, events, parameters)))
     return Measured(
         rows_read(name, given),
         sum(batch.durationMs["triggerExecution"] for batch in batches[WARM_UP:]) / 1e3,
