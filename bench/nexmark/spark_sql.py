@@ -3,7 +3,7 @@
 A query in append mode reads streams with a watermark, and its rows are final. One in update mode
 corrects the rows of a key; the last correction counts. Neither has Python code that runs per row.
 
-What Spark cannot express in one stream is in `REFUSED`, with the reason. Two others have a price:
+What Spark cannot express in one stream is in `REFUSED`, with the reason. Others have a price:
 
 - q9 needs to know how long an auction may last. A group's rows are final when the watermark passes
   its time, and Spark derives from the join's condition how much later a bid may come; it can do so
