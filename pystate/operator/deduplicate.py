@@ -94,6 +94,20 @@ class DeduplicateSpec:
             states[EARLIER] = ListState("long", ttl=ttl)
         return states
 
+    def start(
+        self,
+        backend: KeyedStateBackend,
+        *,
+        processing_time: int,
+        watermark: int | None = None,
+        side: Side | None = None,
+        uid: str = "",
+    ) -> Deduplicator:
+        """Make the operator of one task; the arguments are those of `Deduplicator`."""
+        return Deduplicator(
+            self, backend, processing_time=processing_time, watermark=watermark, side=side, uid=uid
+        )
+
     @property
     def spaced(self) -> bool:
         """Whether the distance of event times decides."""

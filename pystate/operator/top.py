@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 
 from pystate.operator.event_rows import EventRows, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
+from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import Side
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
-from pystate.types.arrays import as_array
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType
 
@@ -105,6 +105,20 @@ class TopSpec:
             states[self.bar] = ValueState("long")
         return states
 
+    def start(
+        self,
+        backend: KeyedStateBackend,
+        *,
+        processing_time: int,
+        watermark: int | None = None,
+        side: Side | None = None,
+        uid: str = "",
+    ) -> TopRows:
+        """Make the operator of one task; the arguments are those of `TopRows`."""
+        return TopRows(
+            self, backend, processing_time=processing_time, watermark=watermark, side=side, uid=uid
+        )
+
     @property
     def bar(self) -> str | None:
         """The state of the bars; None if the order's first column is not a number."""
@@ -165,8 +179,9 @@ class TopRows:
         self.spec = spec
         self.events = EventRows(spec.event_time, watermark, spec.late, side, uid)
         self._backend = backend
-        self._what = f"operator {uid!r}: column"
         self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
+        ddl = [type_.ddl for _, type_ in spec.columns]
+        self._columns = OutputColumns(pa.schema(self._fields), f"operator {uid!r}", ddl)
 
     def open(self) -> None:
         """Register the states."""
@@ -200,10 +215,10 @@ class TopRows:
 
     def _enter(self, rows: pa.RecordBatch) -> None:
         spec = self.spec
-        own = {
-            name: as_array(rows.column(name), type_, f"{self._what} {name!r}")
-            for name, type_ in spec.columns
-        }
+        names = [name for name, _ in spec.columns]
+        # Spark's arrays may be without nulls, for example, where the state's may have them.
+        [cast] = self._columns.from_value(rows.select(names))
+        own = dict(zip(names, cast.columns, strict=True))
         keys = self._backend.keys(columns_of(rows, spec.key))
         entering = self._above_bar(keys, own[spec.by[0].column])
         if not len(entering):
