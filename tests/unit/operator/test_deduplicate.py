@@ -147,3 +147,13 @@ def test_repeated_rows_write_nothing(made: list[Epochs]) -> None:
         task.open()
         assert not list(task.process(rows))
         assert not operator.backend.dirty
+
+
+def test_what_the_watermark_has_passed_is_forgotten_to_the_millisecond(made: list[Epochs]) -> None:
+    # Both are stored in one batch, so that their times to live end together, after that of the
+    # second one.
+    for watermark, expected in ((9, []), (10, [0])):
+        operator = make(made, within_ms=10, event_time="at")
+        assert operator.run(batch((1, 0), (1, 20), (2, 0), (3, 20))) == [0, 1, 2, 3]
+        assert operator.run(batch((1, 5)), watermark=watermark) == expected
+        assert operator.run(batch((2, 5)), watermark=watermark) == expected
