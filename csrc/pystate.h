@@ -394,6 +394,10 @@ int pst_table_dirty(const pst_table *t);
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch);
 void pst_batch_destroy(pst_batch *b);
 int64_t pst_batch_length(const pst_batch *b);
+/* The first row with the same key as row i, which is i itself if none comes before it, to first[i].
+ * O(rows), without a look at the table. PST_TOO_LARGE above 2^31 - 1 rows. PST_NO_MEMORY,
+ * PST_LIMIT. */
+pst_status pst_batch_first(pst_batch *b, int32_t *first);
 
 /* Copies a fixed-width column: values[i] in the type's own width (BOOL: one byte each); valid[i]
  * (a byte each) is 0 where the key or the state is absent, and values[i] is then zero. */

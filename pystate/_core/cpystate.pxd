@@ -204,6 +204,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
     void pst_batch_destroy(pst_batch *b)
     int64_t pst_batch_length(const pst_batch *b)
+    pst_status pst_batch_first(pst_batch *b, int32_t *first)
     pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
     pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out)
     pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values)

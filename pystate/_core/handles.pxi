@@ -196,6 +196,17 @@ cdef class Batch(_Dependent):
         status = pst_key_set_row(self.table.t, self.b, at)
         self.table.select(self, i, status)
 
+    def first(self, size_t first):
+        """Fill `first`, 32-bit, with the first row that has the same key, for each row."""
+        cdef pst_status status
+        self.begin()
+        try:
+            with nogil:
+                status = pst_batch_first(self.b, <int32_t *> first)
+        finally:
+            self.end()
+        self.table.check(status)
+
     def get(self, int32_t column, size_t values, size_t valid):
         """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
         cdef pst_status status

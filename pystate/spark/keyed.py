@@ -30,6 +30,8 @@ from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUp
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
+from pystate.spark.row_bodies import RowsBody, RowSpec
+from pystate.spark.row_operators import RowOperators
 from pystate.spark.schemas import (
     KeySchema,
     ddl_of,
@@ -69,7 +71,7 @@ _ORDERED = (
 _VALUE = "__pystate_value_"
 
 
-class KeyedFrame:
+class KeyedFrame(RowOperators):
     """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters
@@ -290,6 +292,35 @@ class KeyedFrame:
             # The fields that were sent on their own become structs again.
             whole = [_whole(self._frame.schema[name]) for name in self._names]
             out = out.select(*whole, *map(column_named, aggregates))
+        return self._evaluation.output(self._uid, out)
+
+    def _of_rows(
+        self,
+        spec: RowSpec,
+        order_by: Sequence[Column],
+        declared: st.StructType,
+        result: Sequence[str],
+    ) -> DataFrame:
+        frame = self._frame
+        output_columns(frame.schema, f"{self._owner}: its input")
+        sides = {}
+        if spec.late != PROCESS_LATE:
+            self._require_event_time(spec.late)
+        tag = late_tag(spec.late)
+        if tag is not None:
+            sides[tag] = self._late_schema(tag, {})
+        plan = self._evaluation.declare(
+            OperatorSpec(self._uid, parse_key(self._keys), spec.states()),
+            self._keys,
+            allowed_delay_ms=self._delay_ms,
+            sides=sides,
+        )
+        body = partial(RowsBody, spec, output_columns(declared, self._owner))
+        routed = self._routed(frame, plan, order_by)
+        out = _operator(routed, plan, frame.columns, body, declared)
+        if declared.names != list(result):
+            keys = {name: _whole(frame.schema[name]) for name in self._names}
+            out = out.select(*(keys.get(name, column_named(name)) for name in result))
         return self._evaluation.output(self._uid, out)
 
     def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:

@@ -111,7 +111,7 @@ class PipelineContext:
         Returns
         -------
         KeyedFrame
-            Call `process` or `aggregate` on it.
+            Call `process`, `aggregate`, `deduplicate` or `top` on it.
         """
         evaluation = self._current("key_by")
         require_classic(df)

@@ -147,6 +147,29 @@ class KeyBatch(core.Batch):
             return arrays[0].to_pylist()
         return list(zip(*(array.to_pylist() for array in arrays), strict=True))
 
+    def first_rows(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """For each row the first row with the same key; its own number where there is none before.
+
+        Raises
+        ------
+        StaleKeyBatchError
+            The epoch has ended.
+
+        Notes
+        -----
+        O(rows). Keys that are equal as keys of a state are equal here: 0.0 and -0.0, and any NaNs.
+
+        Examples
+        --------
+        >>> import pyarrow as pa, pystate as ps
+        >>> with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}) as backend:
+        ...     backend.keys(pa.array([7, 8, 7, None, None])).first_rows().tolist()
+        [0, 1, 0, 3, 3]
+        """
+        first = np.empty(len(self), np.int32)
+        self.first(first.ctypes.data)
+        return first
+
     def _normal_keys(self) -> list[Any]:
         """The keys with their namespaces, in a form where equal keys compare and hash as equal."""
         if self._normal is None:

@@ -139,3 +139,46 @@ def test_timers_that_fire_while_rows_come_and_go() -> None:
         stored = n.values(backend.keys(keys)).to_pylist()
         assert stored == [8 if key in fired else 0 for key in keys]
         assert 400 < len(fired) < 500
+
+
+KEYS: dict[str, tuple[dict[str, str], Any]] = {
+    "long": ({"k": "long"}, lambda rng: rng.choice([None, *range(50)])),
+    "double": ({"k": "double"}, lambda rng: rng.choice([None, 0.0, -0.0, float("nan"), 1.5])),
+    "string": ({"k": "string"}, lambda rng: rng.choice([None, "", "a", "b" * 30, "b" * 31])),
+    "two": (
+        {"a": "long", "b": "string"},
+        lambda rng: (rng.choice([None, 1, 2]), rng.choice([None, "", "x"])),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 2000])
+def test_first_rows(kind: str, rows: int) -> None:
+    rng = random.Random(rows)
+    key, make = KEYS[kind]
+    names = [make(rng) for _ in range(rows)]
+    seen: dict[Any, int] = {}
+    with counts(**key) as backend:
+        columns = (
+            names if len(key) == 1 else [list(c) for c in zip(*names, strict=True)] or [[]] * 2
+        )
+        types = [
+            {"long": pa.int64(), "double": pa.float64(), "string": pa.string()}[t]
+            for t in key.values()
+        ]
+        given = [columns] if len(key) == 1 else columns
+        arrays = [pa.array(c, t) for c, t in zip(given, types, strict=True)]
+        keys = backend.keys(arrays)
+        expected = [
+            seen.setdefault(repr(0.0 if name == 0.0 else name), i) for i, name in enumerate(names)
+        ]
+        assert keys.first_rows().tolist() == expected
+        # Of rows that exist, too.
+        backend["n"].add(keys, 1)
+        assert keys.first_rows().tolist() == expected
+        for changed in backend.changed():
+            assert changed.first_rows().tolist() == list(range(len(changed)))
+        backend.rollback()
+        with pytest.raises(StaleKeyBatchError):
+            keys.first_rows()

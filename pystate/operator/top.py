@@ -1,0 +1,370 @@
+"""The first rows of each key by the order of some columns. No Python runs per row.
+
+Spark's tasks drive a `TopRows`; so may any program that has a `KeyedStateBackend`.
+
+Thread safety: a `TopSpec` is immutable; a `TopRows` belongs to one task and thread.
+
+Invariants
+----------
+1. The state of a key holds its best rows of all epochs, at most `k`, the best one first. Of rows
+   that are equal in the order's columns, the one that came first is better.
+2. A key whose best rows are `k` has a bar, the first column of the last of them as a number. A row
+   that is below the bar cannot enter. So what most rows cost is one look-up.
+3. The bar's name says what it belongs to: under another order or another `k` there is none yet.
+4. Only keys whose rows change are written, and these are the ones that are emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.operator.event_rows import EventRows, columns_of
+from pystate.operator.function_spec import PROCESS_LATE
+from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import Side
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.value import ValueState
+from pystate.types.ddl import quoted
+from pystate.types.state_type import StateType
+
+if TYPE_CHECKING:
+    from pystate.backend.keyed import KeyedStateBackend
+
+__all__ = ["By", "TopRows", "TopSpec", "has_order"]
+
+TOP = "top"
+#: Rows of an output batch, about.
+_OUTPUT_ROWS = 65_536
+
+_Longs = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+
+#: Types that a 64-bit integer represents in their order.
+_NUMBERS = (
+    *("boolean", "byte", "short", "int", "long", "float", "double"),
+    *("date", "timestamp", "timestamp_ntz"),
+)
+_RANKED = ("decimal", "string", "binary")
+
+
+def has_order(type: StateType) -> bool:
+    """Whether rows can be ordered by a column of the type."""
+    return type.name in _NUMBERS or type.name in _RANKED
+
+
+class By(NamedTuple):
+    """A column of the order."""
+
+    column: str
+    descending: bool
+
+
+@dataclass(frozen=True)
+class TopSpec:
+    """Which rows are the best; pickled for the workers.
+
+    Attributes
+    ----------
+    key : tuple of str
+        The key columns.
+    k : int
+        The most rows of a key.
+    by : tuple of By
+        The order; a null comes after all values.
+    columns : tuple of (name, StateType)
+        The other columns of a row, among them those of the order.
+    rank : str
+        The column of the output that numbers a key's rows from 1.
+    event_time : str, optional
+        The column with the rows' event time.
+    late : str
+        What happens to rows below the watermark, as in `FunctionSpec`.
+    """
+
+    key: tuple[str, ...]
+    k: int
+    by: tuple[By, ...]
+    columns: tuple[tuple[str, StateType], ...]
+    rank: str = "rank"
+    event_time: str | None = None
+    late: str = PROCESS_LATE
+
+    def states(self) -> Mapping[str, State[Any]]:
+        """The operator's states."""
+        fields = ",".join(f"{quoted(name)}:{type_.ddl}" for name, type_ in self.columns)
+        states: dict[str, State[Any]] = {TOP: ValueState(f"array<struct<{fields}>>")}
+        if self.bar is not None:
+            states[self.bar] = ValueState("long")
+        return states
+
+    def start(
+        self,
+        backend: KeyedStateBackend,
+        *,
+        processing_time: int,
+        watermark: int | None = None,
+        side: Side | None = None,
+        uid: str = "",
+    ) -> TopRows:
+        """Make the operator of one task; the arguments are those of `TopRows`."""
+        return TopRows(
+            self, backend, processing_time=processing_time, watermark=watermark, side=side, uid=uid
+        )
+
+    @property
+    def bar(self) -> str | None:
+        """The state of the bars; None if the order's first column is not a number."""
+        if dict(self.columns)[self.by[0].column].name not in _NUMBERS:
+            return None
+        order = ",".join(f"{name} {'desc' if down else 'asc'}" for name, down in self.by)
+        return f"bar of {self.k} by {order}".replace("#", "%23").replace("\0", "%00")
+
+
+class TopRows:
+    """Keeps the best rows of each key, and emits those of keys where they changed.
+
+    Parameters
+    ----------
+    spec : TopSpec
+        Which rows are the best.
+    backend : KeyedStateBackend
+        The state, with the states of the specification.
+    processing_time : int
+        The epoch's processing time, which is not used.
+    watermark : int, optional
+        The epoch's watermark; rows below it are late.
+    side : callable, optional
+        Takes the tag and the rows, if late rows go to a side output.
+    uid : str
+        The operator's name in errors.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operator.top import By, TopRows, TopSpec
+    >>> from pystate.types.state_type import parse_type
+    >>> spec = TopSpec(("id",), 2, (By("v", True),), (("v", parse_type("long")),))
+    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
+    >>> for values in ([5, 7, 6], [4], [8]):
+    ...     task = TopRows(spec, backend, processing_time=0)
+    ...     task.open()
+    ...     rows = pa.record_batch({"id": pa.array([1] * len(values)), "v": pa.array(values)})
+    ...     out = [*task.process(rows), *task.finish()]
+    ...     print([row for piece in out for row in piece.to_pylist()])
+    ...     backend.seal().close()
+    [{'id': 1, 'v': 7, 'rank': 1}, {'id': 1, 'v': 6, 'rank': 2}]
+    []
+    [{'id': 1, 'v': 8, 'rank': 1}, {'id': 1, 'v': 7, 'rank': 2}]
+    >>> backend.close()
+    """
+
+    def __init__(
+        self,
+        spec: TopSpec,
+        backend: KeyedStateBackend,
+        *,
+        processing_time: int,
+        watermark: int | None = None,
+        side: Side | None = None,
+        uid: str = "",
+    ) -> None:
+        self.spec = spec
+        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid)
+        self._backend = backend
+        self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
+        ddl = [type_.ddl for _, type_ in spec.columns]
+        self._columns = OutputColumns(pa.schema(self._fields), f"operator {uid!r}", ddl)
+
+    def open(self) -> None:
+        """Register the states."""
+        states = self.spec.states()
+        self._top = self._backend.register(TOP, states[TOP])
+        bar = self.spec.bar
+        self._bar = None if bar is None else self._backend.register(bar, states[bar])
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle some rows; nothing is emitted yet."""
+        rows = self.events.on_time(rows)
+        if rows.num_rows:
+            self._enter(rows)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the rows of each key where they changed, in order, with their ranks."""
+        names = [*self.spec.key, *(name for name, _ in self.spec.columns), self.spec.rank]
+        for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self.spec.k)):
+            rows, sizes = _flat(self._top.values(keys))
+            owners: Any = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+            ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            arrays = [
+                *(column.take(owners) for column in keys.key_arrays()),
+                *(rows.field(i) for i in range(len(self._fields))),
+                pa.array(ranks, pa.int32()),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+    # -- one batch
+
+    def _enter(self, rows: pa.RecordBatch) -> None:
+        spec = self.spec
+        names = [name for name, _ in spec.columns]
+        # Spark's arrays may be without nulls, for example, where the state's may have them.
+        [cast] = self._columns.from_value(rows.select(names))
+        own = dict(zip(names, cast.columns, strict=True))
+        keys = self._backend.keys(columns_of(rows, spec.key))
+        entering = self._above_bar(keys, own[spec.by[0].column])
+        if not len(entering):
+            return
+        # The keys that they have, numbered from 0.
+        first = keys.first_rows()[entering]
+        numbers = np.zeros(len(keys), np.int64)
+        numbers[first] = 1
+        heads = np.flatnonzero(numbers)
+        numbers[heads] = np.arange(len(heads))
+        columns = keys.key_arrays()
+        touched = self._keys_at(columns, heads)
+        stored, sizes = _flat(self._top.values(touched))
+        # Stored rows come before those of the batch, which is their order where they are equal.
+        owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers[first]])
+        at: Any = pa.array(entering)
+        rows_of = {
+            name: pa.concat_arrays([stored.field(i), own[name].take(at)])
+            for i, name in enumerate(own)
+        }
+        scores = [_score(rows_of[name], down) for name, down in spec.by]
+        best = _best(owners, len(heads), scores, spec.k)
+        changed = _changed(best, sizes)
+        if not changed.any():
+            return
+        written = changed[owners[best.rows]]
+        place: Any = pa.array(best.rows[written])
+        items = pa.StructArray.from_arrays(
+            [rows_of[name].take(place) for name in own], fields=self._fields
+        )
+        sizes = best.sizes[changed]
+        ends = np.cumsum(sizes)
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        to = touched if changed.all() else self._keys_at(columns, heads[changed])
+        self._top.update_all(to, pa.ListArray.from_arrays(offsets, items))
+        if self._bar is not None:
+            lowest = best.rows[written][ends - 1]
+            none = sizes < spec.k
+            if scores[0].unknown is not None:
+                none = none | scores[0].unknown[lowest]
+            self._bar.update_all(to, pa.array(scores[0].values[lowest], mask=none))
+
+    def _above_bar(self, keys: KeyBatch, column: pa.Array[Any]) -> _Longs:
+        """The rows that may enter."""
+        if self._bar is None:
+            return np.arange(len(keys))
+        bars = self._bar.values(keys)
+        if bars.null_count == len(bars):
+            return np.arange(len(keys))
+        score = _score(column, self.spec.by[0].descending)
+        bar = bars.fill_null(0).to_numpy()
+        # Where the first column decides alone, a row that is only as good comes too late.
+        above = score.values > bar if len(self.spec.by) == 1 else score.values >= bar
+        if score.unknown is not None:
+            above &= ~score.unknown
+        if bars.null_count:
+            above |= bars.is_null().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(above)
+
+    def _keys_at(self, columns: Sequence[pa.Array[Any]], rows: _Longs) -> KeyBatch:
+        at: Any = pa.array(rows)
+        return self._backend.keys([column.take(at) for column in columns])
+
+
+class _Score(NamedTuple):
+    """How good rows are by one column: the larger the better."""
+
+    values: _Longs
+    unknown: _Flags | None
+    """The rows where it is null, if there are any."""
+
+
+def _score(column: pa.Array[Any], descending: bool) -> _Score:
+    unknown = None
+    if column.null_count:
+        unknown = column.is_null().to_numpy(zero_copy_only=False)
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = _of_floats(column.cast(pa.float64()))
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_decimal(kind):
+        # Bytes in their own order, which for UTF-8 is that of the characters.
+        options = pc.RankOptions("ascending", tiebreaker="dense")
+        ranks = pc.call_function("rank", [column], options)
+        values = ranks.to_numpy().astype(np.int64)
+    else:
+        if pa.types.is_date32(kind):
+            column = column.cast(pa.int32())
+        values = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return _Score(values if descending else ~values, unknown)
+
+
+def _of_floats(column: pa.Array[Any]) -> _Longs:
+    """Integers in the order of floats; NaN is larger than any number, as in Spark."""
+    floats = column.fill_null(0.0).to_numpy() + 0.0  # -0.0 becomes 0.0
+    floats[np.isnan(floats)] = np.nan
+    signed = np.ascontiguousarray(floats).view(np.int64)
+    values: _Longs = signed ^ ((signed >> 63) & np.int64((1 << 63) - 1))
+    return values
+
+
+class _Best(NamedTuple):
+    """The best rows of some keys, key by key, best first."""
+
+    rows: _Longs
+    ranks: _Longs
+    sizes: _Longs
+    owners: _Longs
+
+
+def _best(owners: _Longs, keys: int, scores: Sequence[_Score], k: int) -> _Best:
+    """The `k` best rows of each key; equal ones in their order."""
+    order = np.arange(len(owners))
+    for values, unknown in reversed(scores):
+        order = order[np.argsort(~values[order], kind="stable")]
+        if unknown is not None:
+            order = order[np.argsort(unknown[order], kind="stable")]
+    order = _grouped(order, owners, keys)
+    sizes = np.bincount(owners, minlength=keys)
+    ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    if sizes.max() > k:
+        among = ranks < k
+        order, ranks, sizes = order[among], ranks[among], np.minimum(sizes, k)
+    return _Best(order, ranks, sizes, owners[order])
+
+
+def _grouped(order: _Longs, owners: _Longs, keys: int) -> _Longs:
+    """The rows by their keys, in their order within a key."""
+    # numpy sorts 16 bits in linear time.
+    for shift in range(0, max(1, (keys - 1).bit_length()), 16):
+        digits = (owners[order] >> shift).astype(np.uint16)
+        order = order[np.argsort(digits, kind="stable")]
+    return order
+
+
+def _changed(best: _Best, stored: _Longs) -> _Flags:
+    """For each key, whether its best rows are others than those at the beginning of the stored."""
+    begins = np.cumsum(stored) - stored
+    same = best.rows == begins[best.owners] + best.ranks
+    same &= best.ranks < stored[best.owners]
+    changed = np.zeros(len(stored), np.bool_)
+    changed[best.owners[~same]] = True
+    return changed
+
+
+def _flat(lists: pa.ListArray[Any]) -> tuple[pa.StructArray, _Longs]:
+    """The rows of all lists, and how many each has."""
+    sizes = lists.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    rows: Any = lists.flatten()
+    return rows, sizes
