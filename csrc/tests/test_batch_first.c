@@ -1,4 +1,5 @@
 /* Equal keys of a batch, where memory is refused and where hashes are equal in their upper half. */
+#include <stdio.h>
 #include <string.h>
 
 #include "access/batch.h"
@@ -29,6 +30,29 @@ static void check_first(pst_batch *b, const int64_t *keys) {
     CHECK(right);
 }
 
+/* Texts of which all, or all but a few, have one public hash, as anybody can make them. */
+static void test_ties(const int64_t *keys, int other) {
+    static uint8_t data[8 * ROWS];
+    static int32_t offsets[ROWS + 1];
+    pst_column key = {.name = "k", .type = PST_STRING};
+    pst_table *t = make_table(&key);
+    for (int i = 0; i < ROWS; i++) {
+        char text[9];
+        snprintf(text, sizeof text, "%08d", (int)keys[i]);
+        memcpy(data + 8 * i, text, 8);
+        offsets[i + 1] = 8 * (i + 1);
+    }
+    pst_array array = {.type = PST_STRING, .length = ROWS, .values = data, .offsets = offsets};
+    pst_batch *b = NULL;
+    REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
+    check_first(b, keys);
+    for (int i = 0; i < ROWS; i++)
+        b->hash[i] = keys[i] < other ? (uint64_t)keys[i] << 40 : 77;
+    check_first(b, keys);
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
 int main(void) {
     static int64_t keys[ROWS];
     static int32_t first[ROWS];
@@ -54,5 +78,8 @@ int main(void) {
     CHECK_EQ(pst_batch_first(b, first), PST_STALE);
     pst_batch_destroy(b);
     pst_table_close(t);
+    test_ties(keys, 0);
+    test_ties(keys, 500);
+    test_ties(keys, 895);
     return check_report();
 }

@@ -312,7 +312,7 @@ class KeyedFrame(RowOperators):
         plan = self._evaluation.declare(
             OperatorSpec(self._uid, parse_key(self._keys), spec.states()),
             self._keys,
-            allowed_delay_ms=self._delay_ms,
+            inputs=(self._input,),
             sides=sides,
         )
         body = partial(RowsBody, spec, output_columns(declared, self._owner))

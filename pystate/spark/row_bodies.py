@@ -45,7 +45,8 @@ class RowsBody:
         self._operator = self._spec.start(
             self._task.backend,
             processing_time=plan.processing_time_ms,
-            watermark=plan.watermark_ms,
+            # Rows are judged by what the last epoch has left, and nothing fires after them.
+            watermark=None if plan.time is None else plan.time.late_bound_ms,
             side=self._task.write_side,
             uid=plan.operator.uid,
         )
