@@ -53,6 +53,8 @@ class SlicedOperator(WindowOperator):
         self._final = self.spec.options.emit == "final"
         #: Whether the last window that needs a slice also removes it.
         self._sweeps = self._final and not self.lateness
+        timed = self._final and self.domain == "event"
+        self._unfired = self.times.late_bound if timed else None
         self._fired = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
         states = self.spec.states()
         self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
@@ -65,14 +67,15 @@ class SlicedOperator(WindowOperator):
     # -- rows
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add rows to their slices."""
+        """Add rows to their slices; yield windows that were over before them."""
+        yield from self._catch_up()
         rows, times = self.timed(rows)
         slices = self._grid.slices(times)
         rows, kept = self.in_time(rows, self._grid.last_end(slices))
         if kept is not None:
             slices = slices[kept]
         if not rows.num_rows:
-            return iter(())
+            return
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
         new = np.flatnonzero(~self.columns.exist(keys))
@@ -84,7 +87,19 @@ class SlicedOperator(WindowOperator):
             late = np.flatnonzero(self._grid.first_end(slices) <= bound)
             if len(late):
                 self._note_late([take(column, late) for column in columns], slices[late], bound)
-        return iter(())
+
+    def _catch_up(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows up to the late bound that have not fired.
+
+        A window up to there then fires again if a row changes it, and never for the first time.
+        There is none if the last epoch's watermark was as high.
+        """
+        bound, self._unfired = self._unfired, None
+        while bound is not None:
+            time = self.backend.next_timer(self.domain)
+            if time is None or time > bound:
+                return
+            yield from self._fire_until(time, first=True)
 
     def _note_new(self, columns: Sequence[pa.Array[Any]], slices: Times) -> None:
         if not self._sweeps:
@@ -121,6 +136,7 @@ class SlicedOperator(WindowOperator):
 
     def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove the slices that no window needs."""
+        yield from self._catch_up()
         if not self._final:
             bound = self.times.late_bound if self.domain == "event" else None
             done = None if bound is None else bound - self.lateness
@@ -134,7 +150,7 @@ class SlicedOperator(WindowOperator):
         for slices in self.due_early():
             yield from self._windows_of(slices, until)
 
-    def _fire_until(self, time: int) -> Iterator[pa.RecordBatch]:
+    def _fire_until(self, time: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
         while (due := self.backend.due_timers(self.domain, time, self._fired)) is not None:
             due.fire_all()
             spaces = due.keys.namespaces()
@@ -146,16 +162,16 @@ class SlicedOperator(WindowOperator):
                     continue
                 columns = [a.filter(pa.array(~done)) for a in due.keys.key_arrays()]
                 self.backend.delete(gone)
-                yield from self._fire(self.backend.keys(columns), columns, time)
+                yield from self._fire(self.backend.keys(columns), columns, time, first)
             else:
-                yield from self._fire(due.keys, due.keys.key_arrays(), time)
+                yield from self._fire(due.keys, due.keys.key_arrays(), time, first)
 
     def _fire(
-        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int
+        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int, first: bool
     ) -> Iterator[pa.RecordBatch]:
         """Emit the window of some keys that ends at `end`."""
         bound = self.times.late_bound
-        again = self.domain == "event" and bound is not None and end <= bound
+        again = self.domain == "event" and bound is not None and end <= bound and not first
         ends = np.full(len(keys), end, np.int64)
         if self._next is not None and not again:
             there, results = self._run(keys, columns, end)

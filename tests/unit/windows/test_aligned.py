@@ -84,3 +84,24 @@ def test_equals_a_recomputation(
         assert world.kept() == 0
     finally:
         world.close()
+
+
+@pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
+@given(epochs=epochs, all_=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_one_watermark_per_epoch(windows: Assigner, expected: Any, epochs: Any, all_: bool) -> None:
+    world = World(windows, ALL if all_ else SUMS)
+    world.one_watermark = True
+    model = Model(expected, numbers if all_ else lambda found: (numbers(found)[1], len(found)))
+    watermark = -10
+    try:
+        for given_, later, crash, _ in epochs:
+            moved = [(k, None if t is None else t + watermark // 2, v) for k, t, v in given_]
+            watermark += later
+            emitted = as_dict(world.epoch(moved, watermark, crash=crash))
+            over = model.epoch([], watermark)
+            assert emitted == {**over, **model.epoch(moved, watermark)}
+        assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
+        assert world.kept() == 0
+    finally:
+        world.close()

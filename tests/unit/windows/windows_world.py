@@ -54,6 +54,8 @@ class World:
         self.operator = self.spec.operator("windows", self.key, GROUPS)
         self.batch_rows = batch_rows
         self.bound: int | None = None
+        #: Whether rows are late by the watermark up to which windows fire in the same epoch.
+        self.one_watermark = False
         self.late: list[Row] = []
         self.dropped = self.timeless = 0
         self.most_rows = 0
@@ -89,6 +91,8 @@ class World:
     ) -> list[Row]:
         """One epoch; if it is to crash, it is computed once more."""
         batch = self.batch(rows)
+        if self.one_watermark and watermark is not None:
+            self.bound = watermark
         if crash:
             self._compute(batch, watermark, now)
             for _, backend in self.ranges:
