@@ -96,10 +96,10 @@ static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
     return s;
 }
 
-/* Whether all columns are words without a null. */
-static int are_words(const pst_schema *schema, const pst_array *keys) {
+/* Whether all columns are words. */
+static int are_words(const pst_schema *schema) {
     for (int32_t k = 0; k < schema->n_keys; k++)
-        if (schema->keys[k].type > PST_TIMESTAMP || has_nulls(&keys[k]))
+        if (schema->keys[k].type > PST_TIMESTAMP)
             return 0;
     return 1;
 }
@@ -141,7 +141,10 @@ static pst_status take_word_tuples(pst_batch *b, const pst_schema *schema, const
         for (size_t i = 0; i < count; i++) {
             uint8_t *start = at;
             for (size_t k = 0; k < n_keys; k++)
-                at += pst_key_put_word(at, words[i * n_keys + k]);
+                if (pst_array_is_null(&keys[k], (int64_t)(from + i)))
+                    *at++ = 0;
+                else
+                    at += pst_key_put_word(at, words[i * n_keys + k]);
             b->bytes[from + i] = (pst_bytes){start, (uint32_t)(at - start)};
         }
     }
@@ -156,7 +159,7 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
         return PST_NO_MEMORY;
     if (pst_key_is_plain(schema))
         return take_plain(b, keys);
-    if (are_words(schema, keys))
+    if (are_words(schema))
         return take_word_tuples(b, schema, keys);
     pst_cell cells[PST_MAX_KEYS];
     for (int64_t i = 0; i < b->length; i++) {
