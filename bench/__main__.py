@@ -31,7 +31,17 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         from bench import spark_jobs, spark_timed
 
         return {"spark-count": spark_jobs.jobs, "spark-function": spark_timed.jobs}
-    from bench import elements, files, growth, keyed, memory, shared, snapshots, writes
+    from bench import (
+        elements,
+        files,
+        growth,
+        keyed,
+        memory,
+        shared,
+        snapshots,
+        windows,
+        writes,
+    )
 
     return {
         "count": keyed.vectorised,
@@ -44,6 +54,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "memory": memory.per_entry,
         "collections": elements.elements,
         "growth": growth.growth,
+        "windows": windows.windows,
     }
 
 

@@ -49,6 +49,7 @@ def test_every_question_is_answered(tmp_path: Path) -> None:
         "memory",
         "collections",
         "growth",
+        "windows",
     }
     for question in questions(tmp_path):
         assert f"\n{question}  " in table
