@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.windows.assigners import Assigner, Cumulating, Sliding, Tumbling
+from pystate.windows.assigners import Assigner, Cumulating, Session, Sliding, Tumbling
 from tests.unit.windows.windows_world import (
     Model,
     World,
@@ -105,3 +105,16 @@ def test_one_watermark_per_epoch(windows: Assigner, expected: Any, epochs: Any, 
         assert world.kept() == 0
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 10), Session(7)])
+def test_a_late_row_at_the_very_end_of_its_window(windows: Assigner) -> None:
+    world = World(windows, SUMS, allowed_lateness=5)
+    assert [row[3:] for row in world.epoch([(1, 3, 1)], 10)] == [(1, 1)]
+    assert [row[3:] for row in world.epoch([(1, 3, 2)], 10)] == [(3, 2)]
+    assert world.epoch([], 14) == []
+    assert [row[3:] for row in world.epoch([(1, 3, 4)], 14)] == [(7, 3)]
+    assert world.epoch([], 16) == []
+    assert world.epoch([(1, 3, 8)], 20) == [] and world.dropped == 1
+    assert world.kept() == 0
+    world.close()
