@@ -31,7 +31,18 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         from bench import spark_jobs, spark_timed
 
         return {"spark-count": spark_jobs.jobs, "spark-function": spark_timed.jobs}
-    from bench import elements, files, growth, keyed, memory, rows, shared, snapshots, writes
+    from bench import (
+        elements,
+        files,
+        growth,
+        keyed,
+        memory,
+        rows,
+        shared,
+        snapshots,
+        windows,
+        writes,
+    )
 
     return {
         "count": keyed.vectorised,
@@ -46,6 +57,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "collections": elements.elements,
         "growth": growth.growth,
         "rows": rows.rows,
+        "windows": windows.windows,
     }
 
 

@@ -565,6 +565,10 @@ pst_status pst_aggregate_width(const pst_agg_shape *shape, uint32_t *width);
 /* Adds a value per key to the accumulators of a column; in row order, nulls are skipped. */
 pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
                                const pst_array *values);
+/* Merges an accumulator of the same shape into each key's: an array of PST_FIXED of that width, or
+ * of PST_BINARY; in row order, nulls and empty ones are skipped. */
+pst_status pst_batch_merge(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                           const pst_array *accumulators);
 /* To the current key's: a value, or another accumulator of the same shape. */
 pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,
                              const pst_cell *value);

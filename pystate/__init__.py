@@ -100,6 +100,14 @@ from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
+from pystate.windows.assigners import (
+    CountWindow,
+    Cumulating,
+    Global,
+    Session,
+    Sliding,
+    Tumbling,
+)
 
 __version__ = "0.1.0"
 
@@ -136,10 +144,13 @@ __all__ = [
     "CheckpointListener",
     "CheckpointOptions",
     "Count",
+    "CountWindow",
+    "Cumulating",
     "Export",
     "FileInfo",
     "Finding",
     "First",
+    "Global",
     "KeyBatch",
     "KeyedProcessFunction",
     "KeyedStateBackend",
@@ -159,6 +170,8 @@ __all__ = [
     "RuntimeContext",
     "Savepoint",
     "SealedReader",
+    "Session",
+    "Sliding",
     "Snapshot",
     "StateRows",
     "StateTtl",
@@ -166,6 +179,7 @@ __all__ = [
     "Sum",
     "TableStats",
     "TopK",
+    "Tumbling",
     "ValueHandle",
     "ValueState",
     "Variance",

@@ -96,8 +96,17 @@ static pst_status run(pst_table *t, uint32_t slot, int32_t column, const pst_agg
                  : run_bytes(t, slot, column, shape, o);
 }
 
-pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
-                               const pst_array *values) {
+/* Which operand a batch has: values to add, or accumulators to merge. */
+static int operand_fits(const pst_agg_shape *shape, uint32_t width, const pst_array *operands,
+                        int merges) {
+    if (!merges)
+        return (uint8_t)operands->type == shape->type;
+    return width ? operands->type == PST_FIXED && operands->width == width
+                 : operands->type == PST_BINARY;
+}
+
+static pst_status run_batch(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                            const pst_array *operands, int merges) {
     pst_table *t = b->t;
     uint32_t width, slot;
     pst_status s = pst_batch_usable(b);
@@ -107,27 +116,40 @@ pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape
         return s;
     pst_no_detail(&t->detail);
     t->detail.column = column;
-    if ((uint8_t)values->type != shape->type)
+    if (!operand_fits(shape, width, operands, merges))
         return PST_WRONG_TYPE;
-    if (values->length != b->length && values->length != 1)
+    if (operands->length != b->length && operands->length != 1)
         return PST_INVALID;
     for (int64_t i = 0; !s && i < b->length; i++) {
-        int64_t at = values->length == 1 ? 0 : i;
+        int64_t at = operands->length == 1 ? 0 : i;
         pst_cell cell;
         if (i % PST_GROUP == 0) {
             pst_batch_bring(b, i);
             s = pst_undo_reserve(t, PST_GROUP);
         }
-        if (s || pst_array_is_null(values, at))
+        if (s || pst_array_is_null(operands, at))
             continue;
-        pst_array_cell(values, at, &cell);
+        pst_array_cell(operands, at, &cell);
+        if (merges && !cell.bytes.size)
+            continue;
         s = pst_batch_row(b, i, &slot);
         if (!s)
-            s = run(t, slot, column, shape, width, &(operand){&cell, {NULL, 0}});
+            s = run(t, slot, column, shape, width,
+                    merges ? &(operand){NULL, cell.bytes} : &(operand){&cell, {NULL, 0}});
         if (s)
             t->detail.row = i;
     }
     return pst_poison(t, s);
+}
+
+pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                               const pst_array *values) {
+    return run_batch(b, column, shape, values, 0);
+}
+
+pst_status pst_batch_merge(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                           const pst_array *accumulators) {
+    return run_batch(b, column, shape, accumulators, 1);
 }
 
 static pst_status run_current(pst_table *t, int32_t column, const pst_agg_shape *shape,

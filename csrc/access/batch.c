@@ -96,12 +96,71 @@ static pst_status charge(pst_batch *b, size_t n, uint64_t more) {
     return s;
 }
 
+/* Whether all columns are words. */
+static int are_words(const pst_schema *schema) {
+    for (int32_t k = 0; k < schema->n_keys; k++)
+        if (schema->keys[k].type > PST_TIMESTAMP)
+            return 0;
+    return 1;
+}
+
+/* A column's words, not canonical yet, into every `n_keys`th one. */
+static void gather_words(const pst_array *a, int64_t n, size_t n_keys, uint64_t *out) {
+    const uint64_t *words = a->values;
+    int whole = a->type == PST_INT64 || a->type == PST_TIMESTAMP;
+    for (int64_t i = 0; i < n; i++, out += n_keys) {
+        pst_cell cell;
+        if (whole) {
+            *out = words[a->offset + i];
+            continue;
+        }
+        pst_array_cell(a, i, &cell);
+        *out = pst_canonical_word(a->type, cell.word[0]);
+    }
+}
+
+/* Such keys in the form that `pst_key_form` gives them one by one. */
+static pst_status take_word_tuples(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
+    size_t n = (size_t)b->length, n_keys = (size_t)schema->n_keys;
+    size_t capacity = n * n_keys * PST_KEY_WORD_BYTES + 1;
+    uint64_t words[PST_GROUP * PST_MAX_KEYS];
+    pst_status s = charge(b, n, capacity);
+    if (s)
+        return s;
+    b->encoded.data = pst_malloc(capacity);
+    if (!b->encoded.data)
+        return PST_NO_MEMORY;
+    uint8_t *at = b->encoded.data;
+    for (size_t from = 0; from < n; from += PST_GROUP) {
+        size_t count = n - from < PST_GROUP ? n - from : PST_GROUP;
+        for (size_t k = 0; k < n_keys; k++) {
+            pst_array part = keys[k];
+            part.offset += (int64_t)from;
+            gather_words(&part, (int64_t)count, n_keys, words + k);
+        }
+        for (size_t i = 0; i < count; i++) {
+            uint8_t *start = at;
+            for (size_t k = 0; k < n_keys; k++)
+                if (pst_array_is_null(&keys[k], (int64_t)(from + i)))
+                    *at++ = 0;
+                else
+                    at += pst_key_put_word(at, words[i * n_keys + k]);
+            b->bytes[from + i] = (pst_bytes){start, (uint32_t)(at - start)};
+        }
+    }
+    b->encoded.capacity = capacity;
+    b->encoded.size = (size_t)(at - b->encoded.data);
+    return PST_OK;
+}
+
 static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_array *keys) {
     b->bytes = pst_scratch_take((size_t)b->length * sizeof *b->bytes);
     if (!b->bytes)
         return PST_NO_MEMORY;
     if (pst_key_is_plain(schema))
         return take_plain(b, keys);
+    if (are_words(schema))
+        return take_word_tuples(b, schema, keys);
     pst_cell cells[PST_MAX_KEYS];
     for (int64_t i = 0; i < b->length; i++) {
         uint32_t nulls = 0;

@@ -1,7 +1,5 @@
 #include "base/key.h"
 
-#include <string.h>
-
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/siphash.h"
@@ -74,7 +72,7 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
             append(buffer, cells[i].word, 16);
         } else {
             uint64_t word = pst_canonical_word(type, cells[i].word[0]);
-            append(buffer, &word, 8);
+            buffer->size += pst_key_put_word(buffer->data + buffer->size - 1, word) - 1;
         }
     }
     if (buffer->size - start > PST_MAX_BYTES)
@@ -101,6 +99,15 @@ static int take(pst_bytes *from, void *to, uint32_t size) {
     return 1;
 }
 
+/* The inverse of pst_key_put_word, behind the tag. */
+static int take_word(pst_bytes *from, uint8_t tag, uint64_t *word) {
+    uint64_t folded = 0;
+    if (tag > PST_KEY_WORD_BYTES || !take(from, &folded, tag - 1u))
+        return 0;
+    *word = folded >> 1 ^ (UINT64_C(0) - (folded & 1));
+    return 1;
+}
+
 pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
                           pst_cell *cells, uint32_t *nulls) {
     *nulls = 0;
@@ -119,7 +126,7 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
     }
     for (int32_t i = 0; i < schema->n_keys; i++) {
         uint8_t tag;
-        if (!take(&bytes, &tag, 1) || tag > 1)
+        if (!take(&bytes, &tag, 1))
             return PST_CORRUPT;
         if (!tag) {
             *nulls |= UINT32_C(1) << i;
@@ -127,14 +134,19 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
         }
         pst_type type = schema->keys[i].type;
         cells[i].word[1] = 0;
-        if (is_bytes(type)) {
+        if (!is_bytes(type) && type != PST_DECIMAL) {
+            if (!take_word(&bytes, tag, cells[i].word))
+                return PST_CORRUPT;
+        } else if (tag > 1) {
+            return PST_CORRUPT;
+        } else if (is_bytes(type)) {
             uint32_t size;
             if (!take(&bytes, &size, 4) || size > bytes.size)
                 return PST_CORRUPT;
             cells[i].bytes = (pst_bytes){bytes.data, size};
             bytes.data += size;
             bytes.size -= size;
-        } else if (!take(&bytes, cells[i].word, type == PST_DECIMAL ? 16 : 8)) {
+        } else if (!take(&bytes, cells[i].word, 16)) {
             return PST_CORRUPT;
         }
     }

@@ -9,13 +9,16 @@
  * Invariants
  *  K1. -0.0 and every NaN have one form each, so that keys equal as hashes are equal as bytes.
  *  K2. A null column encodes as one tag byte; a single-column null key is a flag, its word and
- *      bytes zero. Hash and form are decided by the columns alone.
+ *      bytes zero. A word among several columns has a tag and as few bytes as it needs, so that most
+ *      keys with a namespace fit into the row. Hash and form are decided by the columns alone.
  *  K3. A table may keep a key under another hash than Spark's: where it has a namespace,
  *      pst_key_spread mixes all columns in and keeps the key group; where it ties with too many
  *      keys, pst_key_untied gives one. Records and files always bear Spark's hash.
  */
 #ifndef PST_KEY_H
 #define PST_KEY_H
+
+#include <string.h>
 
 #include "base/buffer.h"
 #include "base/hash.h"
@@ -27,6 +30,19 @@ typedef struct pst_key {
     pst_bytes bytes;
     uint8_t null;
 } pst_key;
+
+/* The most bytes of a word among several columns; writing one may touch that many. */
+enum { PST_KEY_WORD_BYTES = 9 };
+
+/* Writes a canonical word among several columns: a tag, 1 + n, and n bytes of it, the sign folded
+ * into the lowest bit so that small negative numbers are short, too. Returns 1 + n. */
+static inline uint32_t pst_key_put_word(uint8_t *out, uint64_t word) {
+    uint64_t folded = word << 1 ^ (uint64_t)((int64_t)word >> 63);
+    uint32_t n = folded ? (71 - (uint32_t)__builtin_clzll(folded)) / 8 : 0;
+    out[0] = (uint8_t)(1 + n);
+    memcpy(out + 1, &folded, sizeof folded);
+    return 1 + n;
+}
 
 int pst_key_is_word(const pst_schema *schema);
 /* Whether the canonical form is the column's own bytes. */

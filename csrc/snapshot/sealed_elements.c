@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/key.h"
 #include "base/mem.h"
 #include "elements/elements.h"
 #include "elements/timers.h"
@@ -38,9 +39,7 @@ static pst_status keep_key(pst_sealed *s, const pst_table *t, const uint64_t *ro
     if (null) {
         *p++ = 0;
     } else if (word) {
-        *p++ = 1;
-        memcpy(p, k, 8);
-        p += 8;
+        p += pst_key_put_word(p, k[0]);
     } else if (plain) {
         p = put_part(p, own);
     } else {

@@ -291,6 +291,8 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_aggregate_width(const pst_agg_shape *shape, uint32_t *width)
     pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
                                    const pst_array *values)
+    pst_status pst_batch_merge(pst_batch *b, int32_t column, const pst_agg_shape *shape,
+                                   const pst_array *accumulators)
     pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,
                                  const pst_cell *value)
     pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape *shape,

@@ -330,3 +330,15 @@ cdef class Accumulator:
         finally:
             keys.end()
         self.table.check(status)
+
+    def merge_all(self, Batch keys not None, ArrayRef accumulators not None):
+        """Merge an accumulator per key."""
+        cdef pst_status status
+        keys.check_length(accumulators)
+        keys.begin_of(self.table)
+        try:
+            with nogil:
+                status = pst_batch_merge(keys.b, self.column, &self.shape, &accumulators.c)
+        finally:
+            keys.end()
+        self.table.check(status)

@@ -9,8 +9,8 @@ A module imports only modules that are listed above its own line, or on the same
   `schemas`, `resolve`, `arguments`, `options`, `routing`;
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
-* what runs in tasks: `range_task`, `worker`, and `bodies` and `row_bodies` for what an operator
-  does there;
+* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies`, `row_bodies` and
+  `windowed`;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `row_operators`, `keyed`,
   `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;

@@ -14,11 +14,18 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
+from pystate.arguments import choice
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import operator_spec, require_state, sent
-from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
+from pystate.operator.function_spec import (
+    DROP_LATE,
+    PROCESS_LATE,
+    FunctionSpec,
+    checked_late,
+    late_tag,
+)
 from pystate.operator.output import OutputColumns
 from pystate.spark.arguments import (
     OrderBy,
@@ -42,6 +49,7 @@ from pystate.spark.schemas import (
     parse_schema,
     refuse_reserved,
 )
+from pystate.spark.windowed import WindowedFrame, WindowInput
 from pystate.spark.worker import ArrowOperator, Body
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
@@ -50,6 +58,8 @@ from pystate.types.ddl import quoted
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
+from pystate.windows.assigners import Assigner
+from pystate.windows.specification import window_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -322,6 +332,81 @@ class KeyedFrame(RowOperators):
             keys = {name: _whole(frame.schema[name]) for name in self._names}
             out = out.select(*(keys.get(name, column_named(name)) for name in result))
         return self._evaluation.output(self._uid, out)
+
+    def window(
+        self,
+        windows: Assigner,
+        *,
+        time: Literal["event", "processing"] = "event",
+        emit: Literal["final", "update"] = "final",
+        early: Duration | None = None,
+        allowed_lateness: Duration = 0,
+        late: str = DROP_LATE,
+    ) -> WindowedFrame:
+        """Put a key's rows into windows; ``.aggregate(...)`` follows.
+
+        Parameters
+        ----------
+        windows : Tumbling, Sliding, Cumulating, Session, CountWindow or Global
+            The windows.
+        time : {"event", "processing"}
+            The rows' event time, or the epoch's processing time for all of its rows.
+        emit : {"final", "update"}
+            Once, when the watermark has reached a window's end; or after each epoch that changed
+            it.
+        early : str, timedelta or int in milliseconds, optional
+            The interval of processing time at which changed windows are also emitted before they
+            end.
+        allowed_lateness : str, timedelta or int in milliseconds
+            For how long after its end a window is kept; a late row that changes it has it emitted
+            again.
+        late : "drop" or str
+            What happens to rows that are too late for all of their windows: they are dropped, or
+            are written to the side output of this tag, with the columns of the input.
+
+        Returns
+        -------
+        WindowedFrame
+            The rows by key and window.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An argument is not valid, or contradicts another.
+        """
+        choice(time, f"{self._owner}: time", ("event", "processing"))
+        options = window_options(
+            windows,
+            self._owner,
+            event_time=self._event_time,
+            processing_time=time == "processing",
+            emit=emit,
+            early=early,
+            allowed_lateness=allowed_lateness,
+        )
+        if checked_late(late, (), self._owner) == PROCESS_LATE:
+            raise InvalidArgumentError(
+                f"{self._owner}: window: late is 'drop' or the tag of a side output: of rows that "
+                "are too late there is no window; how long one is kept, allowed_lateness= says"
+            )
+
+        def apply(
+            frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
+        ) -> DataFrame:
+            routed = self._routed(frame, plan, self._order_by)
+            return _operator(routed, plan, frame.columns, body, declared)
+
+        given = WindowInput(
+            self._evaluation,
+            self._columns,
+            self._uid,
+            self._owner,
+            self._names,
+            self._keys,
+            self._input,
+            apply,
+        )
+        return WindowedFrame(given, options, late)
 
     def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
         """The aggregate, with its column under the name that the frame has for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from pystate.state.folding import (
 from pystate.state.key_batch import KeyBatch, copied
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
-from pystate.types.arrays import check_rows, encoded, is_column, is_many, reference
+from pystate.types.arrays import bits, check_rows, encoded, is_column, is_many, reference
 from pystate.types.codecs import codec_of
 from pystate.types.state_type import StateType, TypeLike
 
@@ -198,6 +199,32 @@ class AggregatingHandle(Fold):
         """
         raise NotImplementedError
 
+    def accumulators(self, keys: KeyBatch) -> Any:
+        """The keys' accumulators in the form that `merge_all` takes; null where nothing was added.
+
+        An Arrow array; for an `AggregateFunction` a list of the objects themselves, which must not
+        be changed.
+        """
+        raise NotImplementedError
+
+    def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
+        """Merge an accumulator into each key's, in order, also where a key repeats.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The keys to write to.
+        accumulators : pyarrow.Array or list
+            As `accumulators` gives them, of this or another handle of the same declaration; nulls
+            are skipped.
+
+        Raises
+        ------
+        StateOverflowError
+            A sum left its type's range. The epoch can then only be rolled back.
+        """
+        raise NotImplementedError
+
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' aggregates."""
         self._checked(keys).clear(self.column)
@@ -270,6 +297,14 @@ class _ColumnAggregate(AggregatingHandle):
         array = self._kept.values(keys)
         return array.fill_null(0) if self._counts else array
 
+    def accumulators(self, keys: KeyBatch) -> Any:
+        """The columns' values."""
+        return self._kept.values(keys)
+
+    def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
+        """Merge an accumulator into each key's."""
+        getattr(self._kept, self._operation or "add")(keys, accumulators)
+
     def _merge(self, kept: Any) -> None:
         mine = self._kept.value()
         if mine is not None and self._operation == "add":
@@ -339,19 +374,59 @@ class _CoreAggregate(AggregatingHandle):
     def results(self, keys: KeyBatch) -> Any:
         """Compute the keys' results."""
         self._checked(keys)
+        if self._bound.width is not None:
+            return self._bound.results(self._fixed(keys)[0])
+        return self._bound.results(self._variable(keys))
+
+    def accumulators(self, keys: KeyBatch) -> Any:
+        """The accumulators' bytes."""
+        self._checked(keys)
         width = self._bound.width
-        if width is not None:
-            states = np.zeros((len(keys), width), np.uint8)
-            valid = np.empty(len(keys), np.uint8)
-            keys.get(self.column, states.ctypes.data, valid.ctypes.data)
-            return self._bound.results(states)
-        array = copied(
-            StateType("binary"),
+        if width is None:
+            return self._variable(keys)
+        states, valid = self._fixed(keys)
+        nulls = len(keys) - int(np.count_nonzero(valid))
+        buffers = [bits(valid) if nulls else None, pa.py_buffer(states)]
+        return pa.Array.from_buffers(pa.binary(width), len(keys), buffers, nulls)
+
+    def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
+        """Merge an accumulator into each key's."""
+        self._checked(keys)
+        check_rows(accumulators, len(keys), f"state {self.name!r}")
+        width = self._bound.width
+        if width is None:
+            self._accumulator.merge_all(keys, reference(accumulators, _BINARY))
+            return
+        validity, values = accumulators.buffers()
+        self._accumulator.merge_all(
+            keys,
+            core.ArrayRef(
+                core.FIXED,
+                0,
+                len(accumulators),
+                accumulators.offset,
+                validity.address if accumulators.null_count else 0,
+                values.address if len(accumulators) else 0,
+                0,
+                accumulators,
+                width,
+            ),
+        )
+
+    def _fixed(self, keys: KeyBatch) -> tuple[Any, Any]:
+        """Accumulators of fixed width, zeros where there is none, and which there are."""
+        states = np.zeros((len(keys), self._bound.width or 0), np.uint8)
+        valid = np.empty(len(keys), np.uint8)
+        keys.get(self.column, states.ctypes.data, valid.ctypes.data)
+        return states, valid
+
+    def _variable(self, keys: KeyBatch) -> pa.Array[Any]:
+        return copied(
+            _BINARY,
             len(keys),
             lambda values, valid: None,
             lambda offsets, valid: keys.get_bytes(self.column, offsets, valid),
         )
-        return self._bound.results(array)
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
         results: pa.Array[Any] = self.results(keys)
@@ -416,6 +491,22 @@ class _PythonAggregate(AggregatingHandle):
             None if accumulator is None else self._aggregate.result(accumulator)
             for accumulator in self._kept.values(keys)
         ]
+
+    def accumulators(self, keys: KeyBatch) -> Any:
+        """The objects."""
+        return self._kept.values(keys)
+
+    def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
+        """Merge an accumulator into each key's."""
+        check_rows(accumulators, len(self._checked(keys)), f"state {self.name!r}")
+        keys, given = without_nulls(keys, list(accumulators))
+        kept = self._kept.values(keys)
+        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._joined))
+
+    def _joined(self, mine: Any, other: Any) -> Any:
+        # An accumulator may be changed by what merges it, and the source's may still be in use.
+        other = copy.deepcopy(other)
+        return other if mine is None else self._made("merge", self._aggregate.merge(mine, other))
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' aggregates."""

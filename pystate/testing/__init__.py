@@ -1,5 +1,6 @@
 """Stateful functions in a unit test: no Spark, no Java."""
 
 from pystate.testing.harness import Harness, HarnessSnapshot
+from pystate.testing.windows import WindowHarness
 
-__all__ = ["Harness", "HarnessSnapshot"]
+__all__ = ["Harness", "HarnessSnapshot", "WindowHarness"]

@@ -50,6 +50,7 @@ def test_every_question_is_answered(tmp_path: Path) -> None:
         "collections",
         "growth",
         "rows",
+        "windows",
     }
     for question in questions(tmp_path):
         assert f"\n{question}  " in table

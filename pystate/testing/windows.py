@@ -1,0 +1,207 @@
+"""A harness that runs a windowed aggregation in a unit test: no Spark, no Java.
+
+Thread safety: a `WindowHarness` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from pystate.arguments import integer, text
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError
+from pystate.operator.event_time import milliseconds
+from pystate.operator.output import SchemaLike
+from pystate.testing.clock import Clock
+from pystate.testing.faults import rows_of
+from pystate.testing.input_rows import InputRows, key_of
+from pystate.types.durations import Duration
+from pystate.types.durations import milliseconds as length_ms
+from pystate.windows.assigners import Assigner
+from pystate.windows.columns import AggregateLike
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes
+from pystate.windows.specification import WindowSpec, window_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["WindowHarness"]
+
+
+class WindowHarness:
+    """Runs ``keyed.window(windows).aggregate(...)`` over rows that a test feeds it.
+
+    Parameters
+    ----------
+    windows : Tumbling, Sliding, Cumulating, Session, CountWindow or Global
+        The windows.
+    aggregates : mapping of str to aggregate
+        The result columns, as in `WindowedFrame.aggregate`.
+    key : str or sequence of str
+        The key columns.
+    columns : str, mapping or pyarrow.Schema
+        The input's columns: ``"user string, at timestamp, n long"``.
+    event_time : str, optional
+        The column of the rows' times.
+    allowed_delay : str, timedelta or int in milliseconds, optional
+        Move the watermark after each epoch to the largest event time seen minus this, as a job
+        does. Otherwise only `advance_watermark` moves it.
+    time, emit, early, allowed_lateness
+        As in `KeyedFrame.window`.
+    processing_time : int or datetime
+        The first epoch's processing time.
+    batch_rows : int
+        The most rows that the operator gets at once.
+    uid : str
+        The operator's name in errors.
+
+    Attributes
+    ----------
+    late : list
+        The rows that were too late for all of their windows.
+
+    Notes
+    -----
+    Every call of `process`, `advance_watermark` and `advance_processing_time` is one epoch. An
+    epoch that raises changes nothing.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> with ps.testing.WindowHarness(
+    ...     ps.Tumbling("1 min"),
+    ...     {"n": ps.count(), "most": ps.max("v")},
+    ...     key="user",
+    ...     columns="user string, at long, v long",
+    ...     event_time="at",
+    ... ) as harness:
+    ...     harness.process([("ann", 5_000, 3), ("ann", 59_999, 7), ("bob", 60_000, 1)])
+    ...     [tuple(row) for row in harness.advance_watermark(60_000)]
+    []
+    [('ann', 0, 60000, 2, 7)]
+    """
+
+    def __init__(
+        self,
+        windows: Assigner,
+        aggregates: Mapping[str, AggregateLike],
+        key: str | Sequence[str],
+        *,
+        columns: SchemaLike,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        time: Literal["event", "processing"] = "event",
+        emit: Literal["final", "update"] = "final",
+        early: Duration | None = None,
+        allowed_lateness: Duration = 0,
+        processing_time: int | datetime = 0,
+        batch_rows: int = 10_000,
+        uid: str = "harness",
+    ) -> None:
+        self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
+        names = (key,) if isinstance(key, str) else tuple(key)
+        self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
+        self._delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        self._rows = InputRows(names, columns)
+        schema = self._rows.schema
+        assert schema is not None
+        options = window_options(
+            windows,
+            self._owner,
+            event_time=event_time,
+            processing_time=time == "processing",
+            emit=emit,
+            early=early,
+            allowed_lateness=allowed_lateness,
+        )
+        found = key_of(schema, names)
+        if [name for name, _ in found] != list(names):
+            raise InvalidArgumentError(f"{self._owner}: a key that is a struct has no windows yet")
+        self._spec = WindowSpec.of(options, names, aggregates, schema, self._owner)
+        self._backend = KeyedStateBackend.of(self._spec.operator(uid, found))
+        self._clock = Clock(milliseconds(processing_time, "processing_time"))
+        self._bound: int | None = None
+        self.late: list[Any] = []
+
+    def process(self, rows: Any = ()) -> list[Any]:
+        """Run one epoch over some rows; return the windows that it emits, as named tuples.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            The rows. An epoch without rows is one, too.
+        """
+        return self._epoch(self._rows.batch(rows), self._clock)
+
+    def advance_watermark(self, to: int | datetime) -> list[Any]:
+        """Move the watermark, and run an epoch without rows; return what it emits."""
+        return self._epoch(None, self._clock.with_watermark(to))
+
+    def advance_processing_time(self, to: int | datetime | timedelta) -> list[Any]:
+        """Move the processing time, and run an epoch without rows; return what it emits."""
+        return self._epoch(None, self._clock.with_processing_time(to))
+
+    def _epoch(self, rows: pa.RecordBatch | None, clock: Clock) -> list[Any]:
+        clock = replace(clock, epoch=clock.epoch + 1)
+        late: list[Any] = []
+        emitted: list[Any] = []
+        operator = make_operator(
+            self._spec,
+            self._backend,
+            EpochTimes(clock.processing_time, self._bound),
+            lambda piece: late.extend(rows_of(piece)),
+            self._owner,
+        )
+        try:
+            for begin in range(0, 0 if rows is None else rows.num_rows, self._batch_rows):
+                assert rows is not None
+                for piece in operator.process(rows.slice(begin, self._batch_rows)):
+                    emitted += rows_of(piece)
+            clock.see(operator.max_event_time, operator.late_rows)
+            clock.end_epoch(self._delay)
+            for piece in operator.finish(clock.watermark):
+                emitted += rows_of(piece)
+        except BaseException:
+            self._backend.rollback()
+            raise
+        finally:
+            operator.close()
+        if self._backend.dirty:
+            self._backend.seal(snapshot=False)
+        else:
+            self._backend.end_idle_epoch()
+        self._clock, self._bound = clock, clock.watermark
+        self.late += late
+        return emitted
+
+    @property
+    def watermark(self) -> int | None:
+        """The watermark up to which windows have fired, in milliseconds since 1970."""
+        return self._clock.watermark
+
+    @property
+    def kept(self) -> int:
+        """How many rows the operator keeps: windows, slices, and what keys keep beside them."""
+        return self._backend.stats().keys
+
+    def close(self) -> None:
+        """Free the table. Does nothing the second time."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,261 @@
+"""The aggregates of windows: declared by users, kept as states, given as result columns.
+
+Declarations are immutable; `Columns` belongs to its operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.arguments import nearest, shown
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    StateOverflowError,
+    WrongTypeError,
+)
+from pystate.functions.aggregates import Aggregate
+from pystate.state.aggregating import AggregatingHandle, AggregatingState
+from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
+from pystate.state.key_batch import KeyBatch
+from pystate.types.state_type import parse_type
+
+__all__ = ["ROWS", "AggregateLike", "Columns", "WindowColumn", "aggregated"]
+
+#: ``ps.sum("x")``; ``(ps.TopK(3), "x")``; ``(Own(), "x", "long")``, with the result's type.
+AggregateLike: TypeAlias = "Aggregate | tuple[Any, ...]"
+
+#: The state that counts a window's rows, if no aggregate does.
+ROWS = "window.rows"
+
+_SHORT: dict[str, type[Aggregator]] = {
+    "count": Count,
+    "sum": Sum,
+    "min": Min,
+    "max": Max,
+    "mean": Mean,
+}
+_HOW = (
+    "write ps.count(), ps.sum('x'), or a pair of an aggregator and a column, (ps.TopK(3), 'x'); "
+    "of an AggregateFunction also the result's type, (Own(), 'x', 'long')"
+)
+
+
+@dataclass(frozen=True)
+class WindowColumn:
+    """One result column of windows.
+
+    Attributes
+    ----------
+    name : str
+        The result's and the state's name.
+    state : AggregatingState
+        What is kept.
+    source : str or None
+        The input column; None to count rows.
+    result : pyarrow.DataType
+        The result's type.
+    """
+
+    name: str
+    state: AggregatingState
+    source: str | None
+    result: pa.DataType
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it is the number of rows."""
+        return self.source is None
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether what was added can be taken away again, exactly: counts, and sums of integers."""
+        bound = self.state.bound
+        return (
+            bound is not None
+            and bound.column is not None
+            and bound.column.name == "long"
+            and bound.aggregator.operation == "add"
+        )
+
+
+def aggregated(
+    aggregates: Mapping[str, AggregateLike], schema: pa.Schema, owner: str
+) -> tuple[WindowColumn, ...]:
+    """Turn what a user asked for into columns.
+
+    Parameters
+    ----------
+    aggregates : mapping of str to aggregate
+        By result column.
+    schema : pyarrow.Schema
+        The input's columns.
+    owner : str
+        What errors name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An aggregate is none, or its column does not exist.
+    WrongTypeError
+        A column's type has no such aggregate.
+    """
+    if not aggregates:
+        raise InvalidArgumentError(f"{owner}: name at least one aggregate, e.g. n=ps.count()")
+    return tuple(_column(n, given, schema, owner) for n, given in aggregates.items())
+
+
+def _column(name: str, given: Any, schema: pa.Schema, owner: str) -> WindowColumn:
+    what = f"{owner}: {name}={shown(given)}"
+    result = None
+    aggregate: Any
+    if isinstance(given, Aggregate):
+        aggregate, source = _SHORT[given.kind](), given.column
+    elif isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[1], str):
+        aggregate, source = given[0], given[1]
+        if len(given) == 3:
+            result = parse_type(given[2], f"{what}: the result").arrow
+    else:
+        raise InvalidArgumentError(f"{what} is no aggregate of a window: {_HOW}")
+    own = isinstance(aggregate, AggregateFunction)
+    if not own and not isinstance(aggregate, Aggregator):
+        raise InvalidArgumentError(f"{what} is no aggregate of a window: {_HOW}")
+    if own and result is None:
+        raise InvalidArgumentError(f"{what}: of an AggregateFunction say the result's type: {_HOW}")
+    if source is None:
+        return WindowColumn(name, AggregatingState(Count(), "long"), None, pa.int64())
+    if source not in schema.names:
+        raise InvalidArgumentError(
+            f"{what}: there is no column {source!r}; columns: {', '.join(schema.names)}"
+            f"{nearest(source, schema.names)}"
+        )
+    if own:
+        assert result is not None
+        return WindowColumn(name, AggregatingState(aggregate), source, result)
+    type_ = parse_type(schema.field(source).type, f"{what}: column {source!r}")
+    try:
+        state = AggregatingState(aggregate, type_.arrow if isinstance(aggregate, Count) else type_)
+    except DeclarationError as error:
+        raise WrongTypeError(f"{what}: {error}") from None
+    return WindowColumn(name, state, source, result or state.arrow_type)
+
+
+class Columns:
+    """The aggregates of one operator in one backend.
+
+    Parameters
+    ----------
+    columns : sequence of WindowColumn
+        The result columns; one of them counts rows.
+    results : int
+        How many of them, from the first, are results.
+    backend : KeyedStateBackend
+        Where they are kept.
+    owner : str
+        What errors name.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[WindowColumn],
+        results: int,
+        backend: KeyedStateBackend,
+        owner: str,
+    ) -> None:
+        self._columns = columns
+        self._results = results
+        self._owner = owner
+        self._handles: list[AggregatingHandle] = [
+            backend.register(column.name, column.state) for column in columns
+        ]
+        [self.rows, *_] = [
+            handle
+            for column, handle in zip(columns, self._handles, strict=True)
+            if column.counts_rows
+        ]
+        self._scratch: KeyedStateBackend | None = None
+
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> None:
+        """Add rows to the aggregates of their keys."""
+        for column, handle in zip(self._columns, self._handles, strict=True):
+            values = 1 if column.source is None else rows.column(column.source)
+            try:
+                handle.add_all(keys, values)
+            except StateOverflowError as error:
+                raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+
+    def exist(self, keys: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which keys have a window or slice."""
+        found: np.ndarray[Any, np.dtype[np.bool_]] = np.asarray(
+            self.rows.accumulators(keys).is_valid()
+        )
+        return found
+
+    def accumulators(self, keys: KeyBatch) -> list[Any]:
+        """The accumulators of some keys, one entry per column."""
+        return [handle.accumulators(keys) for handle in self._handles]
+
+    def merge(self, keys: KeyBatch, accumulators: Sequence[Any]) -> None:
+        """Merge accumulators into those of some keys."""
+        for column, handle, each in zip(self._columns, self._handles, accumulators, strict=True):
+            try:
+                handle.merge_all(keys, each)
+            except StateOverflowError as error:
+                raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+
+    def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
+        """The results of some keys, one array per result column."""
+        found = []
+        pairs = list(zip(self._columns, self._handles, strict=True))[: self._results]
+        for column, handle in pairs:
+            values = handle.results(keys)
+            if isinstance(values, list):
+                try:
+                    values = pa.array(values, column.result)
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                    raise WrongTypeError(
+                        f"{self._owner}: {column.name}: result() of "
+                        f"{type(column.state.aggregate).__name__} is no {column.result}: {error}"
+                    ) from None
+            found.append(values if values.type == column.result else values.cast(column.result))
+        return found
+
+    def folded(
+        self, groups: np.ndarray[Any, np.dtype[np.int64]], accumulators: Sequence[Any]
+    ) -> tuple[list[Any], list[pa.Array[Any]]]:
+        """Merge accumulators by group, in order.
+
+        Parameters
+        ----------
+        groups : numpy.ndarray of int64
+            The group of each accumulator, from 0 on.
+        accumulators : sequence
+            As `accumulators` gives them.
+
+        Returns
+        -------
+        tuple of list
+            The accumulators and the results of the groups 0 to the last one.
+        """
+        if self._scratch is None:
+            self._scratch = KeyedStateBackend("long", uid="windows that fire", max_parallelism=1)
+            self._folds = Columns(self._columns, self._results, self._scratch, self._owner)
+        try:
+            self._folds.merge(self._scratch.keys(pa.array(groups)), accumulators)
+            count = int(groups.max()) + 1 if len(groups) else 0
+            keys = self._scratch.keys(pa.array(np.arange(count)))
+            return self._folds.accumulators(keys), self._folds.results(keys)
+        finally:
+            self._scratch.rollback()
+
+    def close(self) -> None:
+        """Free what windows are folded in."""
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None

@@ -1,0 +1,139 @@
+"""Where aligned windows and their slices lie: whole columns of times at once.
+
+Times are numpy arrays of int64, in milliseconds since 1970. A slice or window contains its start,
+but not its end. Immutable but for caches of a zone's boundaries, which belong to their owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pystate.windows.assigners import Aligned
+from pystate.windows.zones import ZoneBoundaries
+
+__all__ = ["Grid", "Times", "grid_of"]
+
+Times: TypeAlias = "npt.NDArray[np.int64]"
+
+_INT64 = np.iinfo(np.int64)
+#: Times of a zone that are further apart, five years, are looked up separately.
+_FAR = 1826 * 86_400_000
+
+
+class Grid:
+    """The slices and windows of aligned windows.
+
+    A slice is what all windows that overlap it contain whole. It is named by its start, and a
+    window by its end.
+
+    Parameters
+    ----------
+    windows : Aligned
+        The windows.
+    room_ms : int
+        How much is ever added to a window's end; times so near the ends of 64 bits that this would
+        overflow count as the last time that does not.
+    """
+
+    def __init__(self, windows: Aligned, room_ms: int = 0) -> None:
+        self.size, self.slide, self.slice = windows.size_ms, windows.slide_ms, windows.slice_ms
+        self.offset = windows.offset_ms
+        self.grows = windows.grows
+        self._end_offset = self.offset if self.grows else self.offset + self.size
+        room = 4 * self.size + room_ms
+        self._first, self._last = int(_INT64.min) + room, int(_INT64.max) - room
+
+    def slices(self, times: Times) -> Times:
+        """The slice of each time."""
+        if len(times):
+            low, high = int(times.min()), int(times.max())
+            if low < self._first or high > self._last:
+                times = np.clip(times, self._first, self._last)
+                low, high = int(times.min()), int(times.max())
+            start = _floor_one(low, self.slice, self.offset)
+            # Rows of one batch are mostly of one time: a comparison is cheaper than a division.
+            if high < start + self.slice:
+                return np.full(len(times), start, np.int64)
+        return _floor(times, self.slice, self.offset)
+
+    def first_end(self, slices: Times) -> Times:
+        """The end of the first window that contains each slice."""
+        if self.slice == self.slide:
+            return slices + self.slice
+        return _floor(slices + (self.slice + self.slide - 1), self.slide, self._end_offset)
+
+    def last_end(self, slices: Times) -> Times:
+        """The end of the last window that contains each slice."""
+        if self.grows:
+            return _floor(slices, self.size, self.offset) + self.size
+        if self.slice == self.slide:
+            return slices + self.size
+        return _floor(slices + self.size, self.slide, self._end_offset)
+
+    def end_after(self, time: int) -> int:
+        """The first end of a window after a time."""
+        time = min(max(time, self._first), self._last)
+        return _floor_one(time, self.slide, self._end_offset) + self.slide
+
+    def start_of(self, ends: Times) -> Times:
+        """The start of the window that ends there."""
+        if self.grows:
+            return _floor(ends - 1, self.size, self.offset)
+        return ends - self.size
+
+
+class _ZoneGrid(Grid):
+    """Tumbling windows whose boundaries are local times of a zone."""
+
+    def __init__(self, windows: Aligned, room_ms: int) -> None:
+        super().__init__(windows, room_ms)
+        assert windows.zone is not None
+        self._boundaries = ZoneBoundaries(windows.zone, windows.size_ms, windows.offset_ms)
+
+    def slices(self, times: Times) -> Times:
+        return self._look_up(times, 0)
+
+    def first_end(self, slices: Times) -> Times:
+        return self._look_up(slices, 1)
+
+    def _look_up(self, times: Times, further: int) -> Times:
+        """The boundary at or before each time, or the one `further` on."""
+        if not len(times):
+            return times
+        low, high = int(times.min()), int(times.max())
+        if high - low > _FAR:
+            # What lies between times that are far apart is not computed.
+            found = np.empty(len(times), np.int64)
+            parts = times // _FAR
+            for part in np.unique(parts).tolist():
+                mine = parts == part
+                found[mine] = self._look_up(times[mine], further)
+            return found
+        boundaries = self._boundaries.around(low, high)
+        at = np.searchsorted(boundaries, times, "right") - 1
+        return boundaries[np.clip(at, 0, len(boundaries) - 2) + further]
+
+    def last_end(self, slices: Times) -> Times:
+        return self.first_end(slices)
+
+    def start_of(self, ends: Times) -> Times:
+        return self.slices(ends - 1)
+
+
+def grid_of(windows: Aligned, room_ms: int = 0) -> Grid:
+    """Return the grid of aligned windows; the parameters are those of `Grid`."""
+    kind: Any = Grid if windows.zone is None else _ZoneGrid
+    grid: Grid = kind(windows, room_ms)
+    return grid
+
+
+def _floor(times: Times, step: int, offset: int) -> Times:
+    """The largest number of the form ``n * step + offset`` that is not above each time."""
+    return times - np.mod(times - offset % step, step)
+
+
+def _floor_one(time: int, step: int, offset: int) -> int:
+    return time - (time - offset) % step

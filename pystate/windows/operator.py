@@ -1,0 +1,255 @@
+"""What all windowed operators share: times of rows, late rows, and result batches.
+
+An operator drives one backend: `process` for each batch of rows, then `finish` once, then the
+owner seals. Spark's tasks, the test harness and embedded programs use it alike.
+
+Thread safety: an operator belongs to its backend's thread.
+
+Invariants
+----------
+1. A window is over when the watermark has reached its end, which is exclusive: a row that is not
+   late by the rule of `FunctionRuntime` never comes too late for its window.
+2. A row is too late if for all of its windows ``end + allowed lateness <= late bound``. At that
+   watermark the window's state is removed, so what is too late can never make a window anew.
+   REQUIRES: the late bound of an epoch is not below the watermark of the one before.
+3. A window that is over and is changed by a late row is emitted again at the end of that epoch.
+4. Windows fire in batches of bounded size, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.operator.event_time import event_times
+from pystate.state.key_batch import KeyBatch
+from pystate.types.keys import leaf
+from pystate.windows.columns import Columns
+from pystate.windows.grid import Times
+from pystate.windows.specification import END, START, WindowSpec
+
+__all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "Mask", "WindowOperator", "take"]
+
+#: Windows that fire at once.
+FIRED_ROWS = 32_768
+
+Mask = npt.NDArray[np.bool_]
+LateRows = Callable[[pa.RecordBatch], None]
+
+_MOST_US_MS = ((1 << 63) - 1) // 1000
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """The times of an epoch, in milliseconds since 1970.
+
+    Attributes
+    ----------
+    processing_time : int
+        The same for all rows of the epoch.
+    late_bound : int or None
+        Rows below it are late; None if there is no watermark yet.
+    """
+
+    processing_time: int
+    late_bound: int | None = None
+
+
+class WindowOperator:
+    """Base of the operators for the kinds of windows.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        The operator.
+    backend : KeyedStateBackend
+        The state of `WindowSpec.operator`.
+    times : EpochTimes
+        The epoch's times.
+    late : callable, optional
+        Takes the rows that are too late.
+    owner : str
+        What errors name.
+
+    Attributes
+    ----------
+    late_rows : int
+        Rows below the late bound.
+    dropped_rows : int
+        Rows that were too late for all of their windows.
+    timeless_rows : int
+        Rows without an event time, which are in no window.
+    max_event_time : int or None
+        The largest event time seen.
+    """
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        backend: KeyedStateBackend,
+        times: EpochTimes,
+        late: LateRows | None = None,
+        owner: str = "windows",
+    ) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.times = times
+        self.owner = owner
+        self.late_rows = self.dropped_rows = self.timeless_rows = 0
+        self.max_event_time: int | None = None
+        self.domain: Any = "processing" if spec.options.event_time is None else "event"
+        self.lateness = spec.options.lateness_ms
+        self.columns = Columns(spec.columns, spec.results, backend, owner)
+        self._late = late
+        self._schema = spec.schema(backend.key)
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows to their windows; yield windows that this completes, if their kind says so."""
+        raise NotImplementedError
+
+    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over, and others that are to be emitted.
+
+        Parameters
+        ----------
+        watermark : int or None
+            The watermark after the epoch's rows; of windows in processing time it does not matter.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what is held besides the state."""
+        self.columns.close()
+
+    # -- rows
+
+    def timed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Times]:
+        """The rows that have a time, and their times."""
+        column = self.spec.options.event_time
+        if column is None:
+            return rows, np.full(rows.num_rows, self.times.processing_time, np.int64)
+        array = event_times(rows.column(column), f"{self.owner}: event-time column {column!r}")
+        if array.null_count:
+            there = array.is_valid()
+            self.timeless_rows += array.null_count
+            rows, array = rows.filter(there), array.filter(there)
+        times: Times = array.to_numpy()
+        if len(times):
+            latest = int(times.max())
+            if self.max_event_time is None or latest > self.max_event_time:
+                self.max_event_time = latest
+            bound = self.times.late_bound
+            if bound is not None and int(times.min()) < bound:
+                self.late_rows += int(np.count_nonzero(times < bound))
+        return rows, times
+
+    def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
+        """The rows that are not too late for the last of their windows, and which these are.
+
+        None if they are all of them.
+        """
+        bound = self.times.late_bound
+        if bound is None or self.domain != "event" or not len(last_ends):
+            return rows, None
+        # Without a sum, which might overflow.
+        if int(last_ends.min()) > bound - self.lateness:
+            return rows, None
+        kept: Mask = last_ends > bound - self.lateness
+        self.dropped_rows += len(kept) - int(np.count_nonzero(kept))
+        if self._late is not None:
+            self._late(rows.filter(pa.array(~kept)))
+        return rows.filter(pa.array(kept)), kept
+
+    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """The key columns of some rows."""
+        return [leaf(rows, name) for name in self.spec.key]
+
+    # -- results
+
+    def result(
+        self,
+        keys: Sequence[pa.Array[Any]],
+        starts: Times | None,
+        ends: Times | None,
+        results: Sequence[pa.Array[Any]],
+    ) -> pa.RecordBatch:
+        """A batch of results; without starts and ends these are null."""
+        rows = len(keys[0])
+        arrays = [*keys, self._times(starts, rows), self._times(ends, rows), *results]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _times(self, times: Times | None, rows: int) -> pa.Array[Any]:
+        type_ = self.spec.time_type
+        if times is None:
+            nothing: pa.Array[Any] = pa.array([None] * rows, type_)
+            return nothing
+        if not pa.types.is_timestamp(type_):
+            return pa.array(times, pa.int64())
+        # A window may end after the last microsecond of 64 bits.
+        micros = np.clip(times, -_MOST_US_MS, _MOST_US_MS) * 1000
+        found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
+        return found
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the columns that say which window it is."""
+        return START, END
+
+    # -- early firings
+
+    def changed(self) -> Iterator[KeyBatch]:
+        """The windows or slices that this epoch's rows have changed."""
+        for keys in self.backend.changed(FIRED_ROWS):
+            # Rows of the default namespace are no windows, and a timer may outlive its window.
+            there = np.asarray(keys.namespaces().is_valid()) & self.columns.exist(keys)
+            if there.any():
+                yield self.chosen(keys, there)
+
+    def chosen(self, keys: KeyBatch, which: Mask) -> KeyBatch:
+        """Some keys of a batch."""
+        if which.all():
+            return keys
+        mask = pa.array(which)
+        spaces = keys.namespaces().filter(mask)
+        return self.backend.keys([a.filter(mask) for a in keys.key_arrays()], spaces)
+
+    def next_early(self) -> int:
+        """When windows that change now are emitted early."""
+        interval = self.spec.options.early_ms
+        assert interval is not None
+        return (self.times.processing_time // interval + 1) * interval
+
+    def note_early(self) -> None:
+        """Have the windows that this epoch changed emitted early, at the next interval."""
+        if self.spec.options.early_ms is not None:
+            for keys in self.changed():
+                self.backend.register_timers(keys, "processing", self.next_early())
+
+    def due_early(self) -> Iterator[KeyBatch]:
+        """The changed windows or slices whose interval is over; each once."""
+        if self.spec.options.early_ms is None:
+            return
+        while True:
+            due = self.backend.due_timers("processing", self.times.processing_time, FIRED_ROWS)
+            if due is None:
+                return
+            due.fire_all()
+            # What this epoch changed is emitted now, and need not be emitted again.
+            self.backend.delete_timers(due.keys, "processing", self.next_early())
+            there = self.columns.exist(due.keys)
+            if there.any():
+                yield self.chosen(due.keys, there)
+
+
+def take(values: Any, rows: np.ndarray[Any, Any]) -> Any:
+    """Some of an Arrow array's or a list's values."""
+    if isinstance(values, list):
+        return [values[i] for i in rows.tolist()]
+    return pc.take(values, pa.array(rows))

@@ -1,0 +1,292 @@
+"""Session windows: rows of a key that are near each other in time.
+
+A session is a row whose namespace is its start. The key's default namespace has a list of the
+sessions that are open, in order, each with its start and end. Rows of a batch and the sessions that
+their keys have are put in order, and those that overlap become one; no Python code runs per row.
+
+Invariants
+----------
+1. The sessions of a key neither overlap nor touch.
+2. A session that is not over has a timer at or before its end. A timer before the end moves there
+   when it fires, so that a row which prolongs a session costs no timer. A timer whose session is
+   gone does nothing.
+3. A row decides alone whether it is too late: its own time and gap count, not those of a session
+   that it would join. So the order in which rows of an epoch arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pystate.errors import InvalidArgumentError
+from pystate.state.key_batch import KeyBatch
+from pystate.windows.assigners import Session
+from pystate.windows.codes import key_codes
+from pystate.windows.grid import Times
+from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.windows.specification import OPEN
+
+__all__ = ["SessionOperator"]
+
+_INT64 = np.iinfo(np.int64)
+_LONGEST = 1 << 59
+_STRUCT = pa.struct([("start", pa.int64()), ("end", pa.int64())])
+
+
+@dataclass
+class _Stretches:
+    """Stretches of time of some keys: the key's number, start, and end."""
+
+    codes: Times
+    starts: Times
+    ends: Times
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def at(self, rows: Any) -> _Stretches:
+        """Some of them."""
+        return _Stretches(self.codes[rows], self.starts[rows], self.ends[rows])
+
+
+class SessionOperator(WindowOperator):
+    """See `WindowOperator`."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._open = self.backend.register(OPEN, self.spec.states()[OPEN])
+        self._final = self.spec.options.emit == "final"
+
+    # -- rows
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows to their sessions, which this may begin, prolong and join."""
+        rows, times = self.timed(rows)
+        rows, times, gaps = self._gaps(rows, times)
+        if rows.num_rows:
+            room = 4 * int(gaps.max()) + self.lateness
+            if int(times.max()) > _INT64.max - room or int(times.min()) < _INT64.min + room:
+                times = np.clip(times, _INT64.min + room, _INT64.max - room)
+        rows, kept = self.in_time(rows, times + gaps)
+        if kept is not None:
+            times, gaps = times[kept], gaps[kept]
+        if rows.num_rows:
+            columns = self.key_columns(rows)
+            codes = key_codes(columns)
+            starts = self._place(columns, _Stretches(codes, times, times + gaps))
+            self.columns.add(self.backend.keys(columns, pa.array(starts)), rows)
+        return iter(())
+
+    def _gaps(self, rows: pa.RecordBatch, times: Times) -> tuple[pa.RecordBatch, Times, Times]:
+        """The rows with a gap, their times and gaps."""
+        windows = self.spec.options.windows
+        assert isinstance(windows, Session)
+        if windows.gap_column is None:
+            return rows, times, np.full(len(times), windows.gap_ms, np.int64)
+        column = rows.column(windows.gap_column).cast(pa.int64())
+        if column.null_count:
+            there = column.is_valid()
+            self.timeless_rows += column.null_count
+            rows, column, times = rows.filter(there), column.filter(there), times[np.asarray(there)]
+        gaps = column.to_numpy()
+        if len(gaps) and (int(gaps.min()) < 1 or int(gaps.max()) > _LONGEST):
+            bad = int(gaps.min()) if int(gaps.min()) < 1 else int(gaps.max())
+            raise InvalidArgumentError(
+                f"{self.owner}: Session: column {windows.gap_column!r} has a gap of {bad} ms; "
+                f"a gap is 1 to {_LONGEST} ms, and a row whose gap is null is in no session"
+            )
+        return rows, times, gaps
+
+    def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
+        """Make room in the sessions; return the start of each row's session."""
+        first = np.unique(given.codes, return_index=True)[1]
+        keys = [take(column, first) for column in columns]
+        default = self.backend.keys(keys)
+        stored = self._sessions(default)
+        rows = len(given)
+        both = _Stretches(
+            np.concatenate([given.codes, stored.codes]),
+            np.concatenate([given.starts, stored.starts]),
+            np.concatenate([given.ends, stored.ends]),
+        )
+        groups, joined = _joined(both)
+        starts = joined.starts[groups]
+        # Each stored session is in one of the joined ones, which may begin earlier.
+        mine = groups[rows:]
+        begins = stored.starts == joined.starts[mine]
+        moved = np.flatnonzero(~begins)
+        if len(moved):
+            self._move(keys, stored.at(moved), joined.starts[mine[moved]])
+        timed = np.ones(len(joined), np.bool_)
+        lasts = begins
+        bound = self.times.late_bound
+        if bound is not None and self.domain == "event":
+            # The timer of a session that was over has fired.
+            lasts = begins & (stored.ends > bound)
+        timed[mine[lasts]] = False
+        changed = np.ones(len(joined), np.bool_)
+        same = begins & (stored.ends == joined.ends[mine])
+        changed[mine[same]] = False
+        # A stored session that no row has touched keeps its timer, too.
+        untouched = np.ones(len(joined), np.bool_)
+        untouched[groups[:rows]] = False
+        timed &= ~untouched
+        if timed.any():
+            new = joined.at(timed)
+            spaces = [take(key, new.codes) for key in keys]
+            self.backend.register_timers(
+                self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends
+            )
+        if changed.any():
+            self._store(keys, joined, np.unique(joined.codes[changed]))
+        return starts[:rows]
+
+    def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
+        """Merge sessions into those that begin earlier; they vanish."""
+        columns = [take(key, stored.codes) for key in keys]
+        source = self.backend.keys(columns, pa.array(stored.starts))
+        target = self.backend.keys(columns, pa.array(to))
+        self.columns.merge(target, self.columns.accumulators(source))
+        self.backend.delete(source)
+
+    # -- the sessions of keys
+
+    def _sessions(self, keys: KeyBatch) -> _Stretches:
+        """All sessions of some keys; a key's number is its place in the batch."""
+        lists: Any = self._open.values(keys)
+        lengths = lists.value_lengths().fill_null(0).to_numpy()
+        flat = lists.flatten()
+        return _Stretches(
+            np.repeat(np.arange(len(keys)), lengths),
+            flat.field(0).to_numpy(),
+            flat.field(1).to_numpy(),
+        )
+
+    def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, which: Times) -> None:
+        """Store the sessions of some keys; `sessions` are in order, and all of these keys'."""
+        counts = np.bincount(sessions.codes, minlength=len(keys[0]))[which]
+        chosen = np.zeros(len(keys[0]), np.bool_)
+        chosen[which] = True
+        part = sessions.at(chosen[sessions.codes])
+        offsets: Any = np.zeros(len(which) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        values = pa.StructArray.from_arrays(
+            [pa.array(part.starts), pa.array(part.ends)], fields=list(_STRUCT)
+        )
+        empty = counts == 0
+        given: Any = pa.array(offsets)
+        lists = pa.ListArray.from_arrays(
+            given, values, mask=pa.array(empty) if empty.any() else None
+        )
+        self._open.update_all(self.backend.keys([take(key, which) for key in keys]), lists)
+
+    # -- firing
+
+    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the sessions that are over, and remove those that are done."""
+        if not self._final:
+            for keys in self.changed():
+                yield self._results(keys, self._ends(keys)[0])
+        self.note_early()
+        until = watermark if self.domain == "event" else self.times.processing_time
+        while until is not None:
+            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
+            if due is None:
+                break
+            due.fire_all()
+            yield from self._fire(due.keys, due.timestamps, until)
+        for keys in self.due_early():
+            yield self._results(keys, self._ends(keys)[0])
+
+    def _ends(self, keys: KeyBatch) -> tuple[Times, npt.NDArray[np.bool_]]:
+        """The end of each session of a batch, and whether it is there."""
+        stored = self._sessions(self.backend.keys(keys.key_arrays()))
+        starts = keys.namespaces().to_numpy()
+        ends, there = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+        hit = stored.starts == starts[stored.codes]
+        ends[stored.codes[hit]] = stored.ends[hit]
+        there[stored.codes[hit]] = True
+        return ends, there
+
+    def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
+        ends, there = self._ends(keys)
+        longer = there & (ends > until)
+        if longer.any():
+            self.backend.register_timers(keys, self.domain, pa.array(ends, mask=~longer))
+        over = there & (times <= ends) & ~longer
+        if (times[over] < ends[over]).any():
+            # A session may have a timer at its end and an earlier one; it is emitted once.
+            rows = np.flatnonzero(over)
+            names = _pairs(key_codes(keys.key_arrays()), keys.namespaces().to_numpy())[rows]
+            over[:] = False
+            over[rows[np.unique(names, return_index=True)[1]]] = True
+            self.backend.delete_timers(keys, self.domain, pa.array(ends, mask=~over))
+        if over.any():
+            fired = self.chosen(keys, over)
+            if self._final:
+                yield self._results(fired, ends[over])
+            if self.lateness:
+                self.backend.register_timers(fired, self.domain, ends[over] + self.lateness)
+            else:
+                self._remove(fired)
+        done = there & (times >= ends + self.lateness)
+        if self.lateness and done.any():
+            self._remove(self.chosen(keys, done))
+
+    def _remove(self, gone: KeyBatch) -> None:
+        columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
+        self.backend.delete(gone)
+        codes = key_codes(columns)
+        first = np.unique(codes, return_index=True)[1]
+        keys = [take(column, first) for column in columns]
+        stored = self._sessions(self.backend.keys(keys))
+        removed = np.isin(_pairs(stored.codes, stored.starts), _pairs(codes, starts))
+        self._store(keys, stored.at(~removed), np.arange(len(first)))
+
+    def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
+        starts = keys.namespaces().to_numpy()
+        return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
+
+
+def _pairs(codes: Times, starts: Times) -> npt.NDArray[Any]:
+    """Pairs as values that compare as wholes."""
+    both = np.empty((len(codes), 2), np.int64)
+    both[:, 0], both[:, 1] = codes, starts
+    return both.view("V16").reshape(-1)
+
+
+def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
+    """Join stretches of one key that overlap or touch.
+
+    Returns
+    -------
+    tuple
+        Which of the joined ones each is part of, and these, in the order of keys and starts.
+    """
+    low = int(given.starts.min())
+    span = int(given.ends.max()) - low + 2
+    if span * (int(given.codes.max()) + 1) < _INT64.max:
+        base = given.codes * span
+        starts, ends = base + (given.starts - low), base + (given.ends - low)
+    else:
+        # Times so far apart are replaced by their ranks.
+        ordered = np.unique(np.concatenate([given.starts, given.ends]))
+        base = given.codes * (len(ordered) + 1)
+        starts = base + np.searchsorted(ordered, given.starts)
+        ends = base + np.searchsorted(ordered, given.ends)
+    order = np.argsort(starts)
+    reached = np.maximum.accumulate(ends[order])
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = starts[order][1:] > reached[:-1]
+    number = np.cumsum(begins) - 1
+    groups = np.empty(len(order), np.int64)
+    groups[order] = number
+    firsts = np.flatnonzero(begins)
+    last = np.maximum.reduceat(given.ends[order], firsts)
+    return groups, _Stretches(given.codes[order[firsts]], given.starts[order[firsts]], last)

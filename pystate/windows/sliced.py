@@ -1,0 +1,323 @@
+"""Windows that overlap, made of slices that they share: sliding and cumulating ones.
+
+A slice is a row whose namespace is its start, so that a row of the input updates one row, however
+many windows it is in. A window is put together when it fires. For each key with a slice in a window
+that has yet to fire there is one timer in the default namespace, at the window's end.
+
+Invariants
+----------
+1. A slice that is new registers a timer at the first end of a window after the late bound. A window
+   that fires and is not empty registers the next one. So each window with a row has a timer when it
+   is due, and a key without rows has none.
+2. Due times are handled in order, all keys of one time before any later time. So each key is met
+   once per time, and a slice is removed after the last window that it belongs to.
+3. Where the operator `runs`, the default namespace of a key holds the aggregates of the slices that
+   belong both to the last window fired, whose end is `NEXT`, and to the next one. Late rows remove
+   `NEXT`, and the next window is put together anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.state.key_batch import KeyBatch
+from pystate.windows.assigners import Aligned
+from pystate.windows.codes import key_codes
+from pystate.windows.grid import Times, grid_of
+from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.windows.specification import NEXT
+
+__all__ = ["SlicedOperator"]
+
+#: Slices that are looked up at once.
+_LOOKED_UP = 262_144
+
+
+class SlicedOperator(WindowOperator):
+    """See `WindowOperator`."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        windows = self.spec.options.windows
+        assert isinstance(windows, Aligned)
+        self._windows = windows
+        # A slice is not removed at the very time of the last window that needs it: of timers with
+        # one time, any may come first.
+        self._kept = max(self.lateness, 1)
+        self._grid = grid_of(windows, self._kept)
+        self._final = self.spec.options.emit == "final"
+        #: Whether the last window that needs a slice also removes it.
+        self._sweeps = self._final and not self.lateness
+        timed = self._final and self.domain == "event"
+        self._unfired = self.times.late_bound if timed else None
+        self._fired = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
+        states = self.spec.states()
+        self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
+        self._filled = {
+            i: self.backend.register(name, states[name])
+            for i, column in enumerate(self.spec.columns)
+            if (name := self.spec.filled(column)) is not None
+        }
+
+    # -- rows
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows to their slices; yield windows that were over before them."""
+        yield from self._catch_up()
+        rows, times = self.timed(rows)
+        slices = self._grid.slices(times)
+        rows, kept = self.in_time(rows, self._grid.last_end(slices))
+        if kept is not None:
+            slices = slices[kept]
+        if not rows.num_rows:
+            return
+        columns = self.key_columns(rows)
+        keys = self.backend.keys(columns, pa.array(slices))
+        new = np.flatnonzero(~self.columns.exist(keys))
+        self.columns.add(keys, rows)
+        if len(new):
+            self._note_new([take(column, new) for column in columns], slices[new])
+        bound = self.times.late_bound
+        if self._final and bound is not None and self.domain == "event":
+            late = np.flatnonzero(self._grid.first_end(slices) <= bound)
+            if len(late):
+                self._note_late([take(column, late) for column in columns], slices[late], bound)
+
+    def _catch_up(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows up to the late bound that have not fired.
+
+        A window up to there then fires again if a row changes it, and never for the first time.
+        There is none if the last epoch's watermark was as high.
+        """
+        bound, self._unfired = self._unfired, None
+        while bound is not None:
+            time = self.backend.next_timer(self.domain)
+            if time is None or time > bound:
+                return
+            yield from self._fire_until(time, first=True)
+
+    def _note_new(self, columns: Sequence[pa.Array[Any]], slices: Times) -> None:
+        if not self._sweeps:
+            keys = self.backend.keys(columns, pa.array(slices))
+            ends = self._grid.last_end(slices) + self._kept
+            self.backend.register_timers(keys, self.domain, ends)
+        if self._final:
+            ends, bound = self._grid.first_end(slices), self.times.late_bound
+            if bound is not None and self.domain == "event":
+                ends = np.maximum(ends, self._grid.end_after(bound))
+                there = ends <= self._grid.last_end(slices)
+                if not there.all():
+                    ends = ends[there]
+                    columns = [column.filter(pa.array(there)) for column in columns]
+            if len(ends):
+                self.backend.register_timers(self.backend.keys(columns), self.domain, ends)
+
+    def _note_late(self, columns: Sequence[pa.Array[Any]], slices: Times, bound: int) -> None:
+        """Have windows that were over, and that late rows have changed, emitted again."""
+        if self._next is not None:
+            self._next.clear_all(self.backend.keys(columns))
+        end = self._grid.first_end(slices)
+        last = np.minimum(self._grid.last_end(slices), bound)
+        while True:
+            again = np.flatnonzero((end <= last) & (end > bound - self.lateness))
+            if len(again):
+                keys = self.backend.keys([take(column, again) for column in columns])
+                self.backend.register_timers(keys, self.domain, end[again])
+            end = end + self._grid.slide
+            if not (end <= last).any():
+                return
+
+    # -- firing
+
+    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over, and remove the slices that no window needs."""
+        yield from self._catch_up()
+        if not self._final:
+            bound = self.times.late_bound if self.domain == "event" else None
+            done = None if bound is None else bound - self.lateness
+            for slices in self.changed():
+                yield from self._windows_of(slices, done)
+        self.note_early()
+        until = watermark if self.domain == "event" else self.times.processing_time
+        if until is not None:
+            while (time := self.backend.next_timer(self.domain)) is not None and time <= until:
+                yield from self._fire_until(time)
+        for slices in self.due_early():
+            yield from self._windows_of(slices, until)
+
+    def _fire_until(self, time: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
+        while (due := self.backend.due_timers(self.domain, time, self._fired)) is not None:
+            due.fire_all()
+            spaces = due.keys.namespaces()
+            if spaces.null_count < len(due.keys):
+                done = np.asarray(spaces.is_valid())
+                gone = self.chosen(due.keys, done)
+                if done.all():
+                    self.backend.delete(gone)
+                    continue
+                columns = [a.filter(pa.array(~done)) for a in due.keys.key_arrays()]
+                self.backend.delete(gone)
+                yield from self._fire(self.backend.keys(columns), columns, time, first)
+            else:
+                yield from self._fire(due.keys, due.keys.key_arrays(), time, first)
+
+    def _fire(
+        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int, first: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit the window of some keys that ends at `end`."""
+        bound = self.times.late_bound
+        again = self.domain == "event" and bound is not None and end <= bound and not first
+        ends = np.full(len(keys), end, np.int64)
+        if self._next is not None and not again:
+            there, results = self._run(keys, columns, end)
+        else:
+            there, results = self._folded(columns, ends)
+        if len(there):
+            fired = [take(column, there) for column in columns]
+            ends = ends[: len(there)]
+            yield self.result(fired, self._grid.start_of(ends), ends, results)
+            if not again and not self._ends_period(end):
+                now = self.backend.keys(fired)
+                self.backend.register_timers(now, self.domain, end + self._grid.slide)
+        if self._sweeps:
+            self._sweep(keys, columns, end)
+
+    def _sweep(self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int) -> None:
+        """Remove the slices whose last window ends at `end`."""
+        for start in self._leaving(end):
+            self.backend.delete(self._slice(columns, start))
+
+    def _leaving(self, end: int) -> range:
+        """The slices whose last window ends at `end`."""
+        grid = self._grid
+        start = int(grid.start_of(np.array([end]))[0])
+        if not grid.grows:
+            return range(start, start + grid.slide, grid.slice)
+        return range(start, end, grid.slice) if end == start + grid.size else range(0)
+
+    def _ends_period(self, end: int) -> bool:
+        """Whether the next window has no slice of this one."""
+        return self._grid.grows and bool(self._leaving(end))
+
+    def _slice(self, columns: Sequence[pa.Array[Any]], start: int) -> KeyBatch:
+        return self.backend.keys(columns, pa.array(np.full(len(columns[0]), start, np.int64)))
+
+    # -- windows put together from all their slices
+
+    def _folded(
+        self, columns: Sequence[pa.Array[Any]], ends: Times
+    ) -> tuple[Times, list[pa.Array[Any]]]:
+        """Which of some windows, of a key and an end each, are not empty, and their results."""
+        _, there, results = self._fold(columns, ends)
+        return there, results
+
+    def _fold(
+        self, columns: Sequence[pa.Array[Any]], ends: Times
+    ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
+        starts = self._grid.start_of(ends)
+        counts = (ends - starts) // self._grid.slice
+        windows = np.repeat(np.arange(len(ends)), counts)
+        first = np.cumsum(counts) - counts
+        spaces = starts[windows] + (np.arange(len(windows)) - first[windows]) * self._grid.slice
+        keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
+        there = np.flatnonzero(self.columns.exist(keys))
+        groups = windows[there]
+        found, dense = np.unique(groups, return_inverse=True)
+        accumulators = [take(each, there) for each in self.columns.accumulators(keys)]
+        folded, results = self.columns.folded(dense.astype(np.int64), accumulators)
+        return folded, found, results
+
+    def _windows_of(self, slices: KeyBatch, after: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that some slices belong to, those that end after a time."""
+        starts = slices.namespaces().to_numpy()
+        first, last = self._grid.first_end(starts), self._grid.last_end(starts)
+        if after is not None:
+            first = np.maximum(first, self._grid.end_after(after))
+        counts = np.maximum((last - first) // self._grid.slide + 1, 0)
+        rows = np.repeat(np.arange(len(starts)), counts)
+        steps = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+        ends = first[rows] + steps * self._grid.slide
+        codes = key_codes(slices.key_arrays())[rows]
+        # Slices of one key share windows; each is emitted once.
+        order = np.lexsort((codes, ends))
+        fresh = np.ones(len(order), np.bool_)
+        fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
+        order = order[fresh]
+        columns = slices.key_arrays()
+        for begin in range(0, len(order), self._fired):
+            part = order[begin : begin + self._fired]
+            chosen = [take(column, rows[part]) for column in columns]
+            there, results = self._folded(chosen, ends[part])
+            if len(there):
+                at = ends[part][there]
+                fired = [take(column, there) for column in chosen]
+                yield self.result(fired, self._grid.start_of(at), at, results)
+
+    # -- windows kept summed up
+
+    def _run(
+        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int
+    ) -> tuple[Times, list[pa.Array[Any]]]:
+        """As `_folded`, from what was kept of the window before."""
+        assert self._next is not None
+        grid, kept = self._grid, self.columns
+        start = int(grid.start_of(np.array([end]))[0])
+        goes_on = self._next.values(keys).fill_null(end).to_numpy() == end - grid.slide
+        if grid.grows and end == start + grid.slide:
+            goes_on[:] = True  # nothing is kept of another period
+        anew = np.flatnonzero(~goes_on)
+        if len(anew):
+            again = self.backend.keys([take(column, anew) for column in columns])
+            self.backend.delete(again)
+            # Of a window that starts anew all slices enter, of others the last ones.
+            for at in range(start, end - grid.slide, grid.slice):
+                self._merge([take(column, anew) for column in columns], again, at, 1)
+        for at in range(end - grid.slide, end, grid.slice):
+            self._merge(columns, keys, at, 1)
+        rows = kept.rows.accumulators(keys).fill_null(0).to_numpy()
+        there = np.flatnonzero(rows > 0)
+        fired = (
+            keys
+            if len(there) == len(keys)
+            else self.backend.keys([take(column, there) for column in columns])
+        )
+        results = self._unfilled(fired, kept.results(fired))
+        if self._ends_period(end):
+            self.backend.delete(keys)
+            return there, results
+        if not grid.grows:
+            for at in self._leaving(end):
+                self._merge(columns, keys, at, -1)
+            rows = kept.rows.accumulators(keys).fill_null(0).to_numpy()
+        self._next.update_all(keys, end)
+        self._forget(columns, np.flatnonzero(rows <= 0))
+        return there, results
+
+    def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
+        if len(rows):
+            self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
+
+    def _merge(
+        self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int, sign: int
+    ) -> None:
+        """Add the slices that begin at `start` to what is kept of their keys, or take them away."""
+        accumulators = self.columns.accumulators(self._slice(columns, start))
+        for i, handle in self._filled.items():
+            valid = accumulators[i].is_valid().cast(pa.int64())
+            handle.add(keys, pc.multiply(valid, pa.scalar(sign, pa.int64())))
+        if sign < 0:
+            accumulators = [pc.negate(each) for each in accumulators]
+        self.columns.merge(keys, accumulators)
+
+    def _unfilled(self, keys: KeyBatch, results: list[pa.Array[Any]]) -> list[pa.Array[Any]]:
+        """The results, with null for sums of no values."""
+        for i, handle in self._filled.items():
+            if i < len(results):
+                some = pc.greater(handle.values(keys), pa.scalar(0, pa.int64()))
+                results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
+        return results

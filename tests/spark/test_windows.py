@@ -1,0 +1,152 @@
+"""Windows on Spark: emitted when they are over, updated, late rows, restarts at another size."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pystate as ps
+from pystate.errors import InvalidArgumentError
+from pystate.spark import ParquetSink
+
+from .conftest import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import Job
+
+MakeJob = Callable[..., "Job"]
+START = datetime.datetime(2026, 1, 1, 10, 0)
+SCHEMA = "k string, at timestamp_ntz, v int"
+
+
+def frame(spark: SparkSession, *rows: tuple[str, int | None, int | None]) -> DataFrame:
+    """Rows of a key, a minute after ten and a value."""
+    data = [
+        (k, None if m is None else START + datetime.timedelta(minutes=m), v) for k, m, v in rows
+    ]
+    return spark.createDataFrame(data, SCHEMA)
+
+
+def minutes(rows: list[Any]) -> list[tuple[Any, ...]]:
+    """Emitted rows, with windows as minutes after ten."""
+    minute = datetime.timedelta(minutes=1)
+    return sorted((r[0], (r[1] - START) / minute, (r[2] - START) / minute, *r[3:]) for r in rows)
+
+
+def test_windows_are_emitted_when_they_are_over(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    windows = [ps.Tumbling("10 min"), ps.Sliding("10 min", "5 min"), ps.Session("5 min")]
+    found: list[Any] = [[], [], []]
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        parts = []
+        for i, each in enumerate(windows):
+            keyed = job.key_by(df, "k", uid=f"w{i}", event_time="at", allowed_delay="2 min")
+            part = keyed.window(each, late=f"late{i}").aggregate(
+                n=ps.count(), total=ps.sum("v"), top=(ps.TopK(2), "v")
+            )
+            parts.append(part.selectExpr(f"{i} AS kind", "*"))
+        return parts[0].union(parts[1]).union(parts[2])
+
+    epochs = [
+        [("a", 1, 1), ("a", 4, 2), ("b", 3, None), ("a", None, 9)],
+        [("a", 8, 4), ("b", 17, 5)],
+        [("a", 6, 7), ("a", 31, 1)],
+        [],
+    ]
+    sinks = {f"late{i}": ParquetSink(tmp_path / f"late{i}") for i in range(3)}
+    job = make_job()
+    for number, rows in enumerate(epochs):
+        if number == 2:
+            job.close()
+            job = make_job(parallelism=3)
+        result = job.run_epoch(frame(spark, *rows), pipeline, side_outputs=sinks)
+        for row in result.dataframe.collect():
+            found[row[0]].append(tuple(row)[1:])
+    assert minutes(found[0]) == [
+        ("a", 0, 10, 3, 7, [4, 2]),
+        ("b", 0, 10, 1, None, []),
+        ("b", 10, 20, 1, 5, [5]),
+    ]
+    assert minutes(found[1]) == [
+        ("a", -5, 5, 2, 3, [2, 1]),
+        ("a", 0, 10, 3, 7, [4, 2]),
+        ("a", 5, 15, 1, 4, [4]),
+        ("b", -5, 5, 1, None, []),
+        ("b", 0, 10, 1, None, []),
+        ("b", 10, 20, 1, 5, [5]),
+        ("b", 15, 25, 1, 5, [5]),
+    ]
+    assert minutes(found[2]) == [
+        ("a", 1, 13, 3, 7, [4, 2]),
+        ("b", 3, 8, 1, None, []),
+        ("b", 17, 22, 1, 5, [5]),
+    ]
+    for i in range(3):
+        late = rows_of(spark.read.parquet(str(tmp_path / f"late{i}")))
+        assert [(row[0], row[2]) for row in late] == [("a", 7)]
+
+
+def test_updates_and_count_windows(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="updated", event_time="at")
+        updated = keyed.window(ps.Cumulating("5 min", "10 min"), emit="update")
+        counted = job.key_by(df, "k", uid="counted").window(ps.CountWindow(2))
+        aggregates = {"n": ps.count(), "most": ps.max("v")}
+        return updated.aggregate(**aggregates).union(counted.aggregate(**aggregates))
+
+    rows = job.run_epoch(frame(spark, ("a", 1, 1), ("a", 7, 2), ("a", 8, 3)), pipeline)
+    whole = rows_of(rows.dataframe.filter("window_start IS NOT NULL"))
+    assert minutes(whole) == [("a", 0, 5, 1, 1), ("a", 0, 10, 3, 3)]
+    [counted] = rows_of(rows.dataframe.filter("window_start IS NULL"))
+    assert counted[:4] == ("a", None, None, 2)
+    assert job.read_state("counted").num_rows == 1
+
+
+def test_a_drain_ends_all_windows(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="drained", event_time="at")
+        return keyed.window(ps.Sliding("10 min", "5 min")).aggregate(n=ps.count())
+
+    result = job.run_epoch(frame(spark, ("a", 1, 1)), pipeline, drain=True)
+    assert minutes(rows_of(result.dataframe)) == [("a", -5, 5, 1), ("a", 0, 10, 1)]
+    assert job.read_state("drained").num_rows == 0
+
+
+def test_bad_arguments(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    messages = []
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="bad", event_time="at")
+        for call in (
+            lambda: keyed.window("1 hour"),  # type: ignore[arg-type]
+            lambda: keyed.window(ps.Tumbling(1), late="process"),
+            lambda: keyed.window(ps.Tumbling(1), time="now"),  # type: ignore[arg-type]
+            lambda: keyed.window(ps.Tumbling(1)).aggregate(n=ps.sum("w")),
+            lambda: keyed.window(ps.Tumbling(1)).aggregate(k=ps.count()),
+            lambda: job.key_by(df, "k", uid="x").window(ps.Tumbling(1)),
+        ):
+            with pytest.raises(InvalidArgumentError) as caught:
+                call()
+            messages.append(str(caught.value))
+        return keyed.window(ps.Tumbling(1)).aggregate(n=ps.count())
+
+    job.run_epoch(frame(spark, ("a", 1, 1)), pipeline)
+    for message, words in zip(
+        messages,
+        ("takes ps.Tumbling", "'drop' or the tag", "time", "'w'", "cannot be called", "event time"),
+        strict=True,
+    ):
+        assert words in message

@@ -1,0 +1,65 @@
+"""The harness for windowed aggregations."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+import pystate as ps
+from pystate.errors import InvalidArgumentError, WrongTypeError
+
+COLUMNS = "user string, at timestamp, v long"
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.timezone.utc)
+
+
+def after(minutes: float) -> dt.datetime:
+    return NOON + dt.timedelta(minutes=minutes)
+
+
+def test_rows_times_and_late_rows() -> None:
+    with ps.testing.WindowHarness(
+        ps.Tumbling("10 min"),
+        {"n": ps.count(), "v": ps.sum("v")},
+        "user",
+        columns=COLUMNS,
+        event_time="at",
+        allowed_delay="5 min",
+        allowed_lateness="10 min",
+    ) as harness:
+        assert harness.process([("a", after(1), 1), ("a", after(12), 2)]) == []
+        [one] = harness.process([{"user": "a", "at": after(16), "v": 4}])
+        assert one == ("a", after(0), after(10), 1, 1) and one.window_start == after(0)
+        [again] = harness.process([("a", after(2), 8)])
+        assert again == ("a", after(0), after(10), 2, 9)
+        assert harness.watermark == after(11).timestamp() * 1000
+        [two] = harness.process([("a", after(30), 0)])
+        assert two[3:] == (2, 6)
+        assert harness.process([("a", after(3), 9)]) == [] and len(harness.late) == 1
+        assert harness.kept == 2
+
+
+def test_a_failing_epoch_changes_nothing() -> None:
+    with ps.testing.WindowHarness(
+        ps.Session("1 s"), {"v": ps.sum("v")}, "user", columns=COLUMNS, event_time="at"
+    ) as harness:
+        harness.process([("a", NOON, 2**62)])
+        with pytest.raises(ps.errors.StateOverflowError, match="v"):
+            harness.process([("a", NOON, 2**62)])
+        with pytest.raises(WrongTypeError):
+            harness.process([("a", NOON, "x")])
+        [row] = harness.advance_watermark(after(1))
+        assert row[3] == 2**62 and harness.kept == 0
+
+
+def test_processing_time_and_updates() -> None:
+    with ps.testing.WindowHarness(
+        ps.Tumbling("1 min"), {"n": ps.count()}, "user", columns="user string", time="processing"
+    ) as harness:
+        assert harness.process([("a",), ("a",)]) == []
+        [row] = harness.advance_processing_time(dt.timedelta(minutes=1))
+        assert row[3] == 2
+    with pytest.raises(InvalidArgumentError, match="event time"):
+        ps.testing.WindowHarness(
+            ps.Tumbling("1 min"), {"n": ps.count()}, "user", columns="user string"
+        )

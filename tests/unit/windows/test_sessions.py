@@ -1,0 +1,179 @@
+"""Session windows against a plain recomputation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pystate as ps
+from pystate.errors import InvalidArgumentError
+from pystate.windows.assigners import Session
+from tests.unit.windows.test_aligned import ALL, SUMS
+from tests.unit.windows.windows_world import SCHEMA, Row, World, as_dict, numbers
+
+GAPS = pa.schema([*SCHEMA, ("gap", pa.int32())])
+
+
+class Sessions:
+    """Sessions recomputed from all rows that were not too late, each time."""
+
+    def __init__(self, lateness: int, emit: str) -> None:
+        self.lateness, self.emit = lateness, emit
+        self.bound: int | None = None
+        self.late: list[Row] = []
+        self.sessions: list[tuple[int, int, int, list[Row]]] = []
+        self.over: set[tuple[int, int, int]] = set()
+
+    def epoch(self, rows: list[Row], watermark: int) -> dict[Any, Any]:
+        changed = set()
+        for row in rows:
+            key, time, _, gap = row
+            if time is None or gap is None:
+                continue
+            if self.bound is not None and time + gap + self.lateness <= self.bound:
+                self.late.append(row)
+                continue
+            start, end, kept = time, time + gap, [row]
+            near = [s for s in self.sessions if s[0] == key and s[1] <= end and start <= s[2]]
+            for each in near:
+                self.sessions.remove(each)
+                start, end, kept = min(start, each[1]), max(end, each[2]), each[3] + kept
+            self.sessions.append((key, start, end, kept))
+            changed |= {id(r) for r in [row]}
+        self.bound = watermark
+        emitted = {}
+        for key, start, end, kept in self.sessions:
+            name = key, start, end
+            fresh = any(id(row) in changed for row in kept)
+            over = end <= watermark
+            if (self.emit == "update" and fresh) or (
+                self.emit == "final" and over and (fresh or name not in self.over)
+            ):
+                emitted[name] = kept
+            if over:
+                self.over.add(name)
+        self.sessions = [s for s in self.sessions if s[2] + self.lateness > watermark]
+        return emitted
+
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.one_of(st.none(), st.integers(-6, 40)),
+        st.one_of(st.none(), st.integers(-9, 9)),
+        st.one_of(st.none(), st.integers(1, 9)),
+    ),
+    max_size=10,
+)
+epochs = st.lists(
+    st.tuples(rows, st.integers(0, 15), st.booleans(), st.sampled_from([None, None, 1, 3, 5])),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("emit", ["final", "update"])
+@pytest.mark.parametrize("column", [False, True])
+@given(
+    epochs=epochs,
+    lateness=st.sampled_from([0, 0, 3, 25]),
+    all_=st.booleans(),
+    size=st.integers(1, 9),
+)
+@settings(max_examples=80, deadline=None)
+def test_equals_a_recomputation(
+    column: bool, emit: str, epochs: Any, lateness: int, all_: bool, size: int
+) -> None:
+    world = World(
+        Session(column="gap") if column else Session(4),
+        ALL if all_ else SUMS,
+        GAPS,
+        allowed_lateness=lateness,
+        emit=emit,
+        batch_rows=size,
+    )
+    model = Sessions(lateness, emit)
+    watermark = None
+    try:
+        for given_, later, crash, parallelism in epochs:
+            past = (watermark or 0) // 2
+            moved: list[Row] = [
+                (k, None if t is None else t + past, v, g if column else 4) for k, t, v, g in given_
+            ]
+            watermark = (-10 if watermark is None else watermark) + later
+            if parallelism is not None:
+                world.rescale(parallelism)
+            found = as_dict(world.epoch(moved, watermark, crash=crash))
+            expected = model.epoch(moved, watermark)
+            for name, kept in expected.items():
+                n, total, *others = numbers(kept)
+                expected[name] = (n, total, *others) if all_ else (total, n)
+            assert found == expected
+        assert sorted(world.late, key=repr) == sorted(model.late, key=repr)
+        world.epoch([], 10_000)
+        assert world.kept() == 0
+    finally:
+        world.close()
+
+
+def test_a_row_joins_two_sessions() -> None:
+    world = World(Session(10), SUMS)
+    assert world.epoch([(1, 0, 1), (1, 20, 2)], None) == []
+    assert world.epoch([(1, 10, 4)], 29) == []
+    assert world.epoch([], 30) == [(1, 0, 30, 7, 3)]
+    assert world.kept() == 0
+    world.close()
+
+
+def test_times_at_the_ends_of_the_type() -> None:
+    world = World(Session(10), SUMS)
+    ends = [-(2**63), -(2**63) + 5, 2**63 - 1, 2**63 - 4, 0]
+    world.epoch([(1, time, 1) for time in ends], None)
+    found = world.epoch([], 2**63 - 1)
+    assert sorted(row[4] for row in found) == [1, 2, 2]
+    world.close()
+
+
+@pytest.mark.parametrize("gap", [0, -5])
+def test_gaps_are_positive(gap: int) -> None:
+    world = World(Session(column="gap"), SUMS, GAPS)
+    with pytest.raises(InvalidArgumentError, match=r"'gap' has a gap of"):
+        world.epoch([(1, 1, 1, 5), (1, 2, 1, gap)], None)
+    world.close()
+
+
+def test_own_and_core_aggregates_are_merged() -> None:
+    class Words(ps.AggregateFunction[int, list[int], str]):
+        def create(self) -> list[int]:
+            return []
+
+        def add(self, accumulator: list[int], value: int) -> list[int]:
+            accumulator.append(value)
+            return accumulator
+
+        def merge(self, a: list[int], b: list[int]) -> list[int]:
+            a.extend(b)
+            return a
+
+        def result(self, accumulator: list[int]) -> str:
+            return ",".join(map(str, sorted(accumulator)))
+
+    aggregates = {
+        "words": (Words(), "v", "string"),
+        "top": (ps.TopK(2), "v"),
+        "wide": (ps.TopK(200), "v"),
+        "distinct": (ps.ApproxDistinct(), "v"),
+        "spread": (ps.Variance(sample=False), "v"),
+        "mean": ps.mean("v"),
+    }
+    world = World(Session(10), aggregates)
+    world.epoch([(1, 0, 1), (1, 20, 2), (2, 0, None)], None)
+    world.rescale(3)
+    world.epoch([(1, 10, 6)], None)
+    [one, two] = sorted(world.epoch([], 99))
+    assert one == (1, 0, 30, "1,2,6", [6, 2], [6, 2, 1], 3, pytest.approx(14 / 3), 3.0)
+    assert two == (2, 0, 10, None, [], [], 0, None, None)
+    world.close()
