@@ -21,7 +21,16 @@ from pystate.types.arrays import as_array
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["JoinInput", "Rows", "SideName", "check_keys", "other_side", "result_names"]
+__all__ = [
+    "Arrived",
+    "JoinInput",
+    "Rows",
+    "SideName",
+    "arrived",
+    "check_keys",
+    "other_side",
+    "result_names",
+]
 
 SideName: TypeAlias = Literal["left", "right"]
 
@@ -194,6 +203,60 @@ class Rows:
         """The largest event time."""
         found: int | None = pc.max(self.times).as_py()
         return found
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A batch of an input.
+
+    Attributes
+    ----------
+    every : Rows
+        All rows.
+    rows : Rows
+        Those that other rows may match: they have a time and a key, and are not late.
+    alone : numpy.ndarray of int64
+        Those of all rows that nothing can match, and that are not late.
+    late : numpy.ndarray of bool, optional
+        Which of all rows are late; None if none is.
+    latest : int or None
+        The largest event time.
+    """
+
+    every: Rows
+    rows: Rows
+    alone: Ints
+    late: np.ndarray[Any, Any] | None
+    latest: int | None
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows are late."""
+        return 0 if self.late is None else int(self.late.sum())
+
+
+def arrived(spec: JoinInput, batch: pa.RecordBatch, bound: int | None) -> Arrived:
+    """Make a batch ready for the join, and sort out rows that are late or that nothing can match.
+
+    Parameters
+    ----------
+    spec : JoinInput
+        Its input.
+    batch : RecordBatch
+        The rows.
+    bound : int or None
+        Rows below are late.
+    """
+    every = spec.ready(batch)
+    late, unusable = every.late(bound), every.unusable
+    rows, alone = every, np.empty(0, np.int64)
+    if late is not None or unusable is not None:
+        none = np.zeros(len(every), bool)
+        late_or_none = none if late is None else late
+        unusable = none if unusable is None else unusable & ~late_or_none
+        alone = np.flatnonzero(unusable)
+        rows = every.take(np.flatnonzero(~(unusable | late_or_none)))
+    return Arrived(every, rows, alone, late, every.latest())
 
 
 def other_side(side: SideName) -> SideName:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import Ints, expanded, group, key_codes, longs, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, other_side
+from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
 from pystate.operator.output import OutputColumns
@@ -176,27 +176,18 @@ class IntervalJoin:
 
     def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield the pairs that they complete."""
-        rows = self.spec.input(side).ready(batch)
-        self._note(side, rows.latest())
-        late = rows.late(self._bound)
-        if late is not None:
-            self.late_rows += int(late.sum())
-            if self._late is not None:
-                self._late(side, batch.filter(pa.array(late)))
-        if late is not None or rows.unusable is not None:
-            alone = np.zeros(len(rows), bool) if rows.unusable is None else rows.unusable
-            if late is not None:
-                alone = alone & ~late
-            if self.spec.outer(side):
-                yield from self._result.alone(side, rows.keys, rows.values, np.flatnonzero(alone))
-            rows = rows.take(np.flatnonzero(~alone if late is None else ~(alone | late)))
-        for begin in range(0, len(rows), _ROWS):
-            yield from self._meet(side, rows.slice(begin, _ROWS))
-
-    def _note(self, side: SideName, latest: int | None) -> None:
+        found = arrived(self.spec.input(side), batch, self._bound)
         seen = self.max_event_times[side]
-        if latest is not None and (seen is None or latest > seen):
-            self.max_event_times[side] = latest
+        if found.latest is not None and (seen is None or found.latest > seen):
+            self.max_event_times[side] = found.latest
+        self.late_rows += found.late_rows
+        if found.late is not None and self._late is not None:
+            self._late(side, batch.filter(pa.array(found.late)))
+        if self.spec.outer(side) and len(found.alone):
+            every = found.every
+            yield from self._result.alone(side, every.keys, every.values, found.alone)
+        for begin in range(0, len(found.rows), _ROWS):
+            yield from self._meet(side, found.rows.slice(begin, _ROWS))
 
     # -- rows
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pystate.joins import interval, result, stored
+from pystate.joins import asof, interval, result, stored
+from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import SideName
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operator.drain import MAX_WATERMARK
@@ -39,8 +40,13 @@ def streams(draw: st.DrawFn) -> list[Any]:
     return [delay, epochs]
 
 
-def run(driver: Driver, stream: list[Any]) -> tuple[dict[str, list[Row]], list[dict[str, Any]]]:
-    """Run a stream and drain it; returns the rows that were not late, and the output."""
+def run(
+    driver: Driver, stream: list[Any], versions: bool = False
+) -> tuple[dict[str, list[Row]], list[dict[str, Any]]]:
+    """Run a stream and drain it; returns the rows that were not late, and the output.
+
+    Nothing is left at the end, but with `versions` the newest row on the right of each key.
+    """
     delay, epochs = stream
     kept: dict[str, list[Row]] = {"left": [], "right": []}
     out: list[dict[str, Any]] = []
@@ -63,8 +69,10 @@ def run(driver: Driver, stream: list[Any]) -> tuple[dict[str, list[Row]], list[d
         elif act.startswith("rescale"):
             driver.restart(int(act.split()[1]))
     assert driver.late == late
+    usable = {row[:2] for row in kept["right"] if None not in row}
+    left_keys = len(usable) if versions else 0
     out += driver.epoch([], MAX_WATERMARK, NAMES)
-    assert driver.keys() == 0
+    assert driver.keys() == left_keys
     driver.close()
     return kept, out
 
@@ -102,6 +110,8 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(interval, "_ROWS", 5)
         monkeypatch.setattr(interval, "_CANDIDATES", 3)
         monkeypatch.setattr(interval, "_TIMERS", 2)
+        monkeypatch.setattr(asof, "_ROWS", 5)
+        monkeypatch.setattr(asof, "_TIMERS", 2)
         monkeypatch.setattr(result, "OUTPUT_ROWS", 2)
         monkeypatch.setattr(stored, "_LOADED_ROWS", 2)
         monkeypatch.setattr(stored, "_FIRST_LISTS", 2)
@@ -119,5 +129,36 @@ def test_interval_join(how: Any) -> None:
         driver = Driver(spec.states(), left.key, lambda b, bound: IntervalJoin(spec, b, bound))
         kept, out = run(driver, stream)
         assert shown(out) == all_pairs(kept, lower, lower + width, how)
+
+    check()
+
+
+def newest(kept: dict[str, list[Row]], tolerance: int | None, how: str) -> Counter[Any]:
+    """The as-of join of all rows, by definition."""
+    found = []
+    for k, z, t, lid in kept["left"]:
+        best: tuple[int, int] | None = None
+        for k2, z2, t2, rid in kept["right"]:
+            if None in (k, z, t, t2) or (k, z) != (k2, z2) or t2 > t:
+                continue
+            if (tolerance is None or t - t2 <= tolerance) and (best is None or t2 >= best[0]):
+                best = t2, rid
+        if best is not None or how == "left":
+            found.append((k, z, lid, None if best is None else best[1]))
+    return Counter(found)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_asof_join(how: Any) -> None:
+    left, right, output = inputs()
+
+    @settings(max_examples=60, deadline=None)
+    @given(streams(), st.sampled_from([None, 0, 700, 5000]))
+    def check(stream: list[Any], tolerance: int | None) -> None:
+        spec = AsofJoinSpec(left, right, how, tolerance, output)
+        driver = Driver(spec.states(), left.key, lambda b, bound: AsofJoin(spec, b, bound))
+        kept, out = run(driver, stream, tolerance is None)
+        assert shown(out) == newest(kept, tolerance, how)
 
     check()
