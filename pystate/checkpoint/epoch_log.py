@@ -49,7 +49,8 @@ __all__ = [
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
-_VERSION = 1
+#: Version 2 has the watermarks of operators.
+_VERSION = 2
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
 #: The records of a file when its driver begins the next one.
 _FULL = 64
@@ -94,6 +95,9 @@ class OperatorRecord:
         How long it took to end the epoch in memory.
     write_ms : float
         How long it took to write a range's file.
+    watermark_ms : int or None
+        Its watermark after the epoch; None without event time, and in records that were written
+        before operators had watermarks of their own.
     """
 
     uid: str
@@ -111,6 +115,7 @@ class OperatorRecord:
     process_ms: float
     seal_ms: float
     write_ms: float
+    watermark_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class EpochRecord:
     processing_time_ms : int
         Its processing time.
     watermark_ms : int or None
-        The watermark of the next epoch.
+        The smallest watermark of the operators that have one.
     query_id, batch_id, run_key : str, int and str, or None
         The stream's batch, the last one if there are several, or the key of the run.
     batches : int

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from pystate.checkpoint.refs import (
     EMPTY_ID,
     TIMERS,
     FileRef,
+    InputState,
     OperatorState,
     RangeState,
     Schema,
@@ -47,6 +48,7 @@ __all__ = [
     "TIMERS",
     "ClockReading",
     "FileRef",
+    "InputState",
     "Manifest",
     "OperatorState",
     "QueryProgress",
@@ -67,8 +69,9 @@ __all__ = [
 
 #: Version 2 has event time and timers; a file of version 1 is read as one without. Version 3 has
 #: whether an operator has timers, and from which epoch on states count. Version 4 has the clock's
-#: reading, and names files in a part that manifests share.
-FORMAT_VERSION = 4
+#: reading, and names files in a part that manifests share. Version 5 has a watermark per operator;
+#: in older ones all operators share the manifest's.
+FORMAT_VERSION = 5
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
 
 
@@ -139,7 +142,7 @@ class Manifest:
     offsets_hash: str | None = None
     run_key: str | None = None
     watermark_ms: int | None = None
-    """The watermark of the next epoch; never less than this epoch's own."""
+    """The smallest watermark of the operators that have one."""
     queries: tuple[QueryProgress, ...] = ()
     """Every streaming query that the state contains, with its last batch."""
     sinks: tuple[Any, ...] = ()
@@ -207,7 +210,7 @@ class Manifest:
             part = None if self.part is None else self.part.part
             fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
             fields["part"] = None if self.part is None else self.part.encode()
-            fields["operators"] = encode_operators(self.operators, part)
+            fields["operators"] = encode_operators(self.operators, part, self.format_version)
         else:
             fields["operators"] = [operator.encode() for operator in self.operators]
         try:
@@ -248,12 +251,16 @@ class Manifest:
                 raise InvalidArgumentError(f"{path}: it cannot be read without its part")
             use = None if parts is None else parts.use(content, path, max_parallelism)
             part = None if use is None else use.part
-            operators = decode_operators(fields.items("operators"), path, max_parallelism, part)
+            items = fields.items("operators")
+            operators = decode_operators(items, path, max_parallelism, part, fields.version)
         else:
             operators = tuple(
                 OperatorState.decode(item, path, fields.version, max_parallelism)
                 for item in fields.items("operators")
             )
+        watermark_ms = fields.optional_integer("watermark_ms")
+        if fields.version < 5:
+            operators = tuple(replace(op, watermark_ms=watermark_ms) for op in operators)
         queries = (_decode_progress(item, path) for item in fields.items("queries"))
         manifest = cls(
             epoch=fields.integer("epoch", least=1),
@@ -264,7 +271,7 @@ class Manifest:
             host=fields.text("host"),
             max_parallelism=max_parallelism,
             processing_time_ms=_signed(fields, "processing_time_ms", path),
-            watermark_ms=fields.optional_integer("watermark_ms"),
+            watermark_ms=watermark_ms,
             created_ms=fields.integer("created_ms"),
             library=fields.text("library"),
             query_id=fields.optional_text("query_id"),

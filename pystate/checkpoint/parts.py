@@ -33,11 +33,13 @@ from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.refs import (
     EMPTY_ID,
     FileRef,
+    InputState,
     OperatorState,
     RangeState,
     check_count,
     decode_schema,
     decode_since,
+    only_input,
     path_in,
     state_folder,
 )
@@ -57,6 +59,8 @@ __all__ = [
 
 MANIFESTS = "manifests"
 _FORMAT_VERSION = 1
+#: Operators have the form of this format of manifests. Of their fields only the ranges count here.
+_OPERATORS_FORM = 4
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
 #: Up to this many files are named in the manifest itself: a second file would cost more.
 _LEAST_FILES = 128
@@ -91,7 +95,7 @@ class Part:
     def of(cls, operators: Sequence[OperatorState], epoch: int, unique: str) -> tuple[Part, bytes]:
         """Make the part of some operators, and its file's bytes."""
         path = f"{MANIFESTS}/{epoch:08d}-{unique}.part"
-        fields = {"epoch": epoch, "operators": encode_operators(operators, None)}
+        fields = {"epoch": epoch, "operators": encode_operators(operators, None, _OPERATORS_FORM)}
         data = encode_document("part", _FORMAT_VERSION, fields)
         return cls(path, hashlib.sha256(data).hexdigest(), _by_key(operators)), data
 
@@ -100,7 +104,8 @@ class Part:
         """Verify and parse a part's file; errors are those of `decode_document`."""
         fields = decode_document("part", _FORMAT_VERSION, data, path)
         epoch = fields.integer("epoch", least=1)
-        operators = decode_operators(fields.items("operators"), path, groups, None)
+        items = fields.items("operators")
+        operators = decode_operators(items, path, groups, None, _OPERATORS_FORM)
         fields.finish()
         if epoch != part_epoch(path):
             raise CorruptFileError(f"{path}: is of epoch {epoch}")
@@ -239,16 +244,18 @@ def _first_kept(state: RangeState, known: RangeState) -> int:
 # ---- the form in manifests and parts ---------------------------------------------------------
 
 
-def encode_operators(operators: Sequence[OperatorState], part: Part | None) -> list[dict[str, Any]]:
-    """Return operators in the form of manifests of format 4."""
+def encode_operators(
+    operators: Sequence[OperatorState], part: Part | None, version: int
+) -> list[dict[str, Any]]:
+    """Return operators in the form of manifests of a format, which is at least 4."""
     return [
         {
             "uid": op.uid,
             "parallelism": op.parallelism,
             "key_schema": op.key_schema,
             "state_schema": op.state_schema,
-            "max_event_time_ms": op.max_event_time_ms,
             "timers": op.timers,
+            **_encode_time(op, version),
             "ranges": [
                 _encode_range(op.uid, state, _known(part, op.uid, state)) for state in op.ranges
             ],
@@ -257,14 +264,23 @@ def encode_operators(operators: Sequence[OperatorState], part: Part | None) -> l
     ]
 
 
+def _encode_time(operator: OperatorState, version: int) -> dict[str, Any]:
+    if version < 5:
+        return {"max_event_time_ms": operator.max_event_time_ms}
+    inputs = [given.encode() for given in operator.inputs]
+    return {"watermark_ms": operator.watermark_ms, "inputs": inputs}
+
+
 def decode_operators(
-    items: Sequence[Any], path: str, groups: int, part: Part | None
+    items: Sequence[Any], path: str, groups: int, part: Part | None, version: int
 ) -> tuple[OperatorState, ...]:
     """Parse what `encode_operators` returned."""
-    return tuple(_decode_operator(item, path, groups, part) for item in items)
+    return tuple(_decode_operator(item, path, groups, part, version) for item in items)
 
 
-def _decode_operator(content: Any, path: str, groups: int, part: Part | None) -> OperatorState:
+def _decode_operator(
+    content: Any, path: str, groups: int, part: Part | None, version: int
+) -> OperatorState:
     fields = Fields(content, path)
     uid, parallelism = fields.text("uid"), fields.integer("parallelism", least=1)
     ranges = []
@@ -273,14 +289,20 @@ def _decode_operator(content: Any, path: str, groups: int, part: Part | None) ->
     for index, item in enumerate(items):
         empty = RangeState(index, *range_bounds(index, groups, parallelism), EMPTY_ID)
         ranges.append(_decode_range(uid, item, path, empty, _known(part, uid, empty)))
+    if version < 5:
+        inputs, watermark_ms = only_input(fields.optional_integer("max_event_time_ms")), None
+    else:
+        inputs = tuple(InputState.decode(item, path) for item in fields.items("inputs"))
+        watermark_ms = fields.optional_integer("watermark_ms")
     operator = OperatorState(
         uid=uid,
         parallelism=parallelism,
         key_schema=decode_schema(fields.items("key_schema"), path),
         state_schema=decode_schema(fields.items("state_schema"), path),
         ranges=tuple(ranges),
-        max_event_time_ms=fields.optional_integer("max_event_time_ms"),
         timers=fields.boolean("timers"),
+        inputs=inputs,
+        watermark_ms=watermark_ms,
     )
     fields.finish()
     operator.check_ranges(path, groups)

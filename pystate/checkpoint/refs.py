@@ -17,8 +17,10 @@ from pystate.errors import CorruptFileError, InvalidArgumentError
 
 __all__ = [
     "EMPTY_ID",
+    "INPUT",
     "TIMERS",
     "FileRef",
+    "InputState",
     "OperatorState",
     "RangeSource",
     "RangeState",
@@ -28,6 +30,7 @@ __all__ = [
     "decode_since",
     "empty_range",
     "has_timers",
+    "only_input",
     "state_folder",
     "state_path",
     "uid_folder",
@@ -37,6 +40,8 @@ __all__ = [
 EMPTY_ID = "0" * 32
 #: What state files name timers.
 TIMERS = "#timers"
+#: The input of an operator that has only one.
+INPUT = "input"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 
@@ -285,6 +290,34 @@ def _wrong_ranges(path: str, uid: str, parallelism: int, groups: int) -> Corrupt
 
 
 @dataclass(frozen=True)
+class InputState:
+    """What an operator knows of one of its inputs."""
+
+    name: str = INPUT
+    max_event_time_ms: int | None = None
+    """The largest event time that it has ever had."""
+    active_ms: int | None = None
+    """The processing time of its last epoch with rows, or of its first one; None if that is not
+    known."""
+
+    def encode(self) -> list[Any]:
+        """Return the form that manifests have."""
+        return [self.name, self.max_event_time_ms, self.active_ms]
+
+    @classmethod
+    def decode(cls, content: Any, path: str) -> InputState:
+        """Parse what `encode` returned."""
+        if (
+            not isinstance(content, list)
+            or len(content) != 3
+            or not isinstance(content[0], str)
+            or not all(time is None or type(time) is int for time in content[1:])
+        ):
+            raise CorruptFileError(f"{path}: {content!r:.60} is not an operator's input")
+        return cls(*content)
+
+
+@dataclass(frozen=True)
 class OperatorState:
     """One operator: its ranges cover all key groups."""
 
@@ -293,10 +326,18 @@ class OperatorState:
     key_schema: Schema
     state_schema: Schema
     ranges: tuple[RangeState, ...]
-    max_event_time_ms: int | None = None
-    """The largest event time that the operator has ever seen."""
     timers: bool = False
     """Whether it has timers, beside the states of its schema."""
+    inputs: tuple[InputState, ...] = ()
+    """Its inputs; none for a store."""
+    watermark_ms: int | None = None
+    """Its watermark after the epoch; None if it has no event time, or has not seen any."""
+
+    @property
+    def max_event_time_ms(self) -> int | None:
+        """The largest event time that the operator has ever seen."""
+        times = (given.max_event_time_ms for given in self.inputs)
+        return max((time for time in times if time is not None), default=None)
 
     @property
     def states(self) -> frozenset[str]:
@@ -326,14 +367,15 @@ class OperatorState:
         """Parse what `encode` returned, or an earlier version's."""
         fields = Fields(content, path)
         ranges = tuple(RangeState.decode(r, path, version) for r in fields.items("ranges"))
+        latest = fields.optional_integer("max_event_time_ms") if version >= 2 else None
         operator = cls(
             uid=fields.text("uid"),
             parallelism=fields.integer("parallelism", least=1),
             key_schema=decode_schema(fields.items("key_schema"), path),
             state_schema=decode_schema(fields.items("state_schema"), path),
             ranges=ranges,
-            max_event_time_ms=_since_2(fields, "max_event_time_ms", version),
             timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
+            inputs=only_input(latest),
         )
         fields.finish()
         operator.check_ranges(path, groups)
@@ -346,6 +388,11 @@ class OperatorState:
         found = [(r.index, r.first_key_group, r.last_key_group) for r in self.ranges]
         if found != bounds:
             raise _wrong_ranges(path, self.uid, self.parallelism, groups)
+
+
+def only_input(max_event_time_ms: int | None) -> tuple[InputState, ...]:
+    """The input of an operator as manifests up to format 4 know it."""
+    return () if max_event_time_ms is None else (InputState(INPUT, max_event_time_ms),)
 
 
 def _since_2(fields: Fields, name: str, version: int) -> int | None:

@@ -42,11 +42,13 @@ def inspect(
     facts(f"{found.kind.capitalize()} of job {found.job!r}", _facts(found))
     if found.operators:
         say("")
-        table(
-            ("operator", "ranges", "key", "files", "size", "rows", "chain", "states"),
-            [_row(operator) for operator in found.operators],
-            ("ranges", "files", "size", "rows", "chain"),
-        )
+        heads = ["operator", "ranges", "key", "files", "size", "rows", "chain", "states"]
+        rows = [_row(operator) for operator in found.operators]
+        marks = [when(operator.watermark_ms) for operator in found.operators]
+        if any(marks):
+            heads.append("watermark")
+            rows = [(*row, mark) for row, mark in zip(rows, marks, strict=True)]
+        table(heads, rows, ("ranges", "files", "size", "rows", "chain"))
     for operator in found.operators if ranges else ():
         say("")
         say(f"Ranges of {operator.uid!r}", "bold")

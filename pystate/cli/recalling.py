@@ -53,6 +53,7 @@ _OPERATORS = (
     "keys",
     "state",
     "written",
+    "watermark",
     *_TIMES,
 )
 
@@ -173,6 +174,7 @@ def _operators(record: EpochRecord) -> list[tuple[object, ...]]:
             number(operator.keys),
             size(operator.state_bytes),
             size(operator.checkpoint_bytes),
+            _time(operator.watermark_ms),
             *(took(getattr(operator, f"{name}_ms")) for name in _TIMES),
         )
         for operator in record.operators

@@ -163,6 +163,7 @@ class Chronicle:
         """
         known = frozenset() if before is None else before.paths
         new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
+        marks = {op.uid: op.watermark_ms for op in manifest.operators}
         record = EpochRecord(
             epoch=manifest.epoch,
             published_ms=manifest.created_ms,
@@ -180,7 +181,7 @@ class Chronicle:
             total_ms=self._total_ms + (publish_s + commit_s) * 1000,
             merged_bytes=sum(bases for _, bases in new.values()),
             operators=tuple(
-                replace(self._operators[uid], checkpoint_bytes=new[uid][0])
+                replace(self._operators[uid], checkpoint_bytes=new[uid][0], watermark_ms=marks[uid])
                 for uid in sorted(self._operators.keys() & new)
             ),
         )

@@ -10,9 +10,9 @@ Invariants
 2. An epoch is complete with exactly one report per declared (operator, range), each built on
    exactly the id that the base names.
 3. Nothing is visible before the manifest is published, and nothing is undone after that.
-4. Processing time and watermark depend only on the base and the position: an epoch that is computed
-   again has the same ones. The watermark never goes back, and processing time only if the job
-   allows it.
+4. Processing time and watermarks depend only on the base, the position and the pipeline: an epoch
+   that is computed again has the same ones. A watermark never goes back, and processing time only
+   if the job allows it. See `pystate.coordinator.watermarks`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,15 @@ from pystate.coordinator.evolution import evolved_ranges
 from pystate.coordinator.interval import Step
 from pystate.coordinator.listeners import News
 from pystate.coordinator.position import Position
-from pystate.coordinator.range_report import RangeReport, SideFile, advanced, check_report
+from pystate.coordinator.range_report import (
+    InputSeen,
+    RangeReport,
+    SideFile,
+    advanced,
+    check_report,
+)
 from pystate.coordinator.rescale import rescaled
+from pystate.coordinator.watermarks import Input, OperatorTime, Watermarks
 from pystate.errors import (
     CheckpointError,
     DeclarationError,
@@ -61,9 +68,6 @@ NO_END = (
     "that there is none: name the column that has it, key_by(..., event_time='column'), or leave "
     "drain out"
 )
-#: The smallest watermark, since times have 64 bits: that of an operator without a bound on
-#: lateness.
-_LEAST_TIME_MS = -(1 << 63)
 
 
 class RepeatableError(EvaluationError):
@@ -108,8 +112,6 @@ class Epoch:
         The processing time of the epoch.
     clock : ClockReading
         The reading that determined it.
-    watermark_ms : int or None
-        The watermark of the epoch, which comes from the base.
     drain : bool
         Whether event time ends after the epoch's rows; see `pystate.operator.drain`.
     news : News
@@ -143,7 +145,6 @@ class Epoch:
         self.position = position
         self.processing_time_ms = processing_time_ms
         self.clock = clock
-        self.watermark_ms = None if base is None else base.watermark_ms
         self.drain = drain
         self.news = news
         self.head = head
@@ -158,7 +159,7 @@ class Epoch:
         self._open = True
         self.evaluation_id = uuid.uuid4().hex
         self._declared: dict[str, OperatorState] = {}
-        self._delays: dict[str, int] = {}
+        self._watermarks = self._begun_watermarks()
         self._reports: list[RangeReport] = []
         self._dropped: list[RangeReport] = []
 
@@ -201,7 +202,7 @@ class Epoch:
         key_schema: Mapping[str, str] | Schema,
         state_schema: Mapping[str, str] | Schema,
         parallelism: int | None = None,
-        allowed_delay_ms: int | None = None,
+        inputs: Sequence[Input] = (),
         timers: bool | None = None,
         fills: Mapping[str, Fills] = MappingProxyType({}),
     ) -> tuple[RangeState, ...]:
@@ -215,9 +216,9 @@ class Epoch:
             The key's columns and the states, in order.
         parallelism : int, optional
             Number of ranges; the coordinator's by default.
-        allowed_delay_ms : int, optional
-            Given for an operator with event time: how far a row may be behind the newest one. The
-            operator then takes part in the watermark.
+        inputs : sequence of Input
+            Its inputs, from which its watermark follows; `time` returns it. Operators that feed it
+            are declared before it.
         timers : bool, optional
             Whether it has timers; by default it has if it had any, or reports one.
         fills : mapping of str to Fills, optional
@@ -246,10 +247,6 @@ class Epoch:
                 f"operator {uid!r}: parallelism {width} is not between 1 and "
                 f"max_parallelism={self.max_parallelism}"
             )
-        if allowed_delay_ms is not None and allowed_delay_ms < 0:
-            raise InvalidArgumentError(
-                f"operator {uid!r}: an allowed delay of {allowed_delay_ms} ms is negative"
-            )
         uid_folder(uid)
         keys, states = as_schema(key_schema), as_schema(state_schema)
         stored = None if self.base is None else self.base.operator(uid)
@@ -277,11 +274,29 @@ class Epoch:
                 allow_unclaimed_state=self._allow_unclaimed_state,
                 fills=fills,
             )
-        seen = None if stored is None else stored.max_event_time_ms
-        self._declared[uid] = OperatorState(uid, width, keys, states, ranges, seen, timers or False)
-        if allowed_delay_ms is not None:
-            self._delays[uid] = allowed_delay_ms
+        known = () if stored is None else stored.inputs
+        self._declared[uid] = OperatorState(
+            uid, width, keys, states, ranges, timers or False, known
+        )
+        self._watermarks.declare(uid, inputs, stored)
         return ranges
+
+    def time(self, uid: str) -> OperatorTime | None:
+        """Return the event time of a declared operator; None if it has none."""
+        return self._watermarks.time(uid)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether any operator that is declared so far has event time."""
+        return self._watermarks.any
+
+    def has_watermark(self, given: Input) -> bool:
+        """Whether an input has a watermark, after the operators that feed it are declared."""
+        return self._watermarks.is_timed(given)
+
+    def _begun_watermarks(self) -> Watermarks:
+        before_ms = None if self.base is None else self.base.processing_time_ms
+        return Watermarks(before_ms, self.processing_time_ms)
 
     def check_declared(self) -> None:
         """Make sure that every operator of the base is declared; call it after the plan is built.
@@ -293,7 +308,7 @@ class Epoch:
         NoEventTimeError
             The epoch drains, and no operator has event time.
         """
-        if self.drain and not self._delays and self.watermark_ms is None:
+        if self.drain and not self.has_event_time:
             raise NoEventTimeError(NO_END)
         stored = () if self.base is None else self.base.operators
         missing = [operator.uid for operator in stored if operator.uid not in self._declared]
@@ -322,7 +337,7 @@ class Epoch:
             self._dropped.extend(self._reports)
             self._reports = []
         self._declared = {}
-        self._delays = {}
+        self._watermarks = self._begun_watermarks()
 
     def complete(self, sink_transactions: Sequence[Any] = ()) -> Manifest:
         """Publish the epoch, then commit its sink transactions.
@@ -425,35 +440,14 @@ class Epoch:
                 "stateful operator must be read to its end"
             )
         carried = () if self.base is None else self.base.operators
+        seen: dict[str, list[InputSeen]] = {}
+        for report in found.values():
+            seen.setdefault(report.uid, []).extend(report.inputs)
+        grown = [self._advanced(operator, found, closed) for operator in self._declared.values()]
         return (
-            *(self._advanced(operator, found, closed) for operator in self._declared.values()),
+            *self._watermarks.after(grown, seen),
             *(operator for operator in carried if operator.uid not in self._declared),
         )
-
-    def next_watermark(self, operators: Sequence[OperatorState]) -> int | None:
-        """Return the watermark for the next epoch.
-
-        For each declared operator with event time, take the largest event time that it has ever
-        seen minus its allowed delay. The watermark is the smallest of these, but never less than
-        the epoch's own watermark. It does not advance while an operator has not seen any event time
-        yet.
-
-        Parameters
-        ----------
-        operators : sequence of OperatorState
-            The return value of `collect`.
-        """
-        marks = []
-        for operator in operators:
-            delay = self._delays.get(operator.uid)
-            if delay is None:
-                continue
-            if operator.max_event_time_ms is None:
-                return self.watermark_ms
-            marks.append(max(operator.max_event_time_ms - delay, _LEAST_TIME_MS))
-        if not marks:
-            return self.watermark_ms
-        return min(marks) if self.watermark_ms is None else max(min(marks), self.watermark_ms)
 
     def _check_known(self, found: Mapping[tuple[str, int], RangeReport]) -> None:
         for (uid, index), report in found.items():
@@ -479,10 +473,8 @@ class Epoch:
         closed: bool,
     ) -> OperatorState:
         ranges = []
-        seen = [operator.max_event_time_ms]
         for state in operator.ranges:
             report = found[operator.uid, state.index]
-            seen.append(report.max_event_time_ms)
             # After a change of parallelism a range's next task finds out the range's own timers,
             # even if it does nothing else.
             state = replace(
@@ -491,11 +483,9 @@ class Epoch:
                 next_processing_timer_ms=report.next_processing_timer_ms,
             )
             ranges.append(advanced(state, report, closed=closed))
-        latest = max((time for time in seen if time is not None), default=None)
         return replace(
             operator,
             ranges=tuple(ranges),
-            max_event_time_ms=latest,
             timers=operator.timers or has_timers(tuple(ranges)),
         )
 

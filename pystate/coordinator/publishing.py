@@ -27,6 +27,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.rivals import Rivals
+from pystate.coordinator.watermarks import smallest
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -162,7 +163,7 @@ class Publisher:
             host=self._ownership.host,
             max_parallelism=self.job.max_parallelism,
             processing_time_ms=epoch.processing_time_ms,
-            watermark_ms=epoch.next_watermark(operators),
+            watermark_ms=smallest(operators),
             created_ms=time.time_ns() // 1_000_000,
             library=library(),
             operators=operators,

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pystate.checkpoint.manifest import FileRef, RangeState
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import LineageError
 
-__all__ = ["RangeReport", "SideFile", "advanced", "check_report"]
+__all__ = ["InputSeen", "RangeReport", "SideFile", "advanced", "check_report"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,16 @@ class SideFile:
     name: str
     file_bytes: int
     rows: int
+
+
+@dataclass(frozen=True)
+class InputSeen:
+    """What a task has seen of one of its operator's inputs."""
+
+    name: str = INPUT
+    rows: int = 0
+    max_event_time_ms: int | None = None
+    """The largest event time of these rows."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +51,8 @@ class RangeReport:
     parent: str
     """Lineage id of the range before; hex."""
     file: FileRef | None
-    max_event_time_ms: int | None = None
-    """Largest event time that the task has seen."""
+    inputs: tuple[InputSeen, ...] = ()
+    """What the task has seen of each input."""
     next_event_timer_ms: int | None = None
     """The range's earliest event-time timer now; that of its base if the task did not look."""
     next_processing_timer_ms: int | None = None

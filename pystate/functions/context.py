@@ -69,8 +69,10 @@ class RuntimeContext:
     processing_time : int
         Milliseconds since 1970; the same for all rows of an epoch and for its replays.
     watermark : int or None
-        Event time in milliseconds since 1970 up to which all rows are assumed to have arrived. None
-        before the first row with event time; `MAX_WATERMARK` while a drain fires timers.
+        The operator's watermark, in milliseconds since 1970: the event time up to which all its
+        rows are assumed to have arrived. While timers fire it may be larger than while rows are
+        handled, if the rows come from other operators. None before the first row with event time,
+        and without event time; `MAX_WATERMARK` while a drain fires timers.
     timestamp : int or None
         Event time in milliseconds since 1970 of the current row, or of the event-time timer that
         fires. None if the operator has no event time, if the row's is null, or if a call handles
@@ -114,8 +116,7 @@ class RuntimeContext:
         DeclarationError
             The function has no ``on_timer``.
         NoEventTimeError
-            No operator of the job has event time: there is no watermark, and the timer would never
-            fire.
+            The operator has no event time: there is no watermark, and the timer would never fire.
         """
         self._timers.register_timer("event", timestamp)
 

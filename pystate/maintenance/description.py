@@ -78,6 +78,8 @@ class OperatorDescription:
         Whether its function handles timers.
     max_event_time_ms : int or None
         The largest event time that it has seen.
+    watermark_ms : int or None
+        Its watermark; None without event time, or before the first one.
     files, size_bytes : int
         Its files, each counted once.
     rows : int
@@ -94,6 +96,7 @@ class OperatorDescription:
     states: dict[str, str]
     timers: bool
     max_event_time_ms: int | None
+    watermark_ms: int | None
     files: int
     size_bytes: int
     rows: int
@@ -314,6 +317,7 @@ def _operator(operator: OperatorState) -> OperatorDescription:
         states=dict(operator.state_schema),
         timers=operator.timers,
         max_event_time_ms=operator.max_event_time_ms,
+        watermark_ms=operator.watermark_ms,
         files=len(files),
         size_bytes=sum(ref.file_bytes for ref in files),
         rows=sum(ref.rows for ref in files),

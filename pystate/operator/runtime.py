@@ -6,10 +6,11 @@ Invariants
 ----------
 1. A task handles all of its rows first. Then all event-time timers fire that the watermark has
    reached, then all processing-time timers that the epoch's processing time has reached. Only then
-   is the last output emitted. An epoch that drains advances the watermark to its end between the
-   rows and the timers.
-2. Rows, times and timers depend only on the input, the state, and the watermark and processing time
-   of the context, so that a replay of the epoch does the same again. No clock is read.
+   is the last output emitted. `RuntimeContext.watermark` is the late bound while rows are handled,
+   and the watermark while timers fire: its end, in an epoch that drains.
+2. Rows, times and timers depend only on the input, the state, the operator's event time and the
+   processing time of the context, so that a replay of the epoch does the same again. No clock is
+   read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.listeners import News
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -59,8 +61,9 @@ _NO_KEY_YET = (
 )
 
 _NO_EVENT_TIME = (
-    "no operator has event time, so there is no watermark; name the column that has it, "
-    "event_time='column', in key_by or the harness (over an RDD a function, in partition_by)"
+    "the operator has no event time, so there is no watermark; name the column that has it, "
+    "event_time='column', in key_by or the harness (over an RDD a function, in partition_by), or "
+    "give it rows of operators that have event time, and no others"
 )
 
 #: A function that takes a tag and a piece of that side output.
@@ -77,21 +80,20 @@ class FunctionRuntime:
     backend : KeyedStateBackend
         The task's state.
     context : RuntimeContext
-        The function's context; its watermark determines which rows are late, and which timers fire.
+        The function's context; its watermark follows from `time`.
     side : callable, optional
         Called between calls of the function, with a tag and a piece of that side output (made by
         the tag's `Output`: for `OutputColumns` a RecordBatch). Required if the specification has
         side outputs.
-    watermarks : bool
-        Whether there is a watermark even if the function's own rows have no event time, because
-        another operator's rows have it.
+    time : OperatorTime, optional
+        Which rows are late, and which timers fire; None without event time.
     drain : bool
         Whether event time ends after the rows; see `pystate.operator.drain`.
 
     Attributes
     ----------
     late_rows : int
-        Rows with an event time before the watermark.
+        Rows with an event time below the late bound.
     max_event_time : int or None
         The largest event time seen, in milliseconds since 1970.
     """
@@ -103,7 +105,7 @@ class FunctionRuntime:
         context: RuntimeContext,
         side: Side | None = None,
         *,
-        watermarks: bool = False,
+        time: OperatorTime | None = None,
         drain: bool = False,
     ) -> None:
         self.spec = spec
@@ -114,15 +116,12 @@ class FunctionRuntime:
         #: Registers timers once event time has ended.
         self.ending: EndingTimers | None = None
         self._drain = drain
-        # The watermark from the rows, which times to live use even during a drain.
-        self._watermark = context.watermark
+        self._time = time
+        context.watermark = self._late_bound = None if time is None else time.late_bound_ms
         self._sides = _SideOutputs(spec, side, context.uid)
         self._has_timers = has_timers(spec.function)
         self.named = namespace_type(spec.function) is not None
         self._in_namespace = False
-        self._watermarks = (
-            watermarks or spec.event_time is not None or context.watermark is not None
-        )
         domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
         self._has_ttl = bool(domains)
         #: Sets the backend's event time before each row or timer, if a state needs it.
@@ -134,13 +133,13 @@ class FunctionRuntime:
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
         function = self.spec.function
-        if not self._watermarks and self.row_clock is not None:
+        if self._time is None and self.row_clock is not None:
             self._refuse_event_time_ttl()
         bind(function, self.backend)
         self.context._task = self
         if not self._has_timers:
             self.context._timers = _NoTimers(function)
-        elif self._watermarks:
+        elif self._time is not None:
             self.context._timers = self.backend
         else:
             self.context._timers = _ProcessingTimers(self.backend, self.context.uid)
@@ -225,6 +224,8 @@ class FunctionRuntime:
         yield from self._calls.finish()
         if self._drain:
             self.context.watermark = MAX_WATERMARK
+        elif self._time is not None:
+            self.context.watermark = self._time.watermark_ms
         if self._has_timers:
             if self._drain:
                 self.ending = EndingTimers(self.context._timers, self.context.uid)
@@ -274,7 +275,7 @@ class FunctionRuntime:
     def _set_clock(self, event_time: int | None) -> None:
         self.backend.set_clock(
             processing_time=self.context.processing_time,
-            watermark=self._watermark,
+            watermark=self._late_bound,
             event_time=event_time,
         )
 
@@ -298,10 +299,9 @@ class FunctionRuntime:
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
-        watermark = self.context.watermark
-        if watermark is None:
+        if self._late_bound is None:
             return None
-        bound = pa.scalar(watermark, pa.int64())
+        bound = pa.scalar(self._late_bound, pa.int64())
         late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
         self.late_rows += late.true_count
         return late if late.true_count and self.spec.late != PROCESS_LATE else None

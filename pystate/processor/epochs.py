@@ -169,8 +169,8 @@ def state_metadata(location: str | os.PathLike[str], *, epoch: int | None = None
           null. A reducing state is stored as a value.
         - ``type``: of the column that `read_state` gives, in DDL; null for timers.
         - ``parallelism``, ``max_parallelism``.
-        - ``files``, ``size_bytes``: of the operator, in that epoch.
-        - ``created``, ``processing_time``, ``watermark_ms`` and ``library``: of the epoch.
+        - ``files``, ``size_bytes``, ``watermark_ms``: of the operator, in that epoch.
+        - ``created``, ``processing_time`` and ``library``: of the epoch.
 
     Raises
     ------
@@ -196,7 +196,6 @@ def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]
         "max_parallelism": manifest.max_parallelism,
         "created": manifest.created_ms,
         "processing_time": manifest.processing_time_ms,
-        "watermark_ms": manifest.watermark_ms,
         "library": manifest.library,
     }
     rows = []
@@ -209,6 +208,7 @@ def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]
             "key": ", ".join(f"{quoted(name)} {ddl}" for name, ddl in operator.key_schema),
             "namespace": None if namespace is None else namespace.ddl,
             "parallelism": operator.parallelism,
+            "watermark_ms": operator.watermark_ms,
             "files": len(files),
             "size_bytes": sum(files.values()),
         }

@@ -25,6 +25,7 @@ from pystate.arguments import text as checked_text
 from pystate.checkpoint.copying import for_all, place
 from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
+from pystate.checkpoint.refs import only_input
 from pystate.checkpoint.savepoint import (
     Savepoint,
     check_destination,
@@ -33,6 +34,7 @@ from pystate.checkpoint.savepoint import (
     manifest_of,
     read_savepoint,
 )
+from pystate.coordinator.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
 from pystate.functions.base import KeyedProcessFunction, VectorizedFunction
 from pystate.functions.binding import declarations
@@ -73,7 +75,7 @@ class StateRows:
         A row per timer: the key columns, the namespace, ``timer_domain`` and ``timer_ms``.
     max_event_time_ms : int, optional
         The largest event time that the operator has seen, from which its watermark follows; by
-        default that of the operator that is replaced.
+        default it has both from the operator that is replaced.
     """
 
     rows: Any
@@ -260,16 +262,18 @@ class Destination:
         operator, ranges = written
         replaced = self._manifest.operator(operator.uid)
         time_ms = rows.max_event_time_ms
+        inputs, watermark_ms = only_input(time_ms), None
         if time_ms is None and replaced is not None:
-            time_ms = replaced.max_event_time_ms
+            inputs, watermark_ms = replaced.inputs, replaced.watermark_ms
         self._written[operator.uid] = OperatorState(
             uid=operator.uid,
             parallelism=self.parallelism,
             key_schema=tuple((name, type_.ddl) for name, type_ in operator.key),
             state_schema=operator.stored_states(),
             ranges=ranges,
-            max_event_time_ms=time_ms,
             timers=operator.timers,
+            inputs=inputs,
+            watermark_ms=watermark_ms,
         )
 
     def finish(self) -> Savepoint:
@@ -281,7 +285,9 @@ class Destination:
                 lambda ref: place(ref, [base], self.storage, copy=False), files_of(kept).values()
             )
         operators = sorted([*kept, *self._written.values()], key=lambda found: found.uid)
-        manifest = replace(self._manifest, operators=tuple(operators))
+        manifest = replace(
+            self._manifest, operators=tuple(operators), watermark_ms=smallest(operators)
+        )
         # Attempts that failed, and were repeated, may have left files.
         named = files_of(operators)
         for entry in self.storage.list("state"):

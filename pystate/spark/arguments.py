@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pyspark.core.rdd import RDD
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from pystate.arguments import choice, integer, mapping, nearest, shown, text
+from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output import OutputColumns
 from pystate.spark.environment import require_classic
@@ -26,7 +28,6 @@ from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
     "OrderBy",
-    "allowed_delay_ms",
     "as_columns",
     "checked_callback",
     "checked_count",
@@ -36,7 +37,8 @@ __all__ = [
     "checked_pipeline",
     "checked_restore",
     "checked_trigger",
-    "element_delay_ms",
+    "element_input",
+    "frame_input",
     "session_of",
     "side_columns",
 ]
@@ -169,41 +171,87 @@ def as_columns(order_by: OrderBy, columns: FrameColumns, owner: str) -> list[Col
     return order
 
 
-def allowed_delay_ms(
-    schema: st.StructType, event_time: str | None, allowed_delay: Duration | None, owner: str
-) -> int | None:
-    """Check a frame's event-time column and return the allowed delay; None without event time."""
-    if event_time is None:
-        if allowed_delay is not None:
-            raise InvalidArgumentError(
-                f"{owner}: allowed_delay is how late a row may be by its event time: also name "
-                "the column of the event time, event_time='column'"
+def frame_input(
+    frame: DataFrame,
+    fed: Input,
+    follows: bool,
+    event_time: str | None,
+    allowed_delay: Duration | None,
+    idle_after: Duration | None,
+    owner: str,
+) -> Input:
+    """Check what is said of a frame's event time, and return the operator's input.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows.
+    fed : Input
+        What feeds the frame.
+    follows : bool
+        Whether it has a watermark in any case, because of the operators that feed it.
+    event_time, allowed_delay, idle_after
+        As given to `key_by`.
+    owner : str
+        Names the operator in errors.
+    """
+    if event_time is not None:
+        data_type = frame.schema[event_time].dataType
+        if not isinstance(data_type, _EVENT_TIMES):
+            raise WrongTypeError(
+                f"{owner}: the event-time column {event_time!r} is {data_type.simpleString()}: it "
+                "must be timestamp, timestamp_ntz, date, or a long with milliseconds since 1970"
             )
-        return None
-    data_type = schema[event_time].dataType
-    if not isinstance(data_type, _EVENT_TIMES):
-        raise WrongTypeError(
-            f"{owner}: the event-time column {event_time!r} is {data_type.simpleString()}: it must "
-            "be timestamp, timestamp_ntz, date, or a long with milliseconds since 1970"
+    elif not follows:
+        _refuse_without_event_time(
+            allowed_delay,
+            idle_after,
+            owner,
+            "name the column of the event time, event_time='column'",
         )
-    return milliseconds(0 if allowed_delay is None else allowed_delay, f"{owner}: allowed_delay")
+    given = _input(event_time is not None, allowed_delay, idle_after, owner)
+    return replace(given, upstream=fed.upstream, source=fed.source)
 
 
-def element_delay_ms(event_time: object, allowed_delay: Duration | None, owner: str) -> int | None:
+def element_input(
+    event_time: object, allowed_delay: Duration | None, idle_after: Duration | None, owner: str
+) -> Input:
     """The same for an RDD, where a function gives an element's event time."""
     if event_time is None:
-        if allowed_delay is not None:
-            raise InvalidArgumentError(
-                f"{owner}: allowed_delay is how late an element may be by its event time: also "
-                "pass a function that returns the event time, event_time=lambda element: ..."
-            )
-        return None
-    if not callable(event_time):
+        _refuse_without_event_time(
+            allowed_delay,
+            idle_after,
+            owner,
+            "pass a function that returns the event time, event_time=lambda element: ...",
+        )
+    elif not callable(event_time):
         raise InvalidArgumentError(
             f"{owner}: over an RDD event_time is a function from an element to a datetime, a date "
             f"or milliseconds since 1970, not {event_time!r:.80}"
         )
-    return milliseconds(0 if allowed_delay is None else allowed_delay, f"{owner}: allowed_delay")
+    return _input(event_time is not None, allowed_delay, idle_after, owner)
+
+
+def _refuse_without_event_time(
+    allowed_delay: Duration | None, idle_after: Duration | None, owner: str, instead: str
+) -> None:
+    for name, value, what in (
+        ("allowed_delay", allowed_delay, "how late a row may be by its event time"),
+        ("idle_after", idle_after, "when an input without rows holds no watermark back"),
+    ):
+        if value is not None:
+            raise InvalidArgumentError(f"{owner}: {name} is {what}: also {instead}")
+
+
+def _input(
+    event_time: bool, allowed_delay: Duration | None, idle_after: Duration | None, owner: str
+) -> Input:
+    delay, idle = 0 if allowed_delay is None else allowed_delay, f"{owner}: idle_after"
+    return Input(
+        event_time=event_time,
+        allowed_delay_ms=milliseconds(delay, f"{owner}: allowed_delay"),
+        idle_after_ms=None if idle_after is None else milliseconds(idle_after, idle, least=1),
+    )
 
 
 def side_columns(

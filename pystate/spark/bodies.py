@@ -51,7 +51,6 @@ class FunctionBody:
             parallelism=plan.parallelism,
             max_parallelism=plan.operator.max_parallelism,
             processing_time=plan.processing_time_ms,
-            watermark=plan.watermark_ms,
         )
         side = self._task.write_side
         self._runtime = FunctionRuntime(
@@ -59,7 +58,7 @@ class FunctionBody:
             self._task.backend,
             context,
             side,
-            watermarks=plan.watermarks,
+            time=plan.time,
             drain=plan.drain,
         )
         self._runtime.open()
@@ -198,10 +197,9 @@ class AggregateBody:
 
     def _note_event_time(self, column: pa.Array[Any]) -> None:
         times = event_times(column, f"event-time column {self._event_time!r}")
-        watermark = self._task.plan.watermark_ms
-        late = 0
-        if watermark is not None:
-            bound = pa.scalar(watermark, pa.int64())
+        time, late = self._task.plan.time, 0
+        if time is not None and time.late_bound_ms is not None:
+            bound = pa.scalar(time.late_bound_ms, pa.int64())
             late = pc.sum(pc.call_function("less", [times, bound])).as_py() or 0
         self._task.note_event_time(pc.max(times).as_py(), late)
 

@@ -25,7 +25,7 @@ from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.environment import use_this_python
-from pystate.spark.evaluation import Evaluation, Learned
+from pystate.spark.evaluation import Evaluation
 from pystate.spark.failures import is_retryable
 from pystate.spark.flushing import HeldWriter
 from pystate.spark.live import NoLine, ProgressLine, tasks_done
@@ -94,7 +94,8 @@ class EpochRunner:
         #: The coordinator's.
         self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
-        self._learned = Learned()
+        #: The operators whose output is materialised in each epoch.
+        self._materialised: set[str] = set()
         self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
@@ -332,12 +333,12 @@ class EpochRunner:
             coordinator.term,
             epoch.parallelism,
             outputs,
-            self._learned,
+            self._materialised,
             self.options.epoch_timeout_ms,
             self.options.checkpoints.timeout_ms,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
-        sizes, mark = self._sizes.note(epoch), manifest.watermark_ms
-        self.progress = EpochProgress.of(epoch, mark, epoch.reports, sizes, took_s * 1000)
+        sizes, after = self._sizes.note(epoch), manifest.operators
+        self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,11 @@ from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
+from pystate.coordinator.watermarks import Input
 from pystate.errors import (
     DeclarationError,
     EvaluationError,
     InvalidArgumentError,
-    NoEventTimeError,
     TableMovedError,
 )
 from pystate.operator.yielded import in_order
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-__all__ = ["Evaluation", "Learned", "RddSplit"]
+__all__ = ["Evaluation", "RddSplit"]
 
 _HINT = (
     "call localCheckpoint() on what the operator returns before the pipeline uses it, so that "
@@ -70,7 +70,6 @@ _RDD_HINT = (
 #: The most hanging tasks that a message names.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
-_TIME_HINT = "put an operator that has event time into the pipeline first"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
@@ -84,17 +83,7 @@ class RddSplit:
 
     keys: KeySchema
     event_time: Callable[[Any], object] | None
-    allowed_delay_ms: int | None
-
-
-@dataclass
-class Learned:
-    """What evaluations have learned about a job's operators, for later evaluations."""
-
-    materialised: set[str] = field(default_factory=set)
-    """The uids of operators whose output is read more than once, or not to its end."""
-    timed: set[str] = field(default_factory=set)
-    """The uids of operators with event time."""
+    input: Input
 
 
 class Evaluation:
@@ -118,8 +107,9 @@ class Evaluation:
         Number of ranges of each operator.
     outputs : Outputs
         Where the rows go.
-    learned : Learned
-        What earlier evaluations have learned; this one adds to it.
+    materialised : set of str
+        The uids of operators whose output earlier evaluations have seen read more than once, or not
+        to its end; this one adds to them.
     timeout_ms : int or None
         The longest time without progress.
     checkpoint_timeout_ms : int
@@ -136,7 +126,7 @@ class Evaluation:
         term: int,
         parallelism: int,
         outputs: Outputs,
-        learned: Learned,
+        materialised: set[str],
         timeout_ms: int | None,
         checkpoint_timeout_ms: int,
     ) -> None:
@@ -152,9 +142,8 @@ class Evaluation:
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
-        self._once = OperatorOutputs(learned.materialised)
+        self._once = OperatorOutputs(materialised)
         self._timeout_ms = timeout_ms
-        self._timed = learned.timed
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(checkpoint_timeout_ms)
 
@@ -185,12 +174,22 @@ class Evaluation:
         """Register an operator's output, and return the frame for the pipeline."""
         return self._once.add(uid, frame)
 
+    def fed(self, frame: DataFrame) -> Input:
+        """Return what feeds a frame.
+
+        Before any operator has event time nobody needs to know, and no call to the JVM is made.
+        """
+        if not self.epoch.has_event_time:
+            return Input()
+        uids, others = self._once.feeding(frame)
+        return Input(upstream=uids, source=others)
+
     def declare(
         self,
         operator: OperatorSpec,
         keys: KeySchema,
         *,
-        allowed_delay_ms: int | None = None,
+        inputs: Sequence[Input] = (),
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
     ) -> OperatorPlan:
         """Declare an operator to the epoch; return what its tasks must know.
@@ -201,8 +200,8 @@ class Evaluation:
             What determines its tables; the epoch knows the number of key groups.
         keys : KeySchema
             Its key in the spelling of checkpoints.
-        allowed_delay_ms : int, optional
-            The allowed delay of an operator with event time.
+        inputs : sequence of Input
+            Its inputs.
         sides : mapping from tag to schema, optional
             Its side outputs.
         """
@@ -216,12 +215,11 @@ class Evaluation:
             uid,
             key_schema=keys,
             state_schema=operator.stored_states(),
-            allowed_delay_ms=allowed_delay_ms,
+            inputs=inputs,
             timers=operator.timers,
             fills=operator.fills(),
         )
-        if allowed_delay_ms is not None:
-            self._timed.add(uid)
+        time = epoch.time(uid)
         return OperatorPlan(
             operator=operator,
             # The epoch has compared the declarations; other states in the files were dropped.
@@ -234,12 +232,11 @@ class Evaluation:
             evaluation_id=self._id,
             query=_fingerprint(epoch, uid),
             processing_time_ms=epoch.processing_time_ms,
-            watermark_ms=epoch.watermark_ms,
-            event_time=allowed_delay_ms is not None,
-            drain=epoch.drain,
+            time=time,
+            event_time=any(given.event_time for given in inputs),
+            drain=epoch.drain and time is not None,
             held=self._held,
             news=epoch.news,
-            watermarks=bool(self._timed) or epoch.watermark_ms is not None,
             side_folders=folders,
             term=self._term,
             reports=self._box.accumulator,
@@ -251,7 +248,7 @@ class Evaluation:
         uid: str,
         columns: Sequence[tuple[str, TypeLike]],
         event_time: Callable[[Any], object] | None,
-        allowed_delay_ms: int | None,
+        given: Input,
     ) -> RddSplit:
         """Remember how an RDD was split for an operator that is declared later."""
         if uid in self._splits:
@@ -262,7 +259,7 @@ class Evaluation:
         keys = tuple(
             (name, refuse_nested_key(parse_type(ddl, what), what).ddl) for name, ddl in columns
         )
-        split = self._splits[uid] = RddSplit(keys, event_time, allowed_delay_ms)
+        split = self._splits[uid] = RddSplit(keys, event_time, given)
         return split
 
     def noted_split(self, uid: str) -> RddSplit:
@@ -319,10 +316,6 @@ class Evaluation:
             original = original_error(error)
             if isinstance(original, TableMovedError):
                 raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
-            if isinstance(original, NoEventTimeError) and self._timed:
-                # A later operator of the pipeline has event time, which this one's task could not
-                # know.
-                raise RepeatableError(str(original), _TIME_HINT, is_progress=True) from error
             if original is error:
                 raise
             raise original from error

@@ -22,8 +22,8 @@ from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_l
 from pystate.operator.output import OutputColumns
 from pystate.spark.arguments import (
     OrderBy,
-    allowed_delay_ms,
     as_columns,
+    frame_input,
     side_columns,
 )
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
@@ -88,6 +88,8 @@ class KeyedFrame:
         The column of the rows' event time.
     allowed_delay : str, timedelta or int, optional
         How late a row may be by its event time.
+    idle_after : str, timedelta or int, optional
+        After how long without rows the input is idle.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class KeyedFrame:
         order_by: OrderBy = None,
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
@@ -113,7 +116,16 @@ class KeyedFrame:
         self._names = names
         self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
         self._event_time = event_time
-        self._delay_ms = allowed_delay_ms(frame.schema, event_time, allowed_delay, self._owner)
+        fed = evaluation.fed(frame)
+        self._input = frame_input(
+            frame,
+            fed,
+            evaluation.epoch.has_watermark(fed),
+            event_time,
+            allowed_delay,
+            idle_after,
+            self._owner,
+        )
 
     def process(
         self,
@@ -178,7 +190,7 @@ class KeyedFrame:
         plan = self._evaluation.declare(
             operator_spec(function, self._uid, parse_key(self._keys)),
             self._keys,
-            allowed_delay_ms=self._delay_ms,
+            inputs=(self._input,),
             sides=written,
         )
         routed = self._routed(self._frame, plan, self._order_by)
@@ -254,7 +266,7 @@ class KeyedFrame:
         operator = self._evaluation.declare(
             OperatorSpec(self._uid, parse_key(self._keys), plan.states),
             self._keys,
-            allowed_delay_ms=self._delay_ms,
+            inputs=(self._input,),
         )
         # Only aggregated columns are sent, cast by Spark if the state is wider.
         selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]

@@ -21,18 +21,16 @@ Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pystate.spark.lineage import columns_of, lineage, node_numbers
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 __all__ = ["OperatorOutputs", "executors"]
-
-#: In a plan's text: a node's function, and Spark's number of the expression, which is unique.
-_OPERATOR = re.compile(r"MapInArrow [^\n]*?\)(#\d+)")
 
 
 class OperatorOutputs:
@@ -48,14 +46,15 @@ class OperatorOutputs:
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
         self._frames: dict[str, DataFrame] = {}
-        self._operators: dict[str, str | None] = {}
-        self._held: list[Any] = []
+        self._held: dict[str, Any] = {}
+        self._numbers: dict[str, str] = {}
+        self._columns: dict[str, frozenset[str]] = {}
 
     def add(self, uid: str, frame: DataFrame) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline."""
         if uid in self._materialised:
             frame = frame.localCheckpoint()
-            self._held.append(_plan(frame).rdd())
+            self._held[uid] = _plan(frame).rdd()
         self._frames[uid] = frame
         return frame
 
@@ -78,12 +77,57 @@ class OperatorOutputs:
         frame = self._frames.get(uid)
         if frame is None:
             return False
-        operator = _OPERATOR.search(_plan(frame).toString())
-        return (
-            operator is not None
-            and re.search(rf"MapInArrow [^\n]*?\){operator[1]}\b", _plan(result).toString())
-            is not None
-        )
+        own = node_numbers(_text(frame))
+        return bool(own) and own[0] in node_numbers(_text(result))
+
+    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], bool]:
+        """Find the operators whose output a frame is made of.
+
+        Returns
+        -------
+        tuple of str
+            Their uids, in the order of their declaration.
+        bool
+            Whether the frame has rows of something else, too.
+        """
+        for uid, output in self._frames.items():
+            if uid not in self._held and uid not in self._numbers.values():
+                self._numbers[node_numbers(_text(output))[0]] = uid
+        found = lineage(_text(frame), self._numbers)
+        uids, sources = set(found.operators), found.sources
+        if found.materialised:
+            fed, others = self._behind(frame, found.materialised)
+            uids |= fed
+            sources = sources or others
+        return tuple(uid for uid in self._frames if uid in uids), sources
+
+    def _behind(
+        self, frame: DataFrame, materialised: Sequence[frozenset[str]]
+    ) -> tuple[set[str], bool]:
+        """The operators whose output was materialised, and whether there was anything else."""
+        owners = {column: uid for uid in self._frames for column in self._columns_of(uid)}
+        fed = {owners[column] for columns in materialised for column in columns if column in owners}
+        unknown = [columns for columns in materialised if not columns <= owners.keys()]
+        if not unknown and all(materialised):
+            return fed, False
+        # In a self-join the columns of one side have new numbers, and its RDD is the same.
+        rdds: dict[int, set[str]] = {rdd.id(): {uid} for uid, rdd in self._held.items()}
+        read = _materialised(frame)
+        for columns, rdd in read.items():
+            if columns and columns <= owners.keys():
+                rdds.setdefault(rdd, set()).update(owners[column] for column in columns)
+        others = False
+        for columns in materialised:
+            if not columns or not columns <= owners.keys():
+                behind = rdds.get(read.get(columns, -1))
+                fed |= behind or set()
+                others = others or behind is None
+        return fed, others
+
+    def _columns_of(self, uid: str) -> frozenset[str]:
+        if uid not in self._columns:
+            self._columns[uid] = columns_of(_plan(self._frames[uid]).output().mkString(" "))
+        return self._columns[uid]
 
     def release(self) -> None:
         """Free the materialised outputs, and the frames over them that the pipeline has cached.
@@ -91,7 +135,7 @@ class OperatorOutputs:
         Spark keeps a cached frame until it is unpersisted, but nothing can use it again: the next
         epoch has other frames.
         """
-        for rdd in self._held:
+        for rdd in self._held.values():
             rdd.unpersist(False)
         self._held.clear()
         for frame in self._frames.values():
@@ -109,3 +153,18 @@ def executors(context: SparkContext) -> frozenset[str]:
 
 def _plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
+
+
+def _text(frame: DataFrame) -> str:
+    return str(_plan(frame).toString())
+
+
+def _materialised(frame: DataFrame) -> dict[frozenset[str], int]:
+    """The RDDs of the materialised frames that a frame reads, by the numbers of their columns."""
+    leaves = _plan(frame).collectLeaves()
+    found = {}
+    for position in range(leaves.size()):
+        leaf = leaves.apply(position)
+        if leaf.nodeName() == "LogicalRDD":
+            found[columns_of(leaf.toString())] = leaf.rdd().id()
+    return found

@@ -70,6 +70,7 @@ class PipelineContext:
         order_by: str | Column | Sequence[str | Column] | None = None,
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
     ) -> KeyedFrame:
         """Partition one epoch's rows by key, for a stateful operator.
 
@@ -92,14 +93,20 @@ class PipelineContext:
             mean depend on the order.
         event_time : str, optional
             The column with the time of a row's event: a timestamp, a timestamp_ntz (taken as UTC),
-            a date, or a long with milliseconds since 1970. The operator then has a watermark.
+            a date, or a long with milliseconds since 1970. The operator then has a watermark. An
+            operator whose rows all come from operators with a watermark has one without this, too,
+            and none of its rows is late.
         allowed_delay : str, timedelta or int, optional
             How far a row's event time may be behind the newest one: ``"10 minutes"``, a timedelta,
             or milliseconds; 0 by default. The watermark of an epoch is the largest event time of
-            all epochs before it, minus this. Several operators with event time share the smallest
-            of their watermarks, and there is none before each of them has seen a row. An operator
-            whose rows all come from the timers of another one must therefore have no event time:
-            each would wait for the other.
+            all epochs before it, minus this. If all rows come from other operators, it is their
+            smallest watermark in the same epoch, minus this; if some do, the smaller of both. So
+            operators that do not depend on each other have watermarks of their own.
+        idle_after : str, timedelta or int, optional
+            How long, in processing time, epochs may bring no row before the input is idle and holds
+            no watermark back; by default it never is. The next row ends that, and may then be late,
+            since a watermark never goes back. If all inputs of an operator are idle, its watermark
+            stays where it is, and other operators do not wait for it.
 
         Returns
         -------
@@ -110,7 +117,9 @@ class PipelineContext:
         require_classic(df)
         require_pandas("key_by")
         name = checked_uid(uid)
-        return KeyedFrame(evaluation, df, columns, name, order_by, event_time, allowed_delay)
+        return KeyedFrame(
+            evaluation, df, columns, name, order_by, event_time, allowed_delay, idle_after
+        )
 
     def partition_by(
         self,
@@ -121,6 +130,7 @@ class PipelineContext:
         uid: str | None = None,
         event_time: Callable[[Any], object] | None = None,
         allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
     ) -> RDD[Routed]:
         """Partition an RDD by key, for ``rdd.mapPartitions(job.partitions(...))``.
 
@@ -139,7 +149,10 @@ class PipelineContext:
             midnight in UTC), milliseconds since 1970, or None. The operator then has a watermark,
             as in `key_by`.
         allowed_delay : str, timedelta or int, optional
-            How far an element's event time may be behind the newest one; 0 by default.
+            How far an element's event time may be behind the newest one; 0 by default. An RDD
+            counts as a source, even if it was made from another operator's output.
+        idle_after : str, timedelta or int, optional
+            As in `key_by`.
 
         Returns
         -------
@@ -148,7 +161,9 @@ class PipelineContext:
         """
         evaluation = self._current("partition_by")
         name = checked_uid(uid)
-        return split_rdd(evaluation, rdd, key, key_type, name, event_time, allowed_delay)
+        return split_rdd(
+            evaluation, rdd, key, key_type, name, event_time, allowed_delay, idle_after
+        )
 
     def partitions(
         self,

@@ -13,8 +13,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from pystate.checkpoint.epoch_log import OperatorRecord
+from pystate.checkpoint.manifest import OperatorState
 from pystate.coordinator.chronicle import longest, operator_record, total
 from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
 from pystate.spark.drain_keys import drains_a_stream
 
@@ -41,7 +43,7 @@ class OperatorProgress(OperatorRecord):
     rows_out : int
         Rows that it emitted.
     late_rows : int or None
-        Rows below the epoch's own watermark; None without event time.
+        Rows below its late bound; None if rows have no event time.
     keys : int
         Keys that its ranges hold, as far as the job has seen these ranges since its start.
     state_bytes : int
@@ -64,14 +66,22 @@ class OperatorProgress(OperatorRecord):
         How long it took to end the epoch in memory.
     write_ms : float
         How long it took to write a range's file.
+    watermark_ms : int or None
+        Its watermark after the epoch, from all event times seen so far; None before the first, and
+        without event time.
     """
 
     @classmethod
     def of(
-        cls, uid: str, reports: Sequence[RangeReport], sizes: Mapping[tuple[str, int], Any]
+        cls,
+        uid: str,
+        reports: Sequence[RangeReport],
+        sizes: Mapping[tuple[str, int], Any],
+        watermark_ms: int | None = None,
     ) -> OperatorProgress:
         """Add up an operator's reports."""
-        return cls(**vars(operator_record(uid, reports, sizes)))
+        record = operator_record(uid, reports, sizes)
+        return cls(**{**vars(record), "watermark_ms": watermark_ms})
 
     def as_row(self) -> Sequence[object]:
         """The same as a row of a table in a notebook."""
@@ -130,13 +140,13 @@ class EpochProgress:
     processing_time_ms : int
         The epoch's one processing time, in milliseconds since 1970.
     watermark_ms : int or None
-        The watermark of the next epoch, from all event times seen so far; None before the first.
+        The smallest watermark after the epoch of the operators that have one.
     rows_in : int
         Rows that all stateful operators read.
     rows_out : int
         Rows that they emitted.
     late_rows : mapping from uid to int
-        Rows below the epoch's own watermark, of each operator with event time.
+        Rows below the late bound, of each operator whose rows have event time.
     side_rows : mapping from tag to int
         Rows of the side outputs that had any.
     keys : int
@@ -191,12 +201,13 @@ class EpochProgress:
     def of(
         cls,
         epoch: Epoch,
-        watermark_ms: int | None,
+        operators: Sequence[OperatorState],
         reports: Sequence[RangeReport],
         sizes: Mapping[tuple[str, int], tuple[int, int]],
         total_ms: float,
     ) -> EpochProgress:
-        """Add up the reports."""
+        """Add up the reports; `operators` is the state after the epoch."""
+        marks = {operator.uid: operator.watermark_ms for operator in operators}
         late: Counter[str] = Counter()
         side: Counter[str] = Counter()
         for report in reports:
@@ -212,7 +223,7 @@ class EpochProgress:
             drained=epoch.drain,
             evaluations=len(epoch.discarded_evaluations) + 1,
             processing_time_ms=epoch.processing_time_ms,
-            watermark_ms=watermark_ms,
+            watermark_ms=smallest(operators),
             rows_in=total(reports, "rows_in"),
             rows_out=total(reports, "rows_out"),
             late_rows=dict(late),
@@ -228,7 +239,9 @@ class EpochProgress:
             write_ms=longest(reports, "write_ms"),
             total_ms=total_ms,
             operators=tuple(
-                OperatorProgress.of(uid, [r for r in reports if r.uid == uid], sizes)
+                OperatorProgress.of(
+                    uid, [r for r in reports if r.uid == uid], sizes, marks.get(uid)
+                )
                 for uid in sorted({report.uid for report in reports})
             ),
         )

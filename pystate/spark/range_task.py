@@ -30,9 +30,11 @@ from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.held import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.refs import INPUT
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.listeners import News
-from pystate.coordinator.range_report import RangeReport, SideFile
+from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.shared_tables import Attachment, tables
@@ -71,12 +73,12 @@ class OperatorPlan:
     evaluation_id: str
     query: int
     processing_time_ms: int
-    watermark_ms: int | None
+    time: OperatorTime | None
+    """The operator's event time; None if it has none."""
     event_time: bool
+    """Whether the rows have event times, so that some may be late."""
     drain: bool
     """Whether event time ends after the rows."""
-    watermarks: bool
-    """Whether this or another operator of the job has event time."""
     side_folders: Mapping[str, str]
     term: int
     reports: Accumulator[list[RangeReport]]
@@ -222,8 +224,9 @@ class RangeTask:
         plan, state = self.plan, self.state
         if plan.operator.expires and state.id != EMPTY_ID:
             return True
+        watermark_ms = None if plan.time is None else plan.time.watermark_ms
         return plan.operator.timers and (
-            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else plan.watermark_ms)
+            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else watermark_ms)
             or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
         )
 
@@ -317,7 +320,7 @@ class RangeTask:
                     held=written.held,
                     merged=written.merged,
                     failure=written.failure,
-                    max_event_time_ms=self.max_event_time_ms,
+                    inputs=(InputSeen(INPUT, self.rows_in, self.max_event_time_ms),),
                     next_event_timer_ms=timers[0],
                     next_processing_timer_ms=timers[1],
                     side_files=self._side_files,

@@ -19,7 +19,7 @@ from pystate.functions.base import KeyedProcessFunction
 from pystate.functions.binding import operator_spec, sent, shape
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import RowsAsYielded
-from pystate.spark.arguments import element_delay_ms, side_columns
+from pystate.spark.arguments import element_input, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.connection import at_once
 from pystate.spark.range_task import OperatorPlan, RangeTask
@@ -48,6 +48,7 @@ def split_rdd(
     uid: str,
     event_time: Callable[[Any], object] | None,
     allowed_delay: Duration | None,
+    idle_after: Duration | None,
 ) -> RDD[Routed]:
     """The implementation of ``Job.partition_by``."""
     owner = f"operator {uid!r}"
@@ -64,11 +65,11 @@ def split_rdd(
             f"{owner}: key_type is the key's type, such as 'long', or a list of one for each part, "
             f"not {shown(key_type)}"
         )
-    delay_ms = element_delay_ms(event_time, allowed_delay, f"operator {uid!r}")
+    given = element_input(event_time, allowed_delay, idle_after, owner)
     types: list[Any] = list(key_type) if isinstance(key_type, (list, tuple)) else [key_type]
     names = ["key"] if len(types) == 1 else [f"key{i}" for i in range(len(types))]
     columns = tuple(zip(names, types, strict=True))
-    split = evaluation.note_split(uid, columns, event_time, delay_ms)
+    split = evaluation.note_split(uid, columns, event_time, given)
     groups = evaluation.epoch.max_parallelism
     return route_rdd(rdd, key, KeyRouter(uid, split.keys, groups, evaluation.parallelism))
 
@@ -124,7 +125,7 @@ def rdd_operator(
     plan = evaluation.declare(
         operator_spec(function, uid, parse_key(split.keys)),
         split.keys,
-        allowed_delay_ms=split.allowed_delay_ms,
+        inputs=(split.input,),
         sides={tag: columns.schema for tag, columns in sides.items()},
     )
     return RoutedOperator(plan, spec)

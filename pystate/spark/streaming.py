@@ -231,7 +231,7 @@ class StreamRun:
 
     def _note(self, progress: EpochProgress) -> None:
         timed = any(operator.late_rows is not None for operator in progress.operators)
-        self._has_no_end = self._drains and not timed and progress.watermark_ms is None
+        self._has_no_end = self._drains and not timed
         if progress.batch_id is not None:
             self._outcome.note_epoch(progress.batch_id, progress)
             if self._observation is not None:

@@ -53,8 +53,8 @@ class StateTtl:
         Whether expired values may be returned until they are cleaned up.
     time : {"processing", "event"}
         The clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
-        written at the event time of its row, and expires by the watermark. It is refused if no
-        operator of the job has event time.
+        written at the event time of its row, and expires by the watermark. It is refused if
+        the operator has no watermark.
 
     Raises
     ------

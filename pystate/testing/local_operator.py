@@ -19,6 +19,7 @@ import pyarrow.types as at
 
 from pystate.arguments import integer
 from pystate.coordinator.listeners import News
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import copied, declarations, require_state, shape
@@ -266,13 +267,13 @@ class LocalOperator:
             parallelism=len(self.ranges),
             max_parallelism=self.options.max_parallelism,
             processing_time=clock.processing_time,
-            watermark=clock.watermark,
         )
         runtime = FunctionRuntime(
             self.options.spec(function, key, columns),
             share.backend,
             context,
             lambda tag, piece: attempt.sides.append((tag, piece)),
+            time=self._time(clock),
             drain=attempt.drain,
         )
         try:
@@ -288,3 +289,9 @@ class LocalOperator:
         finally:
             runtime.close()
         clock.see(runtime.max_event_time, runtime.late_rows)
+
+    def _time(self, clock: Clock) -> OperatorTime | None:
+        """The operator's event time: as of an operator whose rows come from a source."""
+        if self.options.event_time is None and clock.watermark is None:
+            return None
+        return OperatorTime(clock.watermark, clock.watermark)

@@ -14,6 +14,7 @@ from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import (
     ClockReading,
     FileRef,
+    InputState,
     Manifest,
     OperatorState,
     QueryProgress,
@@ -72,7 +73,7 @@ def operators(epochs: int) -> tuple[OperatorState, ...]:
         for index in range(2)
     )
     return (
-        OperatorState("é/op", 4, key, states, ranges, 77, True),
+        OperatorState("é/op", 4, key, states, ranges, True, (InputState("input", 77),)),
         OperatorState("b", 2, key, states, narrowed),
     )
 
@@ -96,6 +97,7 @@ def manifest(epochs: int) -> Manifest:
         queries=(QueryProgress("q", epochs, "h", epochs),),
         sinks=({"files": ["a"]},),
         read_clock=ClockReading(9, 7, 8),
+        format_version=4,
     )
 
 

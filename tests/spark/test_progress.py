@@ -8,6 +8,8 @@ import pytest
 
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport, SideFile
+from pystate.coordinator.range_report import InputSeen
+from pystate.coordinator.watermarks import Input
 from pystate.spark.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork
 
@@ -18,7 +20,7 @@ def progress(work: FakeWork) -> EpochProgress:
     position = {"query_id": "q", "offsets_hash": "h", "processing_time_ms": 77}
     with coordinator, coordinator.open_epoch(batch_id=0, **position) as epoch:  # type: ignore
         assert isinstance(epoch, Epoch)
-        epoch.declare("op", key_schema=KEY, state_schema=STATE, allowed_delay_ms=0)
+        epoch.declare("op", key_schema=KEY, state_schema=STATE, inputs=(Input(event_time=True),))
         epoch.declare("plain", key_schema=KEY, state_schema=STATE)
         for index in range(2):
             for uid, late in (("op", {"late_rows": index + 1}), ("plain", {})):
@@ -32,16 +34,18 @@ def progress(work: FakeWork) -> EpochProgress:
                         "0" * 32,
                         None,
                         side_files=side if uid == "op" else (),
+                        inputs=(InputSeen(rows=10, max_event_time_ms=1_700_000_000_123),),
                         metrics={"rows_in": 10, "rows_out": 5, **late},
                     )
                 )
-        return EpochProgress.of(
-            epoch, 1_700_000_000_123, epoch.reports, {("op", 0): (4, 9)}, 1234.0
-        )
+        after = epoch.collect()
+        return EpochProgress.of(epoch, after, epoch.reports, {("op", 0): (4, 9)}, 1234.0)
 
 
 def test_sums(progress: EpochProgress) -> None:
     assert (progress.processing_time_ms, progress.watermark_ms) == (77, 1_700_000_000_123)
+    marks = {operator.uid: operator.watermark_ms for operator in progress.operators}
+    assert marks == {"op": 1_700_000_000_123, "plain": None}
     assert progress.late_rows == {"op": 3}
     assert progress.side_rows == {"late": 4, "odd": 2}
     assert (progress.rows_in, progress.rows_out) == (40, 20)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.spark import EpochProgress, ParquetSink
 
@@ -137,14 +138,15 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
     start(first, source, timing(first, late="late"), **options).awaitTermination()
     source.add("a,3", "b,201")
     second = make_job()
-    seen: list[tuple[int, int | None]] = []
+    seen: list[tuple[int, OperatorTime | None]] = []
 
     def watched(job: Job) -> Callable[[DataFrame], DataFrame]:
         def pipeline(df: DataFrame) -> DataFrame:
             assert job._evaluation is not None
             epoch = job._evaluation.epoch
-            seen.append((epoch.processing_time_ms, epoch.watermark_ms))
-            return timing(job, late="late")(df)
+            out = timing(job, late="late")(df)
+            seen.append((epoch.processing_time_ms, epoch.time("times")))
+            return out
 
         return pipeline
 
@@ -161,7 +163,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
         assert not list(Path(sides["late"].path).glob("epoch=2"))
     third = make_job()
     start(third, source, watched(third), **options).awaitTermination()
-    assert len(set(seen)) == 1 and seen[0][1] == 95
+    assert len(set(seen)) == 1 and seen[0][1] == OperatorTime(95, 95)
     assert len(seen) == (2 if where == "before the manifest" else 1)
     assert rows_of(sink.read(spark).select("v", "mark", "epoch")) == [
         (100, None, 1),
@@ -175,7 +177,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
     progress: list[EpochProgress] = []
     start(third, source, watched(third), **options, on_epoch=progress.append).awaitTermination()
     assert progress[0].processing_time_ms >= seen[0][0]
-    assert progress[0].watermark_ms == 196 == seen[-1][1]
+    assert progress[0].watermark_ms == 196 and seen[-1][1] == OperatorTime(196, 196)
 
 
 class Fragile(Times):
@@ -212,7 +214,7 @@ def test_side_outputs_of_failed_attempts_never_appear(
     assert not list((Path(sides["odd"].path) / "_staging").iterdir())
 
 
-def test_watermark_is_the_minimum_over_operators(
+def test_operators_have_watermarks_of_their_own(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     job = make_job()
@@ -241,10 +243,16 @@ def test_watermark_is_the_minimum_over_operators(
         frame = frame.selectExpr("k", "timestamp_seconds(s) AS t")
         job.run_epoch(frame, pipeline, on_epoch=progress.append)
     marks = [p.watermark_ms for p in progress]
-    assert marks == [None, 88_000, 88_000, 119_000]
+    assert marks == [99_000, 88_000, 88_000, 119_000]
+    assert [[o.watermark_ms for o in p.operators] for p in progress] == [
+        [99_000, None],
+        [99_000, 88_000],
+        [119_000, 88_000],
+        [119_000, 119_000],
+    ]
     late = [p.late_rows for p in progress]
     assert late == [{"left": 0, "right": 0}] * 2 + [
-        {"left": 0, "right": 1},
+        {"left": 1, "right": 1},
         {"left": 0, "right": 0},
     ]
 
@@ -316,6 +324,8 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
         (one, {"event_time": "z"}, {}, InvalidArgumentError, "event_time: 'z' is not a column"),
         (one, {"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
         (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "name the column of the event time"),
+        (one, {"idle_after": 5}, {}, InvalidArgumentError, "name the column of the event time"),
+        (one, {"event_time": "v", "idle_after": 0}, {}, InvalidArgumentError, "between 1 and"),
         (one, {"event_time": "v", "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
         (one, {}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "which is no name"),
         (one, {}, {"side_outputs": {"odd": "k strin g"}}, InvalidArgumentError, "does not parse"),

@@ -258,7 +258,7 @@ class Passing(ps.KeyedProcessFunction):
         yield key, row["v"]
 
 
-def test_event_time_timers_take_some_operators_event_time(
+def test_event_time_timers_need_event_time_of_the_operator(
     spark: SparkSession, make_job: MakeJob
 ) -> None:
     job = make_job()
@@ -272,14 +272,16 @@ def test_event_time_timers_take_some_operators_event_time(
         job.run_epoch(first, early)
     assert job.latest_epoch() is None
 
-    def both(df: Any) -> Any:
-        # Its plan is made before the one that has event time.
-        before = early(df)
-        timed = job.key_by(df, "k", uid="passing", event_time="v")
-        return before.union(timed.process(Passing(), schema))
+    def passing(df: Any) -> Any:
+        return job.key_by(df, "k", uid="passing", event_time="v").process(Passing(), schema)
 
-    assert rows_of(job.run_epoch(first, both).dataframe) == [("a", 5)]
+    # That another operator has it does not help, unless it feeds this one.
+    with pytest.raises(NoEventTimeError, match=r"^operator 'early': an event-time timer"):
+        job.run_epoch(first, lambda df: passing(df).union(early(df)))
+    assert job.latest_epoch() is None
+    assert rows_of(job.run_epoch(first, lambda df: early(passing(df))).dataframe) == []
     second = spark.createDataFrame([("a", 100)], schema)
-    job.run_epoch(second, both)
+    job.run_epoch(second, lambda df: early(passing(df)))
     third = spark.createDataFrame([("b", 100)], schema)
-    assert rows_of(job.run_epoch(third, both).dataframe) == [("a", 15), ("b", 100)]
+    result = job.run_epoch(third, lambda df: early(passing(df)))
+    assert rows_of(result.dataframe) == [("a", 15)]

@@ -20,6 +20,8 @@ from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.epoch import RangeReport
+from pystate.coordinator.range_report import InputSeen
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
@@ -77,10 +79,9 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
         evaluation_id="e" * 32,
         query=7,
         processing_time_ms=0,
-        watermark_ms=None,
+        time=None,
         event_time=False,
         drain=False,
-        watermarks=False,
         side_folders={},
         term=1,
         reports=reports,  # type: ignore[arg-type]
@@ -223,7 +224,8 @@ def with_sides(plan: OperatorPlan, folder: Path, function: Sides, watermark: int
         plan,
         side_folders={"keys": str(folder), "late": str(folder)},
         event_time=True,
-        watermark_ms=watermark,
+        # What is late does not follow from what fires.
+        time=OperatorTime(watermark, watermark + 1),
     )
     columns = pa.schema([("k", pa.int64()), ("t", pa.int64())])
     spec = spec_of(
@@ -244,7 +246,8 @@ def test_a_range_reports_its_event_times_and_side_files(
     out = list(operator(iter([rows(keys), MARKER([1]), rows(keys[6:])])))
     assert sum(b.num_rows for b in out) == 8
     [report] = reports.reports
-    assert report.max_event_time_ms == keys[8] and report.metrics["late_rows"] == 4
+    assert report.inputs == (InputSeen("input", 12, keys[8]),)
+    assert report.metrics["late_rows"] == 4
     files = {file.tag: file for file in report.side_files}
     assert {tag: file.rows for tag, file in files.items()} == {"keys": 8, "late": 4}
     assert pq.read_table(folder / files["late"].name)["k"].to_pylist() == keys[:4]
@@ -324,7 +327,7 @@ def test_a_range_without_rows_runs_for_its_timers(
         plan,
         ranges=(plan.ranges[0], empty),
         operator=dataclasses.replace(plan.operator, timers=handles),
-        watermark_ms=100,
+        time=OperatorTime(50, 100),
         processing_time_ms=200,
     )
     timers["event"] = 777
@@ -346,7 +349,7 @@ def test_without_a_watermark_no_event_timer_is_due_unless_event_time_ends(
     ranges = tuple(dataclasses.replace(r, next_event_timer_ms=-(1 << 63)) for r in plan.ranges)
     operator = dataclasses.replace(plan.operator, timers=True)
     plan = dataclasses.replace(
-        plan, operator=operator, ranges=ranges, watermark_ms=None, drain=drain
+        plan, operator=operator, ranges=ranges, time=OperatorTime(), drain=drain
     )
     operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())), ["k"])
     assert list(operator(iter([MARKER([0])]))) == []

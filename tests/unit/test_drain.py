@@ -10,6 +10,7 @@ import pytest
 import pystate as ps
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.watermarks import Input
 from pystate.errors import EvaluationError, NoEventTimeError
 from pystate.operator import drain
 from pystate.testing import Harness
@@ -158,5 +159,5 @@ def test_without_event_time_there_is_nothing_to_end(work: FakeWork) -> None:
         with pytest.raises(NoEventTimeError, match=r"^drain=True takes .* event_time='column'"):
             epoch.check_declared()
         epoch.restart()
-        epoch.declare("op", key_schema=KEY, state_schema=STATE, allowed_delay_ms=0)
+        epoch.declare("op", key_schema=KEY, state_schema=STATE, inputs=(Input(event_time=True),))
         epoch.check_declared()

@@ -69,6 +69,8 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert EpochRecord.decode(record(3).encode(), "x") == record(3)
     assert len(record(10**6).encode()) < 350
     assert EpochRecord.decode(record(1, total_ms=0.12345).encode(), "x").total_ms == 0.123
+    marked = record(2, operators=(replace(OPERATOR, watermark_ms=-7),))
+    assert EpochRecord.decode(marked.encode(), "x") == marked
     assert record(1).total("rows_in") == 14 and record(1).total("late_rows") == 9
     assert record(1).longest("write_ms") == 3.0 and record(1, operators=()).longest("seal_ms") == 0
 
@@ -218,7 +220,7 @@ def damaged(line: bytes) -> bytes:
 
 
 def later(line: bytes) -> bytes:
-    data = json.dumps([2, "all", "is", "new"]).encode()
+    data = json.dumps([3, "all", "is", "new"]).encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 
@@ -268,6 +270,13 @@ def test_epochs_that_are_given_up_are_forgotten() -> None:
     for path in without_epochs_after(storage, 6):
         world.files.pop(path)
     assert epochs(world) == list(range(1, 7))
+
+
+def test_records_of_version_1_have_no_watermarks_of_operators() -> None:
+    values = json.loads(record(3).encode().partition(b" ")[2])
+    values[0], values[-1] = 1, [operator[:-1] for operator in values[-1]]
+    data = json.dumps(values).encode()
+    assert EpochRecord.decode(b"%08x %s\n" % (zlib.crc32(data), data), "x") == record(3)
 
 
 def test_of_two_records_of_an_epoch_that_of_the_later_driver_counts() -> None:

@@ -14,6 +14,7 @@ from pystate.checkpoint.manifest import (
     FORMAT_VERSION,
     ClockReading,
     FileRef,
+    InputState,
     Manifest,
     OperatorState,
     QueryProgress,
@@ -49,7 +50,10 @@ def manifest(**changes: Any) -> Manifest:
     files = (file_ref(3), file_ref(4))
     base = file_ref(2, "base")
     state = RangeState(0, 0, 127, file_ref(4).id, base, files, -7, None, (("n", 3),))
-    operator = OperatorState("op", 1, (("k", "string"),), (("n", "bigint"),), (state,), 99, True)
+    inputs = (InputState("left", 99, -3), InputState("right"))
+    operator = OperatorState(
+        "op", 1, (("k", "string"),), (("n", "bigint"),), (state,), True, inputs, 77
+    )
     empty = OperatorState("émpty", 3, (), (), tuple(empty_range(i, 128, 3) for i in range(3)))
     found = Manifest(
         epoch=42,
@@ -101,7 +105,7 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 5 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 6 .* upgrade"):
         Manifest.decode(data, "m")
 
 
@@ -131,7 +135,8 @@ def test_version_1_is_read_as_without_event_time() -> None:
     state = manifest().operators[0].ranges[0]
     assert operator == dataclasses.replace(
         manifest().operators[0],
-        max_event_time_ms=None,
+        inputs=(),
+        watermark_ms=5,
         ranges=(dataclasses.replace(state, next_event_timer_ms=None, since=()),),
         timers=False,
     )
@@ -154,11 +159,41 @@ def test_version_2_has_timers_where_one_waits() -> None:
         Manifest.decode(encode_document("manifest", 3, as_version_2(fields)), "m")
 
 
+def of_one_watermark(version: int, **changes: Any) -> Manifest:
+    """What the formats up to 4 know: an operator has one input, and shares the watermark."""
+    named = manifest()
+    operators = (
+        dataclasses.replace(named.operators[0], inputs=(InputState("input", 99),), watermark_ms=5),
+        dataclasses.replace(named.operators[1], watermark_ms=5),
+    )
+    given: dict[str, Any] = {"operators": operators, "watermark_ms": 5, **changes}
+    return dataclasses.replace(named, format_version=version, **given)
+
+
+def test_in_version_4_operators_share_the_watermark() -> None:
+    data = manifest(format_version=4, watermark_ms=5).encode()
+    assert b'"inputs"' not in data and data.count(b'"watermark_ms"') == 1
+    old = Manifest.decode(data, "m")
+    assert old == of_one_watermark(4) and old.encode() == data
+    # Written anew, each has its own.
+    new = dataclasses.replace(old, format_version=FORMAT_VERSION, watermark_ms=None)
+    assert Manifest.decode(new.encode(), "m") == new
+
+
+@pytest.mark.parametrize("wrong", [{}, ["a"], ["a", 1, "2"], [1, 1, 1], ["a", True, 1]])
+def test_wrong_inputs_under_a_right_checksum(wrong: Any) -> None:
+    fields = json.loads(manifest().encode().splitlines()[0])
+    fields["operators"][0]["inputs"][1] = wrong
+    kept = {k: v for k, v in fields.items() if k not in ("kind", "format_version")}
+    with pytest.raises(CorruptFileError, match="is not an operator's input"):
+        Manifest.decode(encode_document("manifest", FORMAT_VERSION, kept), "m")
+
+
 def test_version_3_is_read_as_without_a_clock() -> None:
-    data = manifest(format_version=3).encode()
+    data = manifest(format_version=3, watermark_ms=5).encode()
     assert b"next_event_timer_ms" in data and b'"clock"' not in data
     old = Manifest.decode(data, "m")
-    assert old == manifest(format_version=3, read_clock=None)
+    assert old == of_one_watermark(3, read_clock=None)
     assert old.clock == ClockReading(-5) and old.encode() == data
 
 

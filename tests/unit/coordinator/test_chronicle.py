@@ -74,6 +74,7 @@ def test_a_record_says_what_an_epoch_was(metered: Metered) -> None:
         **{name: 3 * METRICS[name] for name in METRICS if not name.endswith("_ms")},
         **{name: 2 * METRICS[name] for name in METRICS if name.endswith("_ms")},
         "checkpoint_bytes": sum(ref.file_bytes for ref in files),
+        "watermark_ms": None,
     }
     assert operator.checkpoint_bytes > 0 and operator.late_rows == 3
 

@@ -16,6 +16,8 @@ from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import AlreadyDone, Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
+from pystate.coordinator.range_report import InputSeen
+from pystate.coordinator.watermarks import Input, OperatorTime
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -587,10 +589,12 @@ def timed(
 
     def evaluate(epoch: Epoch) -> Sequence[Any]:
         for uid, (delay, seen) in inputs.items():
-            ranges = epoch.declare(uid, key_schema=KEY, state_schema=STATE, allowed_delay_ms=delay)
+            given = Input(event_time=delay is not None, allowed_delay_ms=delay or 0)
+            ranges = epoch.declare(uid, key_schema=KEY, state_schema=STATE, inputs=(given,))
             for state, time in zip(ranges, seen, strict=True):
                 report = work.write(uid, state, epoch.number, "x", epoch.evaluation_id)
-                epoch.report(dataclasses.replace(report, max_event_time_ms=time))
+                saw = InputSeen(max_event_time_ms=time)
+                epoch.report(dataclasses.replace(report, inputs=(saw,)))
         return ()
 
     return evaluate
@@ -604,7 +608,7 @@ def test_processing_time_and_watermark_never_go_back(work: FakeWork) -> None:
             (200, 3, (8, None), 200, 7, 10),
             (300, 3, (None, None), 300, 7, 10),
             (300, 9, (11, 11), 300, 7, 11),  # a longer delay from now on
-            (300, None, (50, 50), 300, 7, 50),  # no event time any more
+            (300, None, (50, 50), 300, None, 50),  # no event time any more
             (300, 0, (51, 12), 300, 51, 51),
         ):
             result = coordinator.run(timed(work, {"op": (delay, seen)}), processing_time_ms=time_ms)
@@ -614,49 +618,53 @@ def test_processing_time_and_watermark_never_go_back(work: FakeWork) -> None:
             assert result.manifest.operators[0].max_event_time_ms == want_seen
 
 
-def test_watermark_is_the_minimum_of_the_inputs(work: FakeWork) -> None:
-    marks = []
+def test_operators_have_watermarks_of_their_own(work: FakeWork) -> None:
+    found = []
     with work.coordinator(allow_unclaimed_state=True) as coordinator:
         for inputs in (
             {"a": (10, (100, 120)), "b": (0, (None, None)), "c": (None, (7, 7))},
             {"a": (10, (100, 120)), "b": (0, (90, None)), "c": (None, (7, 7))},
             {"a": (10, (100, 121)), "b": (0, (500, 600)), "c": (None, (7, 7))},
             # An operator that the pipeline leaves out, and one that is new to it.
-            {"b": (0, (None, None))},
             {"b": (0, (700, None)), "d": (0, (None, None))},
             {"b": (0, (None, None)), "d": (0, (-(1 << 63), None))},
-            {"d": (1 << 62, (-(1 << 63), None))},
         ):
             result = coordinator.run(timed(work, inputs))
             assert result.manifest is not None
-            marks.append(result.manifest.watermark_ms)
-    assert marks == [None, 90, 111, 600, 600, 600, 600]
+            marks = {op.uid: op.watermark_ms for op in result.manifest.operators}
+            found.append((result.manifest.watermark_ms, marks))
+    assert found == [
+        (110, {"a": 110, "b": None, "c": None}),
+        (90, {"a": 110, "b": 90, "c": None}),
+        (111, {"a": 111, "b": 600, "c": None}),
+        (111, {"b": 700, "d": None, "a": 111, "c": None}),
+        (-(1 << 63), {"b": 700, "d": -(1 << 63), "a": 111, "c": None}),
+    ]
 
 
 def test_watermark_of_times_at_the_end_of_64_bits(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
         result = coordinator.run(timed(work, {"op": (5, (-(1 << 63) + 2, None))}))
         assert result.manifest is not None and result.manifest.watermark_ms == -(1 << 63)
-        with pytest.raises(InvalidArgumentError, match="'op': an allowed delay of -1 ms"):
-            coordinator.run(timed(work, {"op": (-1, (1, 1))}))
 
 
 def test_a_replayed_epoch_has_the_same_times(work: FakeWork) -> None:
-    seen: list[tuple[int, int | None]] = []
+    seen: list[tuple[int, OperatorTime | None]] = []
     evaluate = timed(work, {"op": (5, (100, 200))})
 
     def crash(epoch: Epoch) -> Sequence[Any]:
-        seen.append((epoch.processing_time_ms, epoch.watermark_ms))
         evaluate(epoch)
+        seen.append((epoch.processing_time_ms, epoch.time("op")))
         raise DeclarationError("the driver dies here")
 
     def retried(epoch: Epoch) -> Sequence[Any]:
-        seen.append((epoch.processing_time_ms, epoch.watermark_ms))
-        if len(epoch.discarded_evaluations) < 2:
-            # Reports of an evaluation that is discarded move nothing.
-            timed(work, {"op": (5, (900 + len(seen), 900))})(epoch)
+        discarded = len(epoch.discarded_evaluations) < 2
+        # Reports of an evaluation that is discarded move nothing.
+        timed(work, {"op": (5, (900 + len(seen), 900) if discarded else (100, 200))})(epoch)
+        seen.append((epoch.processing_time_ms, epoch.time("op")))
+        if discarded:
             raise OSError(f"attempt {'abc'[len(epoch.discarded_evaluations)]}")
-        return evaluate(epoch)
+        return ()
 
     with work.coordinator() as coordinator:
         coordinator.run(evaluate, **batch(0))
@@ -666,7 +674,7 @@ def test_a_replayed_epoch_has_the_same_times(work: FakeWork) -> None:
         with work.coordinator() as coordinator:
             coordinator.run(retried, **batch(1))
             assert coordinator.head is not None and coordinator.head.watermark_ms == 195
-    assert seen == [(1001, 195)] * 4
+    assert seen == [(1001, OperatorTime(195, 195))] * 4
 
 
 def test_next_timers_follow_the_reports(work: FakeWork) -> None:

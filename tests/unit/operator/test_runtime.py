@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -52,7 +53,7 @@ class CountVector(ps.VectorizedFunction):
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
 
 
-def context_of(watermark: int | None) -> ps.RuntimeContext:
+def context_of() -> ps.RuntimeContext:
     return ps.RuntimeContext(
         uid="one",
         epoch=1,
@@ -60,7 +61,6 @@ def context_of(watermark: int | None) -> ps.RuntimeContext:
         parallelism=1,
         max_parallelism=128,
         processing_time=5_000,
-        watermark=watermark,
     )
 
 
@@ -82,7 +82,8 @@ class Run:
         if type(function).__qualname__ in globals():
             spec = pickle.loads(pickle.dumps(spec))
         with ps.KeyedStateBackend({"k": "string"}, timers=has_timers(function)) as backend:
-            self.runtime = FunctionRuntime(spec, backend, context_of(watermark), self._side)
+            time = OperatorTime(watermark, watermark)
+            self.runtime = FunctionRuntime(spec, backend, context_of(), self._side, time=time)
             self.runtime.open()
             pieces: list[Any] = []
             try:
@@ -578,7 +579,7 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     text = "x" * (400 << 20)
     spec = FunctionSpec(Wide(), ("v",), ("k", "v"), RowsAsYielded())
     with ps.KeyedStateBackend("long") as made:
-        runtime = FunctionRuntime(spec, made, context_of(None))
+        runtime = FunctionRuntime(spec, made, context_of())
         runtime.open()
         for i in range(rows):
             batch = {"k": pa.array([text]), "v": pa.array([i])}

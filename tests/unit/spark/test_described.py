@@ -110,7 +110,7 @@ def test_sparks_progress_counts_the_operators(work: FakeWork) -> None:
             )
             epoch.report(report)
         sizes = {("op", 0): (5, 100), ("op", 1): (6, 200), ("other", 0): (9, 900)}
-        progress = EpochProgress.of(epoch, None, epoch.reports, sizes, 10.0)
+        progress = EpochProgress.of(epoch, (), epoch.reports, sizes, 10.0)
     [operator] = progress.operators
     assert (operator.ranges, operator.rows_in, operator.keys) == (2, 6, 11)
 

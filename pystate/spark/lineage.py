@@ -1,0 +1,115 @@
+"""Which operators of an evaluation feed a frame, from the text of its analysed plan.
+
+A plan's text has a line per node, and what a node reads stands below it, further to the right. An
+operator's node has a number that is unique in Spark's session. What stands below it fed the
+operator, and not the frame. All other nodes that read nothing are sources, but for these:
+
+- A *materialised* output (`localCheckpoint`) has no operator's node any more, only a
+  ``LogicalRDD``, whose columns still have the numbers of the operator's. In a self-join Spark gives
+  them new numbers; then the RDD itself tells, if some other node, or the operator, has it.
+- A reference to a common table expression stands for a part of the plan that is there as well.
+- A subquery in an expression supplies no rows.
+
+Some things cannot be seen: an RDD that was made from a frame, and what a union that the pipeline
+materialises has but for its first part.
+
+Thread safety: functions without state; immutable types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+__all__ = ["Lineage", "columns_of", "lineage", "node_numbers"]
+
+#: A node's function, and Spark's number of the expression.
+_OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
+_LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
+_COLUMN = re.compile(r"#(\d+)")
+_MATERIALISED = "LogicalRDD "
+_REFERENCE = "CTERelationRef "
+#: Characters that the begin of a line has for each level of the tree.
+_INDENT = 3
+
+
+class Lineage(NamedTuple):
+    """Where the rows of a frame come from."""
+
+    operators: frozenset[str]
+    """The operators that it reads, by uid."""
+    materialised: tuple[frozenset[str], ...]
+    """Materialised frames that it reads, each by the numbers of its columns."""
+    sources: bool
+    """Whether it reads anything else."""
+
+
+def node_numbers(text: str) -> list[str]:
+    """The numbers of the nodes in a plan's text that may be operators, the topmost first."""
+    return _OPERATOR.findall(text)
+
+
+def columns_of(text: str) -> frozenset[str]:
+    """The numbers of the columns in a text."""
+    return frozenset(_COLUMN.findall(text))
+
+
+def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
+    """Read a plan's text.
+
+    Parameters
+    ----------
+    text : str
+        The text of the analysed plan.
+    operators : mapping of str to str
+        The uids of operators, by the numbers of their nodes.
+    """
+    found: set[str] = set()
+    materialised: list[frozenset[str]] = []
+    sources = False
+    nodes = list(_outer(text, operators))
+    for (depth, node), (next_depth, _) in zip(nodes, [*nodes[1:], (0, "")], strict=True):
+        uid = _operator(node, operators)
+        if uid is not None:
+            found.add(uid)
+        elif next_depth > depth:
+            continue
+        elif node.startswith(_MATERIALISED):
+            materialised.append(columns_of(node))
+        elif not node.startswith(_REFERENCE):
+            sources = True
+    return Lineage(frozenset(found), tuple(materialised), sources)
+
+
+def _operator(node: str, operators: Mapping[str, str]) -> str | None:
+    number = _OPERATOR.match(node)
+    return None if number is None else operators.get(number[1])
+
+
+def _outer(text: str, operators: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """The nodes that are neither below an operator nor in a subquery."""
+    hidden: int | None = None
+    above = -1
+    for depth, node in _nodes(text):
+        if hidden is not None and depth > hidden:
+            continue
+        hidden = None
+        if depth > above + 1:
+            # Spark writes the plans of a node's subqueries before what it reads, and further in.
+            hidden = depth - 1
+            continue
+        above = depth
+        if _operator(node, operators) is not None:
+            hidden = depth
+        yield depth, node
+
+
+def _nodes(text: str) -> Iterator[tuple[int, str]]:
+    """The depth of each node, and its line; a literal with line breaks may continue a line."""
+    lines = text.split("\n")
+    yield 0, lines[0]
+    for line in lines[1:]:
+        match = _LINE.fullmatch(line)
+        if match is not None:
+            yield len(match[1]) // _INDENT + 1, match[3]
