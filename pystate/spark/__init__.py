@@ -10,8 +10,8 @@ A module imports only modules that are listed above its own line, or on the same
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and `bodies` for what an operator does there;
-* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `keyed`, `rdd`,
-  `pipeline`;
+* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
+  `keyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;

@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
+from pystate.arguments import checked_uid
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import StatefulFunction
@@ -26,7 +27,9 @@ from pystate.spark.arguments import (
     frame_input,
     side_columns,
 )
+from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
+from pystate.spark.joined import JoinedFrame, asof_join, interval_join
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
@@ -40,7 +43,7 @@ from pystate.spark.schemas import (
     parse_schema,
     refuse_reserved,
 )
-from pystate.spark.worker import ArrowOperator, Body
+from pystate.spark.worker import Body
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
@@ -80,8 +83,8 @@ class KeyedFrame:
         The rows.
     keys : sequence of str
         The key columns.
-    uid : str
-        The operator's name in checkpoints.
+    uid : str or None
+        The operator's name in checkpoints, if it was given.
     order_by : str, Column or a sequence of them, optional
         The order of a key's rows.
     event_time : str, optional
@@ -97,7 +100,7 @@ class KeyedFrame:
         evaluation: Evaluation,
         frame: DataFrame,
         keys: Sequence[str],
-        uid: str,
+        uid: str | None,
         order_by: OrderBy = None,
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
@@ -105,7 +108,7 @@ class KeyedFrame:
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
-        self._owner = f"operator {uid!r}"
+        self._owner = "key_by" if uid is None else f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
         self._columns = columns = FrameColumns(frame, self._owner)
         names = [columns.take(key) for key in keys]
@@ -165,6 +168,7 @@ class KeyedFrame:
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
+        uid = checked_uid(self._uid)
         declared = parse_schema(schema, self._owner)
         output_columns(self._frame.schema, f"{self._owner}: its input")
         sides = side_columns(side_outputs, self._owner)
@@ -188,15 +192,113 @@ class KeyedFrame:
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
         plan = self._evaluation.declare(
-            operator_spec(function, self._uid, parse_key(self._keys)),
+            operator_spec(function, uid, parse_key(self._keys)),
             self._keys,
             inputs=(self._input,),
             sides=written,
         )
         routed = self._routed(self._frame, plan, self._order_by)
         body = partial(FunctionBody, spec)
-        out = _operator(routed, plan, self._frame.columns, body, declared)
-        return self._evaluation.output(self._uid, out)
+        out = arrow_map(routed, plan, self._frame.columns, body, declared)
+        return self._evaluation.output(uid, out)
+
+    def interval_join(
+        self,
+        right: KeyedFrame,
+        lower: Duration,
+        upper: Duration,
+        *,
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        suffixes: tuple[str, str] | None = None,
+    ) -> DataFrame:
+        """Join rows of two inputs with equal keys whose times are close to each other.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its key columns have the same types. Both have an event time.
+        lower, upper : str, timedelta or int
+            A pair of rows matches if the right one's time minus the left one's is between these,
+            both included: ``"-5 minutes"``, ``"10 minutes"``; a timedelta; or milliseconds.
+        how : {"inner", "left", "right", "full"}
+            The inputs whose rows are emitted even if they match none, with nulls; once the
+            watermark says that none can come any more.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+
+        Returns
+        -------
+        DataFrame
+            The key under its left names, then the left input's other columns, then the right
+            input's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An input has no event time, two columns would have the same name, or the bounds are no
+            interval.
+        WrongTypeError
+            The keys have different types.
+
+        Notes
+        -----
+        As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
+        an outer join emits such rows at once. Late rows are dropped and counted. A pair is emitted
+        in the epoch in which the second of its rows comes. A row without a partner is emitted, and
+        rows leave the state, up to twice the interval's width after that would be possible, since
+        rows leave together.
+        """
+        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes)
+
+    def asof_join(
+        self,
+        right: KeyedFrame,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        tolerance: Duration | None = None,
+        suffixes: tuple[str, str] | None = None,
+    ) -> DataFrame:
+        """Join each row with the newest row of a slowly changing table that is not after it.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The table's versions: a row holds from its event time until the next one of its key. Of
+            rows of the same time the last that came holds.
+        how : {"inner", "left"}
+            ``"left"`` also emits rows for which there is no version, with nulls.
+        tolerance : str, timedelta or int, optional
+            How much older than a row its version may be; older versions then leave the state.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+
+        Returns
+        -------
+        DataFrame
+            As for `interval_join`; each left row at most once.
+
+        Raises
+        ------
+        InvalidArgumentError, WrongTypeError
+            As for `interval_join`.
+
+        Notes
+        -----
+        A row is emitted once the watermark has passed it: until then an earlier version could come.
+        Nulls and late rows are treated as in `interval_join`.
+        """
+        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes)
+
+    def _joined(self) -> JoinedFrame:
+        return JoinedFrame(
+            self._evaluation,
+            self._frame,
+            tuple(self._names),
+            self._uid,
+            self._event_time,
+            self._input,
+            bool(self._order_by),
+        )
 
     def _key_types(self) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
@@ -242,6 +344,7 @@ class KeyedFrame:
         WrongTypeError
             A column's type has no such aggregate.
         """
+        uid = checked_uid(self._uid)
         if unnamed:
             raise InvalidArgumentError(
                 f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
@@ -264,7 +367,7 @@ class KeyedFrame:
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(
-            OperatorSpec(self._uid, parse_key(self._keys), plan.states),
+            OperatorSpec(uid, parse_key(self._keys), plan.states),
             self._keys,
             inputs=(self._input,),
         )
@@ -285,12 +388,12 @@ class KeyedFrame:
             routed = self._routed(frame.select(*selected), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        out = _operator(routed, operator, names, body, declared)
+        out = arrow_map(routed, operator, names, body, declared)
         if keys != self._names:
             # The fields that were sent on their own become structs again.
             whole = [_whole(self._frame.schema[name]) for name in self._names]
             out = out.select(*whole, *map(column_named, aggregates))
-        return self._evaluation.output(self._uid, out)
+        return self._evaluation.output(uid, out)
 
     def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
         """The aggregate, with its column under the name that the frame has for it."""
@@ -335,28 +438,6 @@ def _struct(path: str, struct: st.StructType) -> Column:
             part = _struct(below, field.dataType)
         parts.append(part.alias(field.name))
     return F.struct(*parts)
-
-
-def _operator(
-    routed: DataFrame,
-    plan: OperatorPlan,
-    names: Sequence[str],
-    body: Any,
-    declared: st.StructType,
-) -> DataFrame:
-    # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
-    # gets the columns under numbers, and those that come back are matched by position.
-    inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
-    fields = zip(_numbered(len(declared)), declared, strict=True)
-    outputs = st.StructType(
-        [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
-    )
-    operator = ArrowOperator(plan, body, names)
-    return inputs.mapInArrow(operator, outputs).toDF(*declared.names)
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"c{i}" for i in range(count)]
 
 
 def _aggregate_body(
