@@ -24,7 +24,7 @@ from pystate.arguments import checked_uid, integer, mapping, shown
 from pystate.arguments import text as checked_text
 from pystate.checkpoint.copying import for_all, place
 from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
-from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
+from pystate.checkpoint.manifest import FORMAT_VERSION, Manifest, OperatorState, RangeState
 from pystate.checkpoint.refs import only_input
 from pystate.checkpoint.savepoint import (
     Savepoint,
@@ -286,7 +286,10 @@ class Destination:
             )
         operators = sorted([*kept, *self._written.values()], key=lambda found: found.uid)
         manifest = replace(
-            self._manifest, operators=tuple(operators), watermark_ms=smallest(operators)
+            self._manifest,
+            operators=tuple(operators),
+            watermark_ms=smallest(operators),
+            format_version=FORMAT_VERSION,  # older ones know no watermarks of operators
         )
         # Attempts that failed, and were repeated, may have left files.
         named = files_of(operators)

@@ -97,7 +97,6 @@ def _outer(text: str, operators: Mapping[str, str]) -> Iterator[tuple[int, str]]
         hidden = None
         if depth > above + 1:
             # Spark writes the plans of a node's subqueries before what it reads, and further in.
-            hidden = depth - 1
             continue
         above = depth
         if _operator(node, operators) is not None:

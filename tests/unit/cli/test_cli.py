@@ -6,15 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import pystate as ps
 from pystate.cli.app import app
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.range_report import InputSeen, RangeReport
+from pystate.coordinator.watermarks import Input
 from tests.environments import Environment
-from tests.work import Work, batch, read
+from tests.work import KEY, STATE, Work, batch, read
 
 COMMANDS = [command.name or "" for command in app.registered_commands]
 
@@ -136,6 +141,32 @@ def test_inspect_shows_what_is_there(tmp_path: Path) -> None:
     assert [o["uid"] for o in found["operators"]] == ["a", "b"]
     assert found["operators"][0]["longest_chain"] == 4
     assert found["files"] == len(list((work.root / "state").rglob("*.delta")))
+
+
+def test_watermarks_of_operators_are_shown(tmp_path: Path) -> None:
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        for uid, time_ms in (("timed", 1_500), ("plain", None)):
+            given = Input(event_time=time_ms is not None)
+            ranges = epoch.declare(
+                uid, key_schema=KEY, state_schema=STATE, parallelism=1, inputs=(given,)
+            )
+            saw = (InputSeen(rows=1, max_event_time_ms=time_ms),)
+            at = ranges[0].id
+            epoch.report(RangeReport(uid, 0, epoch.evaluation_id, at, at, None, inputs=saw))
+        return ()
+
+    with Work(tmp_path / "c").coordinator() as coordinator:
+        coordinator.run(evaluate)
+    said = run("inspect", tmp_path / "c")[1]
+    [timed] = [line for line in said.splitlines() if line.startswith("timed ")]
+    assert timed.endswith("1970-01-01 00:00:01 UTC") and " watermark" in said
+    found = json.loads(run("inspect", tmp_path / "c", "--json")[1])
+    assert [o["watermark_ms"] for o in found["operators"]] == [1_500, None]
+    records = json.loads(run("history", tmp_path / "c", "--json")[1])["records"]
+    marks = {o["uid"]: o["watermark_ms"] for o in records[0]["operators"]}
+    assert marks == {"timed": 1_500, "plain": None} and records[0]["watermark_ms"] == 1_500
+    said = run("history", tmp_path / "c", "--operators")[1]
+    assert "1970-01-01 00:00:01" in said
 
 
 def test_inspect_tells_a_savepoint_and_a_running_job(tmp_path: Path) -> None:

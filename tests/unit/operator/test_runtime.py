@@ -73,6 +73,8 @@ class Run:
         *batches: Sequence[tuple[Any, ...]],
         output: Any = None,
         watermark: int | None = None,
+        time: OperatorTime | None = None,
+        drain: bool = False,
         **options: Any,
     ) -> None:
         self.sides: dict[str, list[Any]] = {}
@@ -82,8 +84,10 @@ class Run:
         if type(function).__qualname__ in globals():
             spec = pickle.loads(pickle.dumps(spec))
         with ps.KeyedStateBackend({"k": "string"}, timers=has_timers(function)) as backend:
-            time = OperatorTime(watermark, watermark)
-            self.runtime = FunctionRuntime(spec, backend, context_of(), self._side, time=time)
+            time = time or OperatorTime(watermark, watermark)
+            self.runtime = FunctionRuntime(
+                spec, backend, context_of(), self._side, time=time, drain=drain
+            )
             self.runtime.open()
             pieces: list[Any] = []
             try:
@@ -361,6 +365,57 @@ def test_late_rows_are_counted_and_handled_like_others() -> None:
     run = Run(Count(), ROWS, [("b", 4, 3)], event_time="at", watermark=20)
     assert run.runtime.late_rows == 2
     assert run.state == {"a": 4, "b": 6}
+
+
+class Between(ps.KeyedProcessFunction):
+    """Yields the watermarks that it sees; the value expires in event time."""
+
+    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(row.v)
+        for timestamp in (40, 41):
+            ctx.register_event_time_timer(timestamp)
+        yield key, row.v, ctx.watermark
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, self.n.value(), ctx.watermark, timestamp
+
+
+class BetweenRows(ps.KeyedProcessFunction):
+    """Handles the rows of a key at the end of the input."""
+
+    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(batch.column("v")[0].as_py())
+        for timestamp in (40, 41):
+            ctx.register_event_time_timer(timestamp)
+        yield key, self.n.value(), ctx.watermark
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, self.n.value(), ctx.watermark, timestamp
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("function", [Between(), BetweenRows()])
+def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
+    function: Any, drain: bool
+) -> None:
+    mark = ps.MAX_WATERMARK if drain else 40
+    run = Run(
+        function,
+        [("a", 7, 20), ("b", 8, 19)],
+        event_time="at",
+        late="drop",
+        time=OperatorTime(20, 40),
+        drain=drain,
+    )
+    assert run.runtime.late_rows == 1
+    fired = [("a", 7, mark, 40), ("a", 7, mark, 41)] if drain else [("a", 7, 40, 40)]
+    assert run.rows == [("a", 7, 20), *fired]
+    # The clock of times to live is the late bound: by the watermark the value had expired.
+    assert run.state == {"a": 7}
 
 
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])

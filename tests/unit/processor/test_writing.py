@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
+from pystate.checkpoint.manifest import FORMAT_VERSION
 from pystate.checkpoint.savepoint import read_savepoint
 from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.coordinator import Coordinator
+from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.range_report import InputSeen, RangeReport
+from pystate.coordinator.watermarks import Input
 from pystate.errors import DeclarationError, NoSpaceError, PystateError
 
 LONG = ps.ValueState("long")
@@ -236,3 +242,44 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.undo()
     ps.write_state(tmp_path / "s", good)
     assert rows_of(tmp_path / "s", "c") == [{"k": 1, "n": 1}]
+
+
+def test_event_time_is_carried_over_or_begins_anew(tmp_path: Path) -> None:
+    key, states = {"k": "bigint"}, {"n": LONG}
+
+    def evaluate(epoch: Epoch) -> Sequence[Any]:
+        for uid in ("kept", "replaced", "reset"):
+            given = Input(event_time=True, allowed_delay_ms=10)
+            ranges = epoch.declare(
+                uid, key_schema=(("k", "bigint"),), state_schema=(("n", "bigint"),), inputs=(given,)
+            )
+            for state in ranges:
+                saw = (InputSeen(rows=1, max_event_time_ms=100),)
+                epoch.report(
+                    RangeReport(
+                        uid, state.index, epoch.evaluation_id, state.id, state.id, None, inputs=saw
+                    )
+                )
+        return ()
+
+    with Coordinator(LocalStorage(tmp_path / "c"), job="job", parallelism=2) as coordinator:
+        coordinator.run(evaluate)
+    ps.savepoint(tmp_path / "c", tmp_path / "base")
+    rows = {"k": [1], "n": [2]}
+    ps.write_state(
+        tmp_path / "written",
+        {
+            "replaced": ps.StateRows(rows, key, states),
+            "reset": ps.StateRows(rows, key, states, max_event_time_ms=70),
+            "new": ps.StateRows(rows, key, states, max_event_time_ms=-5),
+        },
+        base=tmp_path / "base",
+    )
+    found = ps.describe(tmp_path / "written")
+    assert {op.uid: (op.max_event_time_ms, op.watermark_ms) for op in found.operators} == {
+        "kept": (100, 90),
+        "replaced": (100, 90),
+        "reset": (70, None),
+        "new": (-5, None),
+    }
+    assert (found.watermark_ms, found.format_version) == (90, FORMAT_VERSION)
