@@ -132,9 +132,8 @@ def _pystate(spark: SparkSession, home: Path) -> int:
     def pipeline(df: DataFrame, job: Job) -> DataFrame:
         left = df.where(F.col("t").isNotNull()).select(*LEFT)
         right = df.where(F.col("at").isNotNull()).select(*RIGHT)
-        delay = {"allowed_delay": DELAY_MS}
-        one = job.key_by(left, "k", uid="join", event_time="t", **delay)
-        two = job.key_by(right, "k", event_time="at", **delay)
+        one = job.key_by(left, "k", uid="join", event_time="t", allowed_delay=DELAY_MS)
+        two = job.key_by(right, "k", event_time="at", allowed_delay=DELAY_MS)
         return one.interval_join(two, "-30 seconds", "30 seconds")
 
     sink = ParquetSink(home / "out")

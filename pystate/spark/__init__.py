@@ -11,7 +11,7 @@ A module imports only modules that are listed above its own line, or on the same
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and `bodies` for what an operator does there;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
-  `keyed`, `rdd`, `pipeline`;
+  `connected`, `keyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
@@ -25,6 +25,7 @@ from pystate.spark.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.connected import ConnectedFrames
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.progress import EpochProgress, OperatorProgress
@@ -38,6 +39,7 @@ from pystate.spark.state_writer import write_state
 
 __all__ = [
     "Compaction",
+    "ConnectedFrames",
     "EpochProgress",
     "EpochResult",
     "ForeachEpoch",

@@ -5,7 +5,7 @@ Thread safety: all objects are immutable, but for a body, which belongs to its t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ from pystate.joins.interval import How, IntervalJoin, IntervalJoinSpec
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.output import OutputColumns
 from pystate.spark.arrow_map import arrow_map
-from pystate.spark.range_task import RangeTask
+from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import column_named
 from pystate.spark.routing import route
 from pystate.spark.schemas import key_schema, output_columns, refuse_reserved
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pystate.spark.evaluation import Evaluation
 
-__all__ = ["JoinBody", "JoinedFrame", "asof_join", "interval_join"]
+__all__ = ["JoinBody", "JoinedFrame", "asof_join", "interval_join", "one_uid", "parted", "united"]
 
 _SIDES: tuple[SideName, SideName] = ("left", "right")
 #: The column that says which input a row is of: 0 or 1.
@@ -116,12 +116,7 @@ class _Pair(NamedTuple):
 
     @classmethod
     def of(cls, left: JoinedFrame, right: JoinedFrame, suffixes: Any) -> _Pair:
-        if left.uid is not None and right.uid is not None and left.uid != right.uid:
-            raise InvalidArgumentError(
-                f"a join is one operator, and its inputs have the uids {left.uid!r} and "
-                f"{right.uid!r}: give the right one none"
-            )
-        uid = checked_uid(left.uid if left.uid is not None else right.uid)
+        uid = one_uid(left, right)
         owner = f"operator {uid!r}"
         if left.ordered or right.ordered:
             raise InvalidArgumentError(
@@ -155,32 +150,92 @@ class _Pair(NamedTuple):
                 for side, each in zip(_SIDES, self.frames, strict=True)
             ],
         )
-        sides = (self.left, self.right)
-        # Both inputs have their keys under the same numbers, and other columns under their own.
-        numbers = [f"{_COLUMN}{i}" for i in range(len(self.declared))]
-        count = len(self.left.key)
-        cut = count + len(self.left.columns)
-        own = numbers[count:cut], numbers[cut:]
-        selected = [
-            each.frame.select(
-                *(
-                    column_named(name).alias(number)
-                    for name, number in zip(each.keys, numbers, strict=False)
-                ),
-                F.lit(i).cast("byte").alias(_SIDE),
-                *(
-                    column_named(name).alias(number)
-                    for name, number in zip(sides[i].names, own[i], strict=True)
-                ),
-            )
-            for i, each in enumerate(self.frames)
-        ]
-        both = selected[0].unionByName(selected[1], allowMissingColumns=True)
-        routed = route(both, numbers[:count], plan.operator.max_parallelism, plan.parallelism)
-        names = [*(name for name, _ in keys), _SIDE, *own[0], *own[1]]
+        routed, names = united(
+            self.frames, [name for name, _ in keys], (self.left.names, self.right.names), plan
+        )
         body = partial(JoinBody, spec, make)
         out = arrow_map(routed, plan, names, body, self.declared)
         return evaluation.output(self.uid, out)
+
+
+def united(
+    frames: Sequence[JoinedFrame],
+    key: Sequence[str],
+    others: tuple[Sequence[str], Sequence[str]],
+    plan: OperatorPlan,
+) -> tuple[DataFrame, list[str]]:
+    """The rows of both inputs, routed.
+
+    Parameters
+    ----------
+    frames : sequence of JoinedFrame
+        The inputs.
+    key : sequence of str
+        The key columns' names in the tasks.
+    others : tuple of sequence of str
+        The other columns of each.
+    plan : OperatorPlan
+        The operator.
+
+    Returns
+    -------
+    DataFrame
+        The key's columns, the side, left's other columns, right's other columns; null where they
+        are not of a row's input.
+    list of str
+        Their names in the tasks.
+    """
+    # Both inputs have their keys under the same numbers, and other columns under their own.
+    count, cut = len(key), len(key) + len(others[0])
+    numbers = [f"{_COLUMN}{i}" for i in range(cut + len(others[1]))]
+    own = numbers[count:cut], numbers[cut:]
+    selected = []
+    for i, each in enumerate(frames):
+        pairs = [*zip(each.keys, numbers[:count], strict=True)]
+        rest = [*zip(others[i], own[i], strict=True)]
+        selected.append(
+            each.frame.select(
+                *(column_named(name).alias(number) for name, number in pairs),
+                F.lit(i).cast("byte").alias(_SIDE),
+                *(column_named(name).alias(number) for name, number in rest),
+            )
+        )
+    both = selected[0].unionByName(selected[1], allowMissingColumns=True)
+    routed = route(both, numbers[:count], plan.operator.max_parallelism, plan.parallelism)
+    return routed, [*key, _SIDE, *own[0], *own[1]]
+
+
+def parted(
+    rows: pa.RecordBatch, names: Mapping[SideName, tuple[Sequence[str], Sequence[str]]]
+) -> Iterator[tuple[SideName, pa.RecordBatch]]:
+    """The rows of each input in a batch of `united` rows, if there are any.
+
+    Parameters
+    ----------
+    rows : RecordBatch
+        The batch.
+    names : mapping of str to (keys, others)
+        The names of each input's columns.
+    """
+    count = len(names["left"][0])
+    cut = count + 1 + len(names["left"][1])
+    own = range(count + 1, cut), range(cut, rows.num_columns)
+    for i, side in enumerate(_SIDES):
+        part = _filtered(rows, rows.column(count), i)
+        if part.num_rows:
+            columns = [part.column(j) for j in (*range(count), *own[i])]
+            keys, others = names[side]
+            yield side, pa.RecordBatch.from_arrays(columns, names=[*keys, *others])
+
+
+def one_uid(left: JoinedFrame, right: JoinedFrame) -> str:
+    """The uid of an operator over two inputs."""
+    if left.uid is not None and right.uid is not None and left.uid != right.uid:
+        raise InvalidArgumentError(
+            f"two inputs make one operator, and they have the uids {left.uid!r} and "
+            f"{right.uid!r}: give the right one none"
+        )
+    return checked_uid(left.uid if left.uid is not None else right.uid)
 
 
 def _columns(frame: DataFrame, owner: str) -> list[tuple[str, pa.DataType]]:
@@ -206,6 +261,10 @@ class JoinBody:
         self._make = make
         self._task = task
         self._rows: dict[SideName, int] = {"left": 0, "right": 0}
+        self._names: dict[SideName, tuple[list[str], Sequence[str]]] = {
+            each.side: ([name for name, _ in each.key], each.names)
+            for each in (spec.left, spec.right)
+        }
 
     def open(self) -> None:
         """Make the operator."""
@@ -215,18 +274,9 @@ class JoinBody:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of both inputs."""
-        count = len(self._spec.left.key)
-        cut = count + 1 + len(self._spec.left.columns)
-        own = range(count + 1, cut), range(cut, rows.num_columns)
-        side = rows.column(count)
-        for i, spec in enumerate((self._spec.left, self._spec.right)):
-            part = _filtered(rows, side, i)
-            if part.num_rows:
-                self._rows[spec.side] += part.num_rows
-                columns = [part.column(j) for j in (*range(count), *own[i])]
-                names = [*(name for name, _ in spec.key), *spec.names]
-                batch = pa.RecordBatch.from_arrays(columns, names=names)
-                yield from self._join.process(spec.side, batch)
+        for side, batch in parted(rows, self._names):
+            self._rows[side] += batch.num_rows
+            yield from self._join.process(side, batch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Handle the watermark."""

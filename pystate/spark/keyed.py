@@ -29,7 +29,8 @@ from pystate.spark.arguments import (
 )
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
-from pystate.spark.joined import JoinedFrame, asof_join, interval_join
+from pystate.spark.connected import Connectable
+from pystate.spark.joined import JoinedFrame
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
@@ -72,7 +73,7 @@ _ORDERED = (
 _VALUE = "__pystate_value_"
 
 
-class KeyedFrame:
+class KeyedFrame(Connectable):
     """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters
@@ -201,93 +202,6 @@ class KeyedFrame:
         body = partial(FunctionBody, spec)
         out = arrow_map(routed, plan, self._frame.columns, body, declared)
         return self._evaluation.output(uid, out)
-
-    def interval_join(
-        self,
-        right: KeyedFrame,
-        lower: Duration,
-        upper: Duration,
-        *,
-        how: Literal["inner", "left", "right", "full"] = "inner",
-        suffixes: tuple[str, str] | None = None,
-    ) -> DataFrame:
-        """Join rows of two inputs with equal keys whose times are close to each other.
-
-        Parameters
-        ----------
-        right : KeyedFrame
-            The other input; its key columns have the same types. Both have an event time.
-        lower, upper : str, timedelta or int
-            A pair of rows matches if the right one's time minus the left one's is between these,
-            both included: ``"-5 minutes"``, ``"10 minutes"``; a timedelta; or milliseconds.
-        how : {"inner", "left", "right", "full"}
-            The inputs whose rows are emitted even if they match none, with nulls; once the
-            watermark says that none can come any more.
-        suffixes : tuple of str, optional
-            Added to the names of columns that both inputs have, besides the key.
-
-        Returns
-        -------
-        DataFrame
-            The key under its left names, then the left input's other columns, then the right
-            input's.
-
-        Raises
-        ------
-        InvalidArgumentError
-            An input has no event time, two columns would have the same name, or the bounds are no
-            interval.
-        WrongTypeError
-            The keys have different types.
-
-        Notes
-        -----
-        As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
-        an outer join emits such rows at once. Late rows are dropped and counted. A pair is emitted
-        in the epoch in which the second of its rows comes. A row without a partner is emitted, and
-        rows leave the state, up to twice the interval's width after that would be possible, since
-        rows leave together.
-        """
-        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes)
-
-    def asof_join(
-        self,
-        right: KeyedFrame,
-        *,
-        how: Literal["inner", "left"] = "inner",
-        tolerance: Duration | None = None,
-        suffixes: tuple[str, str] | None = None,
-    ) -> DataFrame:
-        """Join each row with the newest row of a slowly changing table that is not after it.
-
-        Parameters
-        ----------
-        right : KeyedFrame
-            The table's versions: a row holds from its event time until the next one of its key. Of
-            rows of the same time the last that came holds.
-        how : {"inner", "left"}
-            ``"left"`` also emits rows for which there is no version, with nulls.
-        tolerance : str, timedelta or int, optional
-            How much older than a row its version may be; older versions then leave the state.
-        suffixes : tuple of str, optional
-            Added to the names of columns that both inputs have, besides the key.
-
-        Returns
-        -------
-        DataFrame
-            As for `interval_join`; each left row at most once.
-
-        Raises
-        ------
-        InvalidArgumentError, WrongTypeError
-            As for `interval_join`.
-
-        Notes
-        -----
-        A row is emitted once the watermark has passed it: until then an earlier version could come.
-        Nulls and late rows are treated as in `interval_join`.
-        """
-        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes)
 
     def _joined(self) -> JoinedFrame:
         return JoinedFrame(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import pystate as ps
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark import EpochProgress, ParquetSink
 
@@ -197,3 +198,70 @@ def test_suffixes(make_job: MakeJob, spark: SparkSession) -> None:
 
     result = job.run_epoch(frame, pipeline)
     assert [tuple(row) for row in result.dataframe.collect()] == [("a", 1, 5, 2, 6)]
+
+
+class Priced(ps.KeyedCoProcessFunction):
+    """Keeps the last price, and the amounts that waited for one."""
+
+    price = ps.ValueState("long")
+    waiting = ps.ListState("long")
+
+    def process_left(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        assert row.k == key and ctx.timestamp == row.t
+        if self.price.value() is None:
+            self.waiting.add(row["lid"])
+            ctx.register_event_time_timer(row.t + 5000)
+        else:
+            yield key, row.lid, self.price.value()
+
+    def process_right(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        self.price.update(row.rid)
+        for lid in self.waiting.get():
+            yield row["key"], lid, row.rid
+        self.waiting.clear()
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        for lid in self.waiting.get():
+            yield key, lid, None
+        self.waiting.clear()
+
+
+def test_a_function_of_two_inputs(
+    make_job: MakeJob, spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    source = Source(spark, tmp_path / "rows", "side string, k string, id long, t long")
+    source.add("l,a,1,1000", "l,b,2,1000", "r,c,10,1000")
+    source.add("r,a,11,2000", "l,c,3,9500", "l,c,4,-9000")
+    source.add("l,a,5,9000", "r,d,12,9500")
+    source.add("r,d,13,9500")
+    sink, job = ParquetSink(tmp_path / "out"), make_job(parallelism=2)
+    progress: list[EpochProgress] = []
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        left, right = inputs(job, df)
+        joined: DataFrame = left.connect(right).process(
+            Priced(), "k string, lid long, price long", late="drop"
+        )
+        return joined
+
+    job.start(
+        source.stream(),
+        pipeline,
+        sink=sink,
+        trigger={"availableNow": True},
+        on_epoch=progress.append,
+    ).awaitTermination()
+    found = sorted(
+        tuple(row) for row in sink.read(spark).select("epoch", "k", "lid", "price").collect()
+    )
+    # 4 is late; the timer of 2 fires once both inputs are beyond it.
+    assert found == [(2, "a", 1, 11), (2, "c", 3, 10), (3, "a", 5, 11), (4, "b", 2, None)]
+    assert [p.late_rows["j"] for p in progress] == [0, 1, 0, 0]
+    assert progress[-1].watermark_ms == 9500 - DELAY
+
+
+def test_a_function_of_two_inputs_is_connected(make_job: MakeJob, spark: SparkSession) -> None:
+    job = make_job()
+    frame = spark.createDataFrame([], "k string, v long")
+    with pytest.raises(InvalidArgumentError, match="Priced has two inputs: connect them"):
+        job.run_epoch(frame, lambda df: job.key_by(df, "k", uid="j").process(Priced(), "k string"))
