@@ -64,7 +64,12 @@ from pystate.coordinator.options import CheckpointOptions
 from pystate.coordinator.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.functions.aggregates import count, max, mean, min, sum
-from pystate.functions.base import KeyedProcessFunction, RuntimeContext, VectorizedFunction
+from pystate.functions.base import (
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    VectorizedFunction,
+)
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -152,6 +157,7 @@ __all__ = [
     "First",
     "Global",
     "KeyBatch",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateBackend",
     "Last",

@@ -24,6 +24,7 @@ from pystate.types.state_type import TypeLike
 __all__ = [
     "CALLED",
     "RESERVED",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "RuntimeContext",
     "StatefulFunction",
@@ -35,6 +36,8 @@ RESERVED = frozenset(
     [
         "process",
         "process_rows",
+        "process_left",
+        "process_right",
         "on_timer",
         "on_timers",
         "open",
@@ -54,6 +57,8 @@ CALLED = frozenset(
     [
         "process",
         "process_rows",
+        "process_left",
+        "process_right",
         "on_timer",
         "on_timers",
         "open",
@@ -337,6 +342,35 @@ class KeyedProcessFunction(StatefulFunction):
             Rows as `process` yields them. The timers of one key fire in the order of their
             timestamps.
         """
+        raise DeclarationError(f"{type(self).__name__} has no on_timer(self, key, timestamp, ctx)")
+
+
+class KeyedCoProcessFunction(StatefulFunction):
+    """A function of two inputs, over one key's state: `KeyedFrame.connect` gives it both.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Priced(ps.KeyedCoProcessFunction):
+    ...     price = ps.ValueState("double")
+    ...
+    ...     def process_left(self, key, row, ctx):
+    ...         yield key, row["amount"], self.price.value()
+    ...
+    ...     def process_right(self, key, row, ctx):
+    ...         self.price.update(row["price"])
+    """
+
+    def process_left(self, key: Any, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row of the left input; see `KeyedProcessFunction.process`."""
+        raise DeclarationError(f"{type(self).__name__} has no process_left(self, key, row, ctx)")
+
+    def process_right(self, key: Any, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row of the right input; see `KeyedProcessFunction.process`."""
+        raise DeclarationError(f"{type(self).__name__} has no process_right(self, key, row, ctx)")
+
+    def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
+        """Handle a timer that fires; see `KeyedProcessFunction.on_timer`."""
         raise DeclarationError(f"{type(self).__name__} has no on_timer(self, key, timestamp, ctx)")
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pystate.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.functions.base import (
     CALLED,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     StatefulFunction,
     VectorizedFunction,
@@ -22,8 +23,12 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
+#: The shapes of a function; "co" is that of two inputs.
+Shape: TypeAlias = Literal["process", "process_rows", "vectorized", "co"]
+
 __all__ = [
     "Registry",
+    "Shape",
     "bind",
     "copied",
     "declarations",
@@ -125,11 +130,12 @@ def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
 
 def has_timers(function: StatefulFunction) -> bool:
     """Whether a function handles timers."""
-    base, name = (
-        (VectorizedFunction, "on_timers")
-        if isinstance(function, VectorizedFunction)
-        else (KeyedProcessFunction, "on_timer")
-    )
+    base: type[StatefulFunction] = KeyedProcessFunction
+    name = "on_timer"
+    if isinstance(function, VectorizedFunction):
+        base, name = VectorizedFunction, "on_timers"
+    elif isinstance(function, KeyedCoProcessFunction):
+        base = KeyedCoProcessFunction
     return getattr(type(function), name, None) is not getattr(base, name)
 
 
@@ -187,7 +193,7 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
     return found
 
 
-def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vectorized"]:
+def shape(function: StatefulFunction) -> Shape:
     """The shape of a function, by the methods that it has.
 
     Raises
@@ -200,6 +206,11 @@ def shape(function: StatefulFunction) -> Literal["process", "process_rows", "vec
         if own:
             return "vectorized"
         raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
+    if isinstance(function, KeyedCoProcessFunction):
+        for name in ("process_left", "process_right"):
+            if getattr(type(function), name) is getattr(KeyedCoProcessFunction, name):
+                raise DeclarationError(f"{type(function).__name__} has no {name}: write it")
+        return "co"
     if not isinstance(function, KeyedProcessFunction):
         hint = "; pass an instance" if isinstance(function, type) else ""
         raise DeclarationError(

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ __all__ = [
     "OUTPUT_ROWS",
     "SHAPES",
     "Calls",
+    "CoCalls",
     "RowCalls",
     "are_batches",
     "are_rows",
@@ -214,6 +215,8 @@ class _KeyedCalls(Calls):
 class RowCalls(_KeyedCalls):
     """`KeyedProcessFunction.process`: one call per row, keys looked up a batch at a time."""
 
+    method = "process"
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._factory = RowFactory(run.spec.columns)
@@ -235,10 +238,11 @@ class RowCalls(_KeyedCalls):
     ) -> Iterator[Any]:
         """Call the function for each row with its key."""
         batch = self.backend.keys(columns)
-        run, select, context, process = self.run, batch.select, self.context, self.function.process
+        run, select, context, method = self.run, batch.select, self.context, self.method
+        process = getattr(self.function, method)
         clock, named, timed = run.row_clock, run.named, times is not None
         moments = [None] * len(batch) if times is None else times
-        emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
+        emitted, returns, iterables = self.emitted, self.returns(method), self.iterables
         for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
             select(i)
             if timed:
@@ -249,10 +253,10 @@ class RowCalls(_KeyedCalls):
                 result = process(key, row, context)
                 if result is not None:
                     if returns and type(result) not in iterables:
-                        self.check("process", result)
+                        self.check(method, result)
                     emitted.extend(result)
             except Exception as error:
-                self.note(error, "process", f"key {key!r:.80}")
+                self.note(error, method, f"key {key!r:.80}")
                 raise
             if result is not None and len(emitted) >= OUTPUT_ROWS:
                 yield from self.drain()
@@ -261,6 +265,28 @@ class RowCalls(_KeyedCalls):
                 run.leave_namespace()
         context.timestamp = None
         yield from self.drain()
+
+
+class CoCalls(RowCalls):
+    """`KeyedCoProcessFunction`: one call per row, of the method of the row's input."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        right = run.spec.right
+        assert right is not None, "a function of two inputs"
+        self._inputs = {
+            "left": ("process_left", run.spec.key, self._factory),
+            "right": ("process_right", right.key, RowFactory(right.columns)),
+        }
+        self.turn("left")
+
+    def turn(self, side: Literal["left", "right"]) -> None:
+        """Say which input the next rows are of."""
+        self.method, self._key, self._factory = self._inputs[side]
+
+    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """The key columns of some rows, under the names of their input."""
+        return [leaf(rows, name) for name in self._key]
 
 
 class _KeyRowsCalls(_KeyedCalls):
@@ -375,6 +401,7 @@ SHAPES: dict[str, type[Calls]] = {
     "process": RowCalls,
     "process_rows": _KeyRowsCalls,
     "vectorized": _VectorCalls,
+    "co": CoCalls,
 }
 
 

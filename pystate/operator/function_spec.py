@@ -17,10 +17,22 @@ from pystate.operator.output import Output
 from pystate.operator.rows import RowFactory
 from pystate.types.state_type import StateType
 
-__all__ = ["DROP_LATE", "PROCESS_LATE", "FunctionSpec", "checked_late", "late_tag"]
+__all__ = ["DROP_LATE", "PROCESS_LATE", "FunctionSpec", "RightInput", "checked_late", "late_tag"]
 
 #: What happens to late rows, if it is not the tag of a side output.
 PROCESS_LATE, DROP_LATE = "process", "drop"
+
+
+@dataclass(frozen=True)
+class RightInput:
+    """The right input of a function of two inputs."""
+
+    key: tuple[str, ...]
+    """The key columns, under its own names."""
+    columns: tuple[str, ...]
+    """All its columns, in order."""
+    event_time: str | None = None
+    """The column with the time at which a row happened."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,8 @@ class FunctionSpec:
     key_types : tuple of StateType
         The types of the key's columns, if one of them is a struct; `key` then names the struct's
         fields.
+    right : RightInput, optional
+        The right input of a `KeyedCoProcessFunction`; all else is about the left one.
 
     Raises
     ------
@@ -68,9 +82,18 @@ class FunctionSpec:
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
     late: str = PROCESS_LATE
     key_types: tuple[StateType, ...] = ()
+    right: RightInput | None = None
 
     def __post_init__(self) -> None:
-        if shape(self.function) == "process":
+        kind = shape(self.function)
+        if (kind == "co") != (self.right is not None):
+            name = type(self.function).__name__
+            raise InvalidArgumentError(
+                f"{name} has two inputs: connect them, left.connect(right).process(function, ...)"
+                if kind == "co"
+                else f"{name} has one input: a function of two is a KeyedCoProcessFunction"
+            )
+        if kind in ("process", "co"):
             RowFactory(self.columns)
         namespace_type(self.function)
         if isinstance(self.event_time, str) and self.event_time not in self.columns:

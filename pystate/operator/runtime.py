@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +39,7 @@ from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
     SHAPES,
     Calls,
+    CoCalls,
     RowCalls,
     is_arrow_batch,
     is_batch,
@@ -96,6 +97,8 @@ class FunctionRuntime:
         Rows with an event time below the late bound.
     max_event_time : int or None
         The largest event time seen, in milliseconds since 1970.
+    max_event_times : dict of str to int or None
+        The same of each input, of a function of two.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class FunctionRuntime:
         self.context = context
         self.late_rows = 0
         self.max_event_time: int | None = None
+        self.max_event_times: dict[str, int | None] = {}
         #: Registers timers once event time has ended.
         self.ending: EndingTimers | None = None
         self._drain = drain
@@ -185,6 +189,21 @@ class FunctionRuntime:
             rows, times = self._on_time(rows, self.spec.event_time)
         if rows.num_rows:
             yield from self._calls.process(rows, times)
+            self.leave_namespace()
+
+    def process_input(self, side: Literal["left", "right"], rows: pa.RecordBatch) -> Iterator[Any]:
+        """Call a function of two inputs for some rows of one of them; yield its output."""
+        calls, right = self._calls, self.spec.right
+        assert isinstance(calls, CoCalls) and right is not None, "a function of two inputs"
+        column = self.spec.event_time if side == "left" else right.event_time
+        times = None
+        before, self.max_event_time = self.max_event_time, self.max_event_times.get(side)
+        if isinstance(column, str):
+            rows, times = self._on_time(rows, column)
+        self.max_event_times[side], self.max_event_time = self.max_event_time, before
+        if rows.num_rows:
+            calls.turn(side)
+            yield from calls.process(rows, times)
             self.leave_namespace()
 
     def process_elements(

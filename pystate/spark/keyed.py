@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.arguments import choice
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.arguments import checked_uid, choice
+from pystate.errors import InvalidArgumentError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import operator_spec, require_state, sent
@@ -27,13 +27,17 @@ from pystate.operator.function_spec import (
     late_tag,
 )
 from pystate.operator.output import OutputColumns
+from pystate.spark.aggregated import VALUE, AggregatePlan
 from pystate.spark.arguments import (
     OrderBy,
     as_columns,
     frame_input,
     side_columns,
 )
-from pystate.spark.bodies import AggregateBody, FunctionBody, Operation, StateUpdate
+from pystate.spark.arrow_map import arrow_map
+from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
+from pystate.spark.connected import Connectable
+from pystate.spark.joined import JoinedFrame
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
 from pystate.spark.routing import RANGE_COLUMN, route
@@ -41,7 +45,6 @@ from pystate.spark.row_bodies import RowsBody, RowSpec
 from pystate.spark.row_operators import RowOperators
 from pystate.spark.schemas import (
     KeySchema,
-    ddl_of,
     key_leaves,
     key_schema,
     names_twice,
@@ -50,10 +53,8 @@ from pystate.spark.schemas import (
     refuse_reserved,
 )
 from pystate.spark.windowed import WindowedFrame, WindowInput
-from pystate.spark.worker import ArrowOperator, Body
-from pystate.state.declaration import State
+from pystate.spark.worker import Body
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.value import ValueState
 from pystate.types.ddl import quoted
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
@@ -68,20 +69,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyedFrame"]
 
-_INTEGERS = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
-_FLOATS = (st.FloatType, st.DoubleType)
-_ORDERED = (
-    *_INTEGERS,
-    *_FLOATS,
-    st.DecimalType,
-    st.DateType,
-    st.TimestampType,
-    st.TimestampNTZType,
-)
-_VALUE = "__pystate_value_"
 
-
-class KeyedFrame(RowOperators):
+class KeyedFrame(RowOperators, Connectable):
     """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters
@@ -92,8 +81,8 @@ class KeyedFrame(RowOperators):
         The rows.
     keys : sequence of str
         The key columns.
-    uid : str
-        The operator's name in checkpoints.
+    uid : str or None
+        The operator's name in checkpoints, if it was given.
     order_by : str, Column or a sequence of them, optional
         The order of a key's rows.
     event_time : str, optional
@@ -109,7 +98,7 @@ class KeyedFrame(RowOperators):
         evaluation: Evaluation,
         frame: DataFrame,
         keys: Sequence[str],
-        uid: str,
+        uid: str | None,
         order_by: OrderBy = None,
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
@@ -117,7 +106,7 @@ class KeyedFrame(RowOperators):
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
-        self._owner = f"operator {uid!r}"
+        self._owner = "key_by" if uid is None else f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
         self._columns = columns = FrameColumns(frame, self._owner)
         names = [columns.take(key) for key in keys]
@@ -177,6 +166,7 @@ class KeyedFrame(RowOperators):
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
+        uid = checked_uid(self._uid)
         declared = parse_schema(schema, self._owner)
         output_columns(self._frame.schema, f"{self._owner}: its input")
         sides = side_columns(side_outputs, self._owner)
@@ -200,15 +190,26 @@ class KeyedFrame(RowOperators):
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
         plan = self._evaluation.declare(
-            operator_spec(function, self._uid, parse_key(self._keys)),
+            operator_spec(function, uid, parse_key(self._keys)),
             self._keys,
             inputs=(self._input,),
             sides=written,
         )
         routed = self._routed(self._frame, plan, self._order_by)
         body = partial(FunctionBody, spec)
-        out = _operator(routed, plan, self._frame.columns, body, declared)
-        return self._evaluation.output(self._uid, out)
+        out = arrow_map(routed, plan, self._frame.columns, body, declared)
+        return self._evaluation.output(uid, out)
+
+    def _joined(self) -> JoinedFrame:
+        return JoinedFrame(
+            self._evaluation,
+            self._frame,
+            tuple(self._names),
+            self._uid,
+            self._event_time,
+            self._input,
+            bool(self._order_by),
+        )
 
     def _key_types(self) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
@@ -254,6 +255,7 @@ class KeyedFrame(RowOperators):
         WrongTypeError
             A column's type has no such aggregate.
         """
+        uid = checked_uid(self._uid)
         if unnamed:
             raise InvalidArgumentError(
                 f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
@@ -266,7 +268,7 @@ class KeyedFrame(RowOperators):
         columns = self._columns.copy()
         found = {n: self._aggregate(n, given, columns) for n, given in aggregates.items()}
         frame = columns.frame
-        plan = _AggregatePlan(self._owner, frame.schema)
+        plan = AggregatePlan(self._owner, frame.schema)
         for name, aggregate in found.items():
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
@@ -276,7 +278,7 @@ class KeyedFrame(RowOperators):
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
         operator = self._evaluation.declare(
-            OperatorSpec(self._uid, parse_key(self._keys), plan.states),
+            OperatorSpec(uid, parse_key(self._keys), plan.states),
             self._keys,
             inputs=(self._input,),
         )
@@ -284,7 +286,7 @@ class KeyedFrame(RowOperators):
         selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
         event_time = None
         if self._event_time is not None:
-            event_time = f"{_VALUE}time"
+            event_time = f"{VALUE}time"
             selected.append(column_named(self._event_time).alias(event_time))
         names = [*keys, *plan.inputs]
         if event_time is not None:
@@ -297,12 +299,12 @@ class KeyedFrame(RowOperators):
             routed = self._routed(frame.select(*selected), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        out = _operator(routed, operator, names, body, declared)
+        out = arrow_map(routed, operator, names, body, declared)
         if keys != self._names:
             # The fields that were sent on their own become structs again.
             whole = [_whole(self._frame.schema[name]) for name in self._names]
             out = out.select(*whole, *map(column_named, aggregates))
-        return self._evaluation.output(self._uid, out)
+        return self._evaluation.output(uid, out)
 
     def _of_rows(
         self,
@@ -311,7 +313,7 @@ class KeyedFrame(RowOperators):
         declared: st.StructType,
         result: Sequence[str],
     ) -> DataFrame:
-        frame = self._frame
+        uid, frame = checked_uid(self._uid), self._frame
         output_columns(frame.schema, f"{self._owner}: its input")
         sides = {}
         if spec.late != PROCESS_LATE:
@@ -320,18 +322,18 @@ class KeyedFrame(RowOperators):
         if tag is not None:
             sides[tag] = self._late_schema(tag, {})
         plan = self._evaluation.declare(
-            OperatorSpec(self._uid, parse_key(self._keys), spec.states()),
+            OperatorSpec(uid, parse_key(self._keys), spec.states()),
             self._keys,
             inputs=(self._input,),
             sides=sides,
         )
         body = partial(RowsBody, spec, output_columns(declared, self._owner))
         routed = self._routed(frame, plan, order_by)
-        out = _operator(routed, plan, frame.columns, body, declared)
+        out = arrow_map(routed, plan, frame.columns, body, declared)
         if declared.names != list(result):
             keys = {name: _whole(frame.schema[name]) for name in self._names}
             out = out.select(*(keys.get(name, column_named(name)) for name in result))
-        return self._evaluation.output(self._uid, out)
+        return self._evaluation.output(uid, out)
 
     def window(
         self,
@@ -394,12 +396,12 @@ class KeyedFrame(RowOperators):
             frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
         ) -> DataFrame:
             routed = self._routed(frame, plan, self._order_by)
-            return _operator(routed, plan, frame.columns, body, declared)
+            return arrow_map(routed, plan, frame.columns, body, declared)
 
         given = WindowInput(
             self._evaluation,
             self._columns,
-            self._uid,
+            checked_uid(self._uid),
             self._owner,
             self._names,
             self._keys,
@@ -453,28 +455,6 @@ def _struct(path: str, struct: st.StructType) -> Column:
     return F.struct(*parts)
 
 
-def _operator(
-    routed: DataFrame,
-    plan: OperatorPlan,
-    names: Sequence[str],
-    body: Any,
-    declared: st.StructType,
-) -> DataFrame:
-    # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
-    # gets the columns under numbers, and those that come back are matched by position.
-    inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
-    fields = zip(_numbered(len(declared)), declared, strict=True)
-    outputs = st.StructType(
-        [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
-    )
-    operator = ArrowOperator(plan, body, names)
-    return inputs.mapInArrow(operator, outputs).toDF(*declared.names)
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"c{i}" for i in range(count)]
-
-
 def _aggregate_body(
     updates: tuple[StateUpdate, ...],
     results: tuple[tuple[str, str | None], ...],
@@ -483,98 +463,3 @@ def _aggregate_body(
     task: RangeTask,
 ) -> Body:
     return AggregateBody(task, updates, results, output, event_time)
-
-
-class _AggregatePlan:
-    """Turns aggregates into states, updates, input columns and result columns."""
-
-    def __init__(self, owner: str, schema: st.StructType) -> None:
-        self._owner = owner
-        self._schema = schema
-        self.states: dict[str, State[Any]] = {}
-        self.updates: list[StateUpdate] = []
-        self.inputs: dict[str, Column] = {}
-        self.results: list[tuple[str, str | None]] = []
-        self.fields: list[st.StructField] = []
-        #: Whether results depend on the order of the rows: sums of floats are not associative, and
-        #: of values that are equal but not identical, such as 0.0 and -0.0, the first is kept.
-        self.ordered = False
-
-    def add(self, name: str, aggregate: Aggregate) -> None:
-        """Add one result column."""
-        kind, column = aggregate
-        shown = f"{name}={aggregate}"
-        if kind == "count":
-            self._count(name, column, shown)
-            self._result(name, st.LongType(), name, None)
-            return
-        assert column is not None
-        if kind == "mean":
-            self._number(aggregate)
-            self._state(f"{name}.sum", "double", None)
-            self._count(f"{name}.count", column, shown)
-            self._update(f"{name}.sum", "add", column, st.DoubleType(), shown)
-            self._result(name, st.DoubleType(), f"{name}.sum", f"{name}.count")
-            return
-        operation: Operation = "add" if kind == "sum" else kind
-        if kind == "sum":
-            result = self._sum_type(aggregate)
-        else:
-            result = self._ordered_type(aggregate)
-        ddl = ddl_of(result)
-        assert ddl is not None
-        self._state(name, ddl, None)
-        self._update(name, operation, column, result, shown)
-        self._result(name, result, name, None)
-
-    def _count(self, state: str, column: str | None, shown: str) -> None:
-        self._state(state, "long", 0)
-        if column is None:
-            self.updates.append(StateUpdate(state, "add", None, shown))
-            return
-        source = f"{_VALUE}{len(self.inputs)}"
-        self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
-        self.updates.append(StateUpdate(state, "add", source, shown))
-
-    def _update(
-        self, state: str, operation: Operation, column: str, as_type: st.DataType, shown: str
-    ) -> None:
-        source = f"{_VALUE}{len(self.inputs)}"
-        self.inputs[source] = column_named(column).cast(as_type).alias(source)
-        self.updates.append(StateUpdate(state, operation, source, shown))
-
-    def _state(self, name: str, ddl: str, default: int | None) -> None:
-        if name in self.states:
-            raise InvalidArgumentError(f"{self._owner}: two aggregates would keep {name!r}")
-        self.states[name] = ValueState(ddl, default)
-        self.ordered = self.ordered or ddl in ("float", "double")
-
-    def _result(self, name: str, data_type: st.DataType, state: str, divisor: str | None) -> None:
-        self.fields.append(st.StructField(name, data_type))
-        self.results.append((state, divisor))
-
-    def _number(self, aggregate: Aggregate) -> st.DataType:
-        data_type = self._schema[str(aggregate.column)].dataType
-        if isinstance(data_type, (*_INTEGERS, *_FLOATS, st.DecimalType)):
-            return data_type
-        raise self._refused(aggregate, data_type, "a number")
-
-    def _sum_type(self, aggregate: Aggregate) -> st.DataType:
-        data_type = self._number(aggregate)
-        if isinstance(data_type, _INTEGERS):
-            return st.LongType()
-        if isinstance(data_type, st.DecimalType):
-            return st.DecimalType(min(38, data_type.precision + 10), data_type.scale)
-        return st.DoubleType()
-
-    def _ordered_type(self, aggregate: Aggregate) -> st.DataType:
-        data_type = self._schema[str(aggregate.column)].dataType
-        if isinstance(data_type, _ORDERED):
-            return data_type
-        raise self._refused(aggregate, data_type, "a number, a date or a timestamp")
-
-    def _refused(self, aggregate: Aggregate, data_type: st.DataType, wanted: str) -> WrongTypeError:
-        return WrongTypeError(
-            f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
-            f"{data_type.simpleString()}, not {wanted}"
-        )

@@ -86,7 +86,7 @@ class PipelineContext:
             for its fields, so that a null struct and a struct of nulls are the same key.
         uid : str
             Names the operator in checkpoints. It is required: by it a later run, with other code
-            around the operator, finds the operator's state.
+            around the operator, finds the operator's state. A join's right input may leave it out.
         order_by : str, Column or a sequence of them, optional
             Sort each key's rows within the epoch. Without it their order is not specified, because
             Spark's shuffle does not keep any. `aggregate` sorts only if rounding makes a sum or a
@@ -111,12 +111,13 @@ class PipelineContext:
         Returns
         -------
         KeyedFrame
-            Call `process`, `aggregate`, `deduplicate` or `top` on it.
+            Call `process`, `aggregate`, `window`, `deduplicate`, `top`, `interval_join`,
+            `asof_join` or `connect` on it.
         """
         evaluation = self._current("key_by")
         require_classic(df)
         require_pandas("key_by")
-        name = checked_uid(uid)
+        name = None if uid is None else checked_uid(uid)
         return KeyedFrame(
             evaluation, df, columns, name, order_by, event_time, allowed_delay, idle_after
         )

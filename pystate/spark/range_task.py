@@ -123,6 +123,7 @@ class RangeTask:
         self.rows_out = 0
         self.late_rows = 0
         self.max_event_time_ms: int | None = None
+        self._inputs: tuple[InputSeen, ...] = ()
         self.metrics: dict[str, float | int | str] = {}
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
@@ -236,6 +237,13 @@ class RangeTask:
         seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
         self.max_event_time_ms = max(seen, default=None)
 
+    def note_inputs(self, seen: Iterable[InputSeen]) -> None:
+        """Say what was seen of each input, if the operator has several."""
+        self._inputs = tuple(seen)
+
+    def _inputs_seen(self) -> tuple[InputSeen, ...]:
+        return self._inputs or (InputSeen(INPUT, self.rows_in, self.max_event_time_ms),)
+
     def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
         """Write rows of a side output."""
         if self._side is None:
@@ -320,7 +328,7 @@ class RangeTask:
                     held=written.held,
                     merged=written.merged,
                     failure=written.failure,
-                    inputs=(InputSeen(INPUT, self.rows_in, self.max_event_time_ms),),
+                    inputs=self._inputs_seen(),
                     next_event_timer_ms=timers[0],
                     next_processing_timer_ms=timers[1],
                     side_files=self._side_files,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Duration", "milliseconds"]
+__all__ = ["Duration", "milliseconds", "signed_milliseconds"]
 
 #: ``"10 minutes"``, a timedelta, or a whole number of milliseconds.
 Duration: TypeAlias = "str | datetime.timedelta | int"
@@ -78,6 +78,22 @@ def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
             f"{what}={value!r} is {int(exact)} ms: it must be between {least} and {_MOST} ms"
         )
     return int(exact)
+
+
+def signed_milliseconds(value: Duration, what: str) -> int:
+    """Return a length of time that may be negative, in whole milliseconds.
+
+    The parameters and errors are those of `milliseconds`.
+
+    Examples
+    --------
+    >>> signed_milliseconds("-5 minutes", "lower")
+    -300000
+    """
+    if isinstance(value, str) and value.strip()[:1] in ("-", "+"):
+        length = milliseconds(value.strip()[1:], what)
+        return -length if value.strip()[0] == "-" else length
+    return milliseconds(value, what, least=-_MOST)
 
 
 def _parsed(text: str) -> Fraction | None:

@@ -1,0 +1,338 @@
+"""The interval join: rows of two inputs with equal keys whose times are close to each other.
+
+A row of one input meets the rows of the other one that are in the table, and is then stored for
+those to come. Stored rows lie in buckets of time: a row of the table is a key and a bucket. So a
+row looks at two buckets at most, and a bucket leaves as a whole.
+
+Thread safety: an `IntervalJoin` belongs to one task and thread.
+
+Invariants
+----------
+1. Each pair is emitted exactly once: by whichever of its rows comes second.
+2. A row is stored as long as a row of the other input that is not late could still match it, and
+   leaves with its bucket, at a timer that every bucket with rows has.
+3. With an outer join, a row without a partner is emitted exactly once, when its bucket leaves; at
+   once if it can have no partner: without a time, with a null in its key, or if all rows that it
+   could match would be late.
+4. Rows of a late input are dropped before they meet anything, so that what is emitted does not
+   depend on the moment at which a bucket leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError
+from pystate.joins.grouping import Ints, expanded, group, key_codes, longs, taken
+from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side
+from pystate.joins.result import JoinResult
+from pystate.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operator.output import OutputColumns
+from pystate.state.declaration import State
+
+__all__ = ["How", "IntervalJoin", "IntervalJoinSpec", "Late"]
+
+How: TypeAlias = Literal["inner", "left", "right", "full"]
+#: Takes the late rows of an input.
+Late: TypeAlias = "Callable[[SideName, pa.RecordBatch], None]"
+
+#: Rows of a batch that meet the table at once.
+_ROWS = 1 << 16
+#: Pairs of rows with equal keys whose times are compared at once.
+_CANDIDATES = 1 << 18
+_TIMERS = 1 << 13
+#: Buckets have 2 to this power milliseconds at least, and at most.
+_LEAST_SHIFT, _MOST_SHIFT = 10, 45
+
+_SIDES: tuple[SideName, SideName] = ("left", "right")
+
+
+@dataclass(frozen=True)
+class IntervalJoinSpec:
+    """An interval join; pickled for the workers.
+
+    Attributes
+    ----------
+    left, right : JoinInput
+        The inputs.
+    lower_ms, upper_ms : int
+        Rows match if right's time minus left's is between these, both included.
+    how : {"inner", "left", "right", "full"}
+        The inputs whose rows are emitted even if they match none.
+    output : OutputColumns
+        The key columns, then the other columns of the left input, then those of the right one.
+    """
+
+    left: JoinInput
+    right: JoinInput
+    lower_ms: int
+    upper_ms: int
+    how: How
+    output: OutputColumns
+
+    def __post_init__(self) -> None:
+        if self.lower_ms > self.upper_ms:
+            raise InvalidArgumentError(
+                f"interval_join: the lower bound, {self.lower_ms} ms, is above the upper one, "
+                f"{self.upper_ms} ms"
+            )
+        if max(self.upper_ms - self.lower_ms, abs(self.lower_ms), abs(self.upper_ms)) >= (
+            1 << _MOST_SHIFT
+        ):
+            raise InvalidArgumentError(
+                "interval_join: bounds are at most a thousand years; join by key alone with "
+                "connect(...).process(...)"
+            )
+
+    def input(self, side: SideName) -> JoinInput:
+        """One of the inputs."""
+        return self.left if side == "left" else self.right
+
+    def outer(self, side: SideName) -> bool:
+        """Whether rows of an input are emitted even if they match none."""
+        return self.how in (side, "full")
+
+    def reach(self, side: SideName) -> tuple[int, int]:
+        """From where to where the times of matching rows are, after the time of a row."""
+        if side == "left":
+            return self.lower_ms, self.upper_ms
+        return -self.upper_ms, -self.lower_ms
+
+    @property
+    def shift(self) -> int:
+        """A bucket has 2 to this power milliseconds, at least the interval's width."""
+        return max((self.upper_ms - self.lower_ms).bit_length(), _LEAST_SHIFT)
+
+    def state(self, side: SideName) -> str:
+        """The name of an input's state. It has the size of buckets in it.
+
+        What was stored in buckets of another size is never read by mistake: a state of another name
+        is one that no operator claims.
+        """
+        return f"{side}_{1 << self.shift}_ms"
+
+    def states(self) -> dict[str, State[Any]]:
+        """The states of the join."""
+        found: dict[str, State[Any]] = {}
+        for side in _SIDES:
+            found |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
+        return found
+
+
+class IntervalJoin:
+    """One task's run of an interval join.
+
+    Parameters
+    ----------
+    spec : IntervalJoinSpec
+        The join.
+    backend : KeyedStateBackend
+        The task's state; with namespaces of the type long, and timers.
+    late_bound : int or None
+        Rows below are late in this epoch, in milliseconds since 1970.
+    late : callable, optional
+        Takes late rows, which are otherwise dropped.
+
+    Attributes
+    ----------
+    late_rows : int
+        How many rows were late.
+    max_event_times : dict of str to int or None
+        The largest event time seen of each input.
+    """
+
+    def __init__(
+        self,
+        spec: IntervalJoinSpec,
+        backend: KeyedStateBackend,
+        late_bound: int | None,
+        late: Late | None = None,
+    ) -> None:
+        self.spec = spec
+        self.late_rows = 0
+        self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
+        self._backend = backend
+        self._bound = late_bound
+        self._late = late
+        self._stored: dict[SideName, StoredRows] = {
+            side: StoredRows(spec.input(side), spec.state(side), backend, marked=spec.outer(side))
+            for side in _SIDES
+        }
+        self._result = JoinResult(spec.output, spec.left, spec.right)
+
+    def process_left(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of the left input; yield the pairs that they complete."""
+        return self.process("left", batch)
+
+    def process_right(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of the right input; yield the pairs that they complete."""
+        return self.process("right", batch)
+
+    def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of an input; yield the pairs that they complete."""
+        found = arrived(self.spec.input(side), batch, self._bound)
+        seen = self.max_event_times[side]
+        if found.latest is not None and (seen is None or found.latest > seen):
+            self.max_event_times[side] = found.latest
+        self.late_rows += found.late_rows
+        if found.late is not None and self._late is not None:
+            self._late(side, batch.filter(pa.array(found.late)))
+        if self.spec.outer(side) and len(found.alone):
+            every = found.every
+            yield from self._result.alone(side, every.keys, every.values, found.alone)
+        for begin in range(0, len(found.rows), _ROWS):
+            yield from self._meet(side, found.rows.slice(begin, _ROWS))
+
+    # -- rows
+
+    def _meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
+        codes = key_codes(rows.keys)
+        matched = np.zeros(len(rows), bool)
+        yield from self._probe(side, rows, codes, matched)
+        bound, (_, upper) = self._bound, self.spec.reach(side)
+        if bound is not None:
+            over = rows.known + upper < bound
+            if over.any():
+                if self.spec.outer(side):
+                    alone = np.flatnonzero(over & ~matched)
+                    yield from self._result.alone(side, rows.keys, rows.values, alone)
+                left = np.flatnonzero(~over)
+                rows, codes, matched = rows.take(left), codes[left], matched[left]
+        if len(rows):
+            self._store(side, rows, codes, matched)
+
+    def _probe(
+        self, side: SideName, rows: Rows, codes: Ints, matched: np.ndarray[Any, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs of rows with stored ones, and note in `matched` which rows have any."""
+        lower, upper = self.spec.reach(side)
+        stored = self._stored[other_side(side)]
+        first, last = ((rows.known + d) >> self.spec.shift for d in (lower, upper))
+        # A bucket is no shorter than the interval, so that there are two at most.
+        more = np.flatnonzero(last > first)
+        who = np.concatenate([np.arange(len(rows)), more])
+        buckets = np.concatenate([first, last[more]])
+        groups = group(codes[who], buckets)
+        order, starts = groups.order()
+        keys = taken(rows.keys, who[groups.first])
+        who, of_row = who[order], groups.of_row[order]
+        for begin, end, loaded in stored.load(keys, buckets[groups.first]):
+            if not len(loaded.times):
+                continue
+            part = slice(int(starts[begin]), int(starts[end]))
+            lists = of_row[part] - begin
+            counts = np.diff(loaded.offsets)[lists]
+            some = np.flatnonzero(counts)
+            lists, counts, mine = lists[some], counts[some], who[part][some]
+            new = [] if loaded.matched is None else [np.empty(0, np.int64)]
+            for a, b in _pieces(counts):
+                ranges, at = expanded(loaded.offsets[lists[a:b]], counts[a:b])
+                at_rows = mine[a:b][ranges]
+                ahead = loaded.times[at] - rows.known[at_rows]
+                found = np.flatnonzero((ahead >= lower) & (ahead <= upper))
+                at, at_rows = at[found], at_rows[found]
+                if not len(at):
+                    continue
+                matched[at_rows] = True
+                if loaded.matched is not None:
+                    new.append(_newly(loaded, at))
+                yield from self._result.pairs(
+                    side, rows.keys, rows.values, at_rows, loaded.values, at
+                )
+            if new:
+                stored.mark(loaded, np.sort(np.concatenate(new)))
+
+    def _store(
+        self, side: SideName, rows: Rows, codes: Ints, matched: np.ndarray[Any, Any]
+    ) -> None:
+        buckets = rows.known >> self.spec.shift
+        groups = group(codes, buckets)
+        order, starts = groups.order()
+        buckets = buckets[groups.first]
+        keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets))
+        self._stored[side].append(keys, starts, rows.take(order), matched[order])
+        self._backend.register_timers(keys, "event", longs(self._leaves(side, buckets)))
+
+    def _leaves(self, side: SideName, buckets: Ints) -> Ints:
+        """The watermark at which no row that is not late can match one of a bucket."""
+        _, upper = self.spec.reach(side)
+        ends: Ints = ((buckets + 1) << self.spec.shift) + upper
+        return ends
+
+    # -- time
+
+    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Remove what can match nothing any more; yield rows without a partner.
+
+        Parameters
+        ----------
+        watermark : int or None
+            Rows below are late from the next epoch on.
+        """
+        if watermark is None:
+            return
+        while (due := self._backend.due_timers("event", watermark, _TIMERS)) is not None:
+            columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
+            times = due.timestamps
+            due.fire_all()
+            # A bucket may have a timer for each of its inputs.
+            once = group(key_codes(columns), buckets).first
+            columns, buckets = taken(columns, once), buckets[once]
+            known = [self._leaves(side, buckets) for side in _SIDES]
+            old = (times[once] != known[0]) & (times[once] != known[1])
+            for side, leaves in zip(_SIDES, known, strict=True):
+                yield from self._leave(side, columns, buckets, leaves <= watermark)
+                later = np.flatnonzero(old & (leaves > watermark))
+                if len(later):
+                    # The timer is of a run with another interval; this one's is still to come.
+                    keys = self._backend.keys(taken(columns, later), longs(buckets[later]))
+                    self._backend.register_timers(keys, "event", longs(leaves[later]))
+
+    def _leave(
+        self,
+        side: SideName,
+        columns: list[pa.Array[Any]],
+        buckets: Ints,
+        gone: np.ndarray[Any, Any],
+    ) -> Iterator[pa.RecordBatch]:
+        if not gone.any():
+            return
+        if not gone.all():
+            columns, buckets = taken(columns, np.flatnonzero(gone)), buckets[gone]
+        stored = self._stored[side]
+        if not self.spec.outer(side):
+            stored.clear(self._backend.keys(columns, longs(buckets)))
+            return
+        for begin, _, loaded in stored.load(columns, buckets):
+            assert loaded.matched is not None
+            alone = np.flatnonzero(~loaded.matched)
+            lists = np.searchsorted(loaded.offsets, alone, side="right") - 1
+            stored.clear(loaded.keys)
+            for at in range(0, len(alone), _ROWS):
+                rows, of = alone[at : at + _ROWS], lists[at : at + _ROWS] + begin
+                keys, values = taken(columns, of), taken(loaded.values, rows)
+                yield from self._result.alone(side, keys, values, np.arange(len(rows)))
+
+
+def _pieces(counts: Ints) -> Iterator[tuple[int, int]]:
+    """Split ranges into pieces of about as many places as are compared at once."""
+    ends = np.cumsum(counts)
+    a, before = 0, 0
+    while a < len(counts):
+        b = max(int(np.searchsorted(ends, before + _CANDIDATES, side="right")), a + 1)
+        yield a, b
+        a, before = b, int(ends[b - 1])
+
+
+def _newly(loaded: Loaded, places: Ints) -> Ints:
+    """Those of some places that were not matched before, once; from now on they are."""
+    assert loaded.matched is not None
+    new = np.unique(places[~loaded.matched[places]])
+    loaded.matched[new] = True
+    return new

@@ -1,0 +1,298 @@
+"""Two inputs of a pipeline by the same key, to which a function of two inputs is applied.
+
+Thread safety: `ConnectedFrames` is immutable; a body belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+
+from pystate.coordinator.range_report import InputSeen
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.functions.base import KeyedCoProcessFunction
+from pystate.functions.binding import operator_spec, require_state, sent
+from pystate.joins.inputs import SideName
+from pystate.operator.function_spec import (
+    DROP_LATE,
+    PROCESS_LATE,
+    FunctionSpec,
+    RightInput,
+    checked_late,
+)
+from pystate.spark.arguments import side_columns
+from pystate.spark.arrow_map import arrow_map
+from pystate.spark.bodies import FunctionBody
+from pystate.spark.joined import (
+    JoinedFrame,
+    asof_join,
+    interval_join,
+    one_uid,
+    parted,
+    united,
+)
+from pystate.spark.range_task import RangeTask
+from pystate.spark.schemas import key_schema, output_columns, parse_schema
+from pystate.types.durations import Duration
+from pystate.types.keys import parse_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["CoFunctionBody", "Connectable", "ConnectedFrames"]
+
+
+class ConnectedFrames:
+    """Two inputs with keys of the same types, made by `KeyedFrame.connect`.
+
+    Parameters
+    ----------
+    left, right : JoinedFrame
+        The inputs.
+    """
+
+    def __init__(self, left: JoinedFrame, right: JoinedFrame) -> None:
+        self._uid = one_uid(left, right)
+        self._owner = f"operator {self._uid!r}"
+        if left.ordered or right.ordered:
+            raise InvalidArgumentError(
+                f"{self._owner}: rows of two inputs come in no order; leave order_by out of key_by"
+            )
+        self._left, self._right = left, right
+        self._key = key_schema(left.frame.schema, left.keys, self._owner)
+        other = key_schema(right.frame.schema, right.keys, self._owner)
+        for frame, keys, found in ((left, left.keys, self._key), (right, right.keys, other)):
+            if tuple(name for name, _ in found) != keys:
+                raise WrongTypeError(
+                    f"{self._owner}: a key of two inputs is no struct: use its fields, "
+                    f"key_by(df, {', '.join(repr(name) for name, _ in found)}) of "
+                    f"{', '.join(frame.frame.columns)}"
+                )
+        if [ddl for _, ddl in self._key] != [ddl for _, ddl in other]:
+            one, two = (", ".join(" ".join(pair) for pair in keys) for keys in (self._key, other))
+            raise WrongTypeError(
+                f"{self._owner}: the left input has the key {one}, the right one {two}: both see "
+                "one key's state, so that their types are the same; cast one of them"
+            )
+
+    def process(
+        self,
+        function: KeyedCoProcessFunction,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+        late: Literal["process", "drop"] = "process",
+    ) -> DataFrame:
+        """Run a function over the rows of both inputs.
+
+        Parameters
+        ----------
+        function : KeyedCoProcessFunction
+            An instance; it is pickled to the workers.
+        schema : str or StructType
+            The columns that it yields, as DDL.
+        side_outputs : mapping from tag to str or StructType, optional
+            As in `KeyedFrame.process`.
+        late : {"process", "drop"}
+            What happens to rows below the watermark, the smaller one of both inputs. Late rows are
+            always counted.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Notes
+        -----
+        Rows of the two inputs come in no particular order, neither within one nor between them.
+        """
+        owner, left, right = self._owner, self._left, self._right
+        declared = parse_schema(schema, owner)
+        for each in (left, right):
+            output_columns(each.frame.schema, f"{owner}: its input")
+        sides = side_columns(side_outputs, owner)
+        checked_late(late, sides, owner)
+        if late not in (PROCESS_LATE, DROP_LATE):
+            raise InvalidArgumentError(
+                f"{owner}: late={late!r}: of two inputs late rows are handled, 'process', or "
+                "dropped, 'drop'"
+            )
+        others = tuple(
+            [name for name in each.frame.columns if name not in each.keys] for each in (left, right)
+        )
+        spec = FunctionSpec(
+            function,
+            key=left.keys,
+            columns=(*left.keys, *others[0]),
+            output=output_columns(declared, owner),
+            event_time=left.event_time,
+            side_outputs=sides,
+            late=late,
+            right=RightInput(right.keys, (*right.keys, *others[1]), right.event_time),
+        )
+        require_state(function, owner)
+        sent(function, cloudpickle.dumps)
+        plan = left.evaluation.declare(
+            operator_spec(function, self._uid, parse_key(self._key)),
+            self._key,
+            inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
+            sides={tag: columns.schema for tag, columns in sides.items()},
+        )
+        routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
+        out = arrow_map(routed, plan, names, partial(CoFunctionBody, spec), declared)
+        return left.evaluation.output(self._uid, out)
+
+
+class Connectable:
+    """The methods of `KeyedFrame` that take another input."""
+
+    def _joined(self) -> JoinedFrame:
+        raise NotImplementedError
+
+    def connect(self, right: Connectable) -> ConnectedFrames:
+        """Give a function this input and another one with a key of the same types.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its `key_by` may leave out the uid.
+
+        Returns
+        -------
+        ConnectedFrames
+            Call `process` on it, with a `KeyedCoProcessFunction`.
+
+        Raises
+        ------
+        WrongTypeError
+            The keys have different types.
+        """
+        return ConnectedFrames(self._joined(), right._joined())
+
+    def interval_join(
+        self,
+        right: Connectable,
+        lower: Duration,
+        upper: Duration,
+        *,
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        suffixes: tuple[str, str] | None = None,
+    ) -> DataFrame:
+        """Join rows of two inputs with equal keys whose times are close to each other.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its key columns have the same types. Both have an event time.
+        lower, upper : str, timedelta or int
+            A pair of rows matches if the right one's time minus the left one's is between these,
+            both included: ``"-5 minutes"``, ``"10 minutes"``; a timedelta; or milliseconds.
+        how : {"inner", "left", "right", "full"}
+            The inputs whose rows are emitted even if they match none, with nulls; once the
+            watermark says that none can come any more.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+
+        Returns
+        -------
+        DataFrame
+            The key under its left names, then the left input's other columns, then the right
+            input's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An input has no event time, two columns would have the same name, or the bounds are no
+            interval.
+        WrongTypeError
+            The keys have different types.
+
+        Notes
+        -----
+        As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
+        an outer join emits such rows at once. Late rows are dropped and counted. A pair is emitted
+        in the epoch in which the second of its rows comes. A row without a partner is emitted, and
+        rows leave the state, up to twice the interval's width after that would be possible, since
+        rows leave together.
+        """
+        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes)
+
+    def asof_join(
+        self,
+        right: Connectable,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        tolerance: Duration | None = None,
+        suffixes: tuple[str, str] | None = None,
+    ) -> DataFrame:
+        """Join each row with the newest row of a slowly changing table that is not after it.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The table's versions: a row holds from its event time until the next one of its key. Of
+            rows of the same time the last that came holds.
+        how : {"inner", "left"}
+            ``"left"`` also emits rows for which there is no version, with nulls.
+        tolerance : str, timedelta or int, optional
+            How much older than a row its version may be; older versions then leave the state.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+
+        Returns
+        -------
+        DataFrame
+            As for `interval_join`; each left row at most once.
+
+        Raises
+        ------
+        InvalidArgumentError, WrongTypeError
+            As for `interval_join`.
+
+        Notes
+        -----
+        A row is emitted once the watermark has passed it: until then an earlier version could come.
+        Nulls and late rows are treated as in `interval_join`.
+        """
+        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes)
+
+
+class CoFunctionBody(FunctionBody):
+    """A user's function over the range's rows of both inputs.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(self, spec: FunctionSpec, task: RangeTask) -> None:
+        super().__init__(spec, task)
+        assert spec.right is not None, "a function of two inputs"
+        self._seen: dict[SideName, int] = {"left": 0, "right": 0}
+        self._names: dict[SideName, Any] = {
+            "left": (spec.key, spec.columns[len(spec.key) :]),
+            "right": (spec.right.key, spec.right.columns[len(spec.right.key) :]),
+        }
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Call the function for rows of both inputs."""
+        for side, batch in parted(rows, self._names):
+            self._seen[side] += batch.num_rows
+            yield from self._runtime.process_input(side, batch)
+
+    def finish(self) -> Iterator[Any]:
+        """Call the function for timers that are due."""
+        yield from super().finish()
+        latest = self._runtime.max_event_times
+        self._task.note_inputs(
+            InputSeen(side, rows, latest.get(side)) for side, rows in self._seen.items()
+        )

@@ -1,0 +1,80 @@
+"""What the model of joins does not see: sizes, changed intervals, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError
+from pystate.joins.inputs import JoinInput, result_names
+from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.joins.result import OUTPUT_ROWS
+from pystate.operator.output import OutputColumns
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.state_type import parse_type
+
+LEFT = JoinInput.of("left", ["k"], {"k": "int", "a": "long", "t": "long"}.items(), "t", "one")
+RIGHT = JoinInput.of("right", ["k"], {"k": "int", "b": "long", "u": "long"}.items(), "u", "one")
+
+
+def spec_of(lower: int, upper: int, how: Any = "inner") -> IntervalJoinSpec:
+    schema = pa.schema([("k", pa.int32()), *((n, pa.int64()) for n in "atbu")])
+    return IntervalJoinSpec(LEFT, RIGHT, lower, upper, how, OutputColumns(schema, "one"))
+
+
+def backend_of(spec: IntervalJoinSpec) -> KeyedStateBackend:
+    long = parse_type("long")
+    return KeyedStateBackend.of(OperatorSpec("j", LEFT.key, spec.states(), long, timers=True))
+
+
+def rows(names: str, count: int, time: int = 5) -> pa.RecordBatch:
+    value, at = names
+    return pa.record_batch(
+        {"k": pa.array([1] * count, pa.int32()), value: range(count), at: [time] * count}
+    )
+
+
+def test_many_rows_of_one_key_come_in_pieces() -> None:
+    spec = spec_of(-10, 10, "full")
+    with backend_of(spec) as backend:
+        join = IntervalJoin(spec, backend, None)
+        assert list(join.process_left(rows("at", 2000))) == []
+        sizes = [batch.num_rows for batch in join.process_right(rows("bu", 1000))]
+        assert sum(sizes) == 2_000_000 and max(sizes) <= OUTPUT_ROWS
+        assert list(join.finish(1 << 40)) == [] and len(backend) == 0
+
+
+def test_another_interval_of_the_same_buckets_keeps_the_state() -> None:
+    """Timers of the one before are not those of this one; the rows leave all the same."""
+    first, second = spec_of(-10, 10), spec_of(-300, 400)
+    assert first.states() == second.states() != spec_of(-1000, 1000).states()
+    with backend_of(first) as backend:
+        list(IntervalJoin(first, backend, None).process_left(rows("at", 1)))
+        backend.seal()
+        join = IntervalJoin(second, backend, None)
+        list(join.finish(1024 + 10))
+        found = [batch.to_pylist() for batch in join.process_right(rows("bu", 1, 405))]
+        assert found == [[{"k": 1, "a": 0, "t": 5, "b": 0, "u": 405}]]
+        list(join.finish(1024 + 400))
+        assert len(backend) == 0
+
+
+def test_times_far_away_are_refused() -> None:
+    spec = spec_of(0, 1)
+    with backend_of(spec) as backend:
+        join = IntervalJoin(spec, backend, None)
+        with pytest.raises(InvalidArgumentError, match=r"'t': a time of -9\d+ ms"):
+            list(join.process_left(rows("at", 1, -(1 << 63) + 1)))
+
+
+def test_names_of_the_result() -> None:
+    other = JoinInput.of("right", ["x"], {"x": "int", "A": "long", "u": "long"}.items(), "u", "o")
+    assert result_names(LEFT, other, ("", "_r"), "o") == ("k", "a", "t", "A_r", "u")
+    with pytest.raises(InvalidArgumentError, match="would be called a: rename"):
+        result_names(LEFT, other, None, "o")
+    key = JoinInput.of("right", ["x"], {"x": "int", "K": "long", "u": "long"}.items(), "u", "o")
+    with pytest.raises(InvalidArgumentError, match="would be called k: rename"):
+        result_names(LEFT, key, ("", "_r"), "o")
