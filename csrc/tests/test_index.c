@@ -122,17 +122,20 @@ static void tie_bytes(uint8_t *data, size_t size, size_t at, uint64_t seed) {
     memcpy(data + at, &lane, 8);
 }
 
+/* A number that takes eight bytes among several columns. */
+#define NUMBER (UINT64_C(1) << 62)
+
 /* Sixteen bytes, another for each i, that all have one hash: as a key, or encoded behind the number
- * 7 under the hash of that. */
+ * under the hash of that. */
 static void tied_bytes(const pst_schema *s, uint16_t i, uint8_t out[16]) {
-    uint8_t encoded[30] = {1, 7, 0, 0, 0, 0, 0, 0, 0, 1, 16};
+    uint8_t encoded[30] = {9, 0, 0, 0, 0, 0, 0, 0, 0x80, 1, 16};
     uint8_t *key = s->n_keys == 1 ? out : encoded + 14;
     memset(key, 0, 16);
     memcpy(key, &i, sizeof i);
     if (s->n_keys == 1)
         tie_bytes(out, 16, 8, PST_HASH_SEED);
     else
-        tie_bytes(encoded, 30, 16, pst_xxh64_long(7, PST_HASH_SEED));
+        tie_bytes(encoded, 30, 16, pst_xxh64_long(NUMBER, PST_HASH_SEED));
     memmove(out, key, 16);
 }
 
@@ -182,14 +185,14 @@ static void test_chosen_longs(void) {
 }
 
 static void put_bytes(pst_table *t, const uint8_t *at, uint64_t value) {
-    pst_cell key[2] = {{{7, 0}, {NULL, 0}}}, cell = {{value, 0}, {NULL, 0}};
+    pst_cell key[2] = {{{NUMBER, 0}, {NULL, 0}}}, cell = {{value, 0}, {NULL, 0}};
     key[t->schema.n_keys - 1].bytes = (pst_bytes){at, 16};
     CHECK_EQ(pst_key_set(t, key, 0), PST_OK);
     CHECK_EQ(pst_value_put(t, 0, &cell), PST_OK);
 }
 
 static pst_status get_bytes(pst_table *t, const uint8_t *at, uint64_t *value) {
-    pst_cell key[2] = {{{7, 0}, {NULL, 0}}}, cell = {{0, 0}, {NULL, 0}};
+    pst_cell key[2] = {{{NUMBER, 0}, {NULL, 0}}}, cell = {{0, 0}, {NULL, 0}};
     key[t->schema.n_keys - 1].bytes = (pst_bytes){at, 16};
     CHECK_EQ(pst_key_set(t, key, 0), PST_OK);
     pst_status s = pst_value_get(t, 0, &cell);
@@ -261,7 +264,7 @@ static void test_ties(const pst_schema *s) {
     pst_reader *reader = NULL;
     REQUIRE(pst_reader_open(t, s, NULL, &reader, NULL) == PST_OK);
     for (uint64_t i = 0; i < N; i++) {
-        pst_cell key[2] = {{{7, 0}, {NULL, 0}}};
+        pst_cell key[2] = {{{NUMBER, 0}, {NULL, 0}}};
         key[s->n_keys - 1].bytes = (pst_bytes){keys[i], 16};
         CHECK_EQ(pst_reader_get(reader, key, 0, &r), i <= N / 2 ? PST_OK : PST_NOT_FOUND);
     }
