@@ -28,13 +28,14 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError
-from pystate.joins.grouping import Ints, group, key_codes, longs, taken
+from pystate.joins.grouping import group, taken
 from pystate.joins.inputs import JoinInput, Rows, SideName, arrived
 from pystate.joins.interval import Late
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
+from pystate.types.key_codes import Ints, key_codes, longs
 
 __all__ = ["AsofJoin", "AsofJoinSpec"]
 

@@ -10,14 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as at
 
-__all__ = ["Groups", "Ints", "expanded", "group", "key_codes", "longs", "taken"]
+from pystate.types.key_codes import MOST_CODES, Ints, longs, numbered
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-#: Products of codes stay below this, so that they fit 64 bits.
-_MOST = 1 << 62
+__all__ = ["Groups", "expanded", "group", "taken"]
 
 
 class Groups(NamedTuple):
@@ -36,42 +32,6 @@ class Groups(NamedTuple):
         return order, starts
 
 
-def key_codes(columns: Sequence[pa.Array[Any]]) -> Ints:
-    """A number for each row of some key columns: the same for equal keys, and for them only.
-
-    Zeros of both signs are equal, and so are all NaNs, as in the tables.
-    """
-    codes, size = _column_codes(columns[0])
-    for column in columns[1:]:
-        more, more_size = _column_codes(column)
-        if size * more_size >= _MOST:
-            codes, size = _encoded(codes)
-        codes, size = codes * more_size + more, size * more_size
-    return codes if size <= 4 * len(codes) + 1 else _encoded(codes)[0]
-
-
-def _column_codes(column: pa.Array[Any]) -> tuple[Ints, int]:
-    if at.is_floating(column.type):
-        values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
-        values[np.isnan(values)] = np.nan
-        nulls = column.is_null().to_numpy(zero_copy_only=False)
-        column = pa.array(values, column.type, mask=nulls)
-    encoded = column.dictionary_encode(null_encoding="encode")
-    return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
-
-
-def _encoded(codes: Ints) -> tuple[Ints, int]:
-    """The same with numbers from 0, in the order in which they occur."""
-    encoded = longs(codes).dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
-
-
-def longs(values: Ints) -> pa.Array[Any]:
-    """The values as an Arrow array."""
-    array: pa.Array[Any] = pa.array(values, pa.int64())
-    return array
-
-
 def taken(columns: Sequence[pa.Array[Any]], rows: Ints) -> list[pa.Array[Any]]:
     """Some rows of some columns."""
     index = longs(rows)
@@ -83,11 +43,11 @@ def group(codes: Ints, buckets: Ints) -> Groups:
     if not len(codes):
         return Groups(codes, codes)
     low, high = int(buckets.min()), int(buckets.max())
-    if (high - low + 1) * (int(codes.max()) + 1) >= _MOST:
-        places, size = _encoded(buckets)
+    if (high - low + 1) * (int(codes.max()) + 1) >= MOST_CODES:
+        places, size = numbered(buckets)
     else:
         places, size = buckets - low, high - low + 1
-    of_row, count = _encoded(codes * size + places)
+    of_row, count = numbered(codes * size + places)
     first = np.empty(count, np.int64)
     first[of_row[::-1]] = np.arange(len(of_row) - 1, -1, -1)
     return Groups(of_row, first)

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.joins.grouping import Ints, longs, taken
+from pystate.joins.grouping import taken
 from pystate.operator.event_time import event_times
 from pystate.types.arrays import as_array
+from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 

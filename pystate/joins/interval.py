@@ -29,12 +29,13 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError
-from pystate.joins.grouping import Ints, expanded, group, key_codes, longs, taken
+from pystate.joins.grouping import expanded, group, taken
 from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
+from pystate.types.key_codes import Ints, key_codes, longs
 
 __all__ = ["How", "IntervalJoin", "IntervalJoinSpec", "Late"]
 

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from pystate.joins.grouping import Ints, longs, taken
+from pystate.joins.grouping import taken
 from pystate.joins.inputs import JoinInput, SideName, other_side
 from pystate.operator.output import OutputColumns
+from pystate.types.key_codes import Ints, longs
 
 __all__ = ["OUTPUT_ROWS", "JoinResult"]
 

@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.joins.grouping import Ints, longs, taken
+from pystate.joins.grouping import taken
 from pystate.joins.inputs import JoinInput, Rows
 from pystate.operator.event_time import event_times
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
+from pystate.types.key_codes import Ints, longs
 
 __all__ = ["Loaded", "StoredRows", "declared_rows"]
 

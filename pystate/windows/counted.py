@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.state.key_batch import KeyBatch
+from pystate.types.key_codes import key_codes, ranks
 from pystate.windows.assigners import CountWindow
-from pystate.windows.codes import key_codes, ranks
 from pystate.windows.grid import Times
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 

@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from pystate.errors import InvalidArgumentError
 from pystate.state.key_batch import KeyBatch
+from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Session
-from pystate.windows.codes import key_codes
 from pystate.windows.grid import Times
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import OPEN
