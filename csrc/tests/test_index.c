@@ -152,7 +152,7 @@ static void put_longs(pst_table *t, const int64_t *keys, int64_t n) {
 
 static void check_spread(const pst_table *t, uint64_t keys) {
     cost sum, worst = worst_cost(t, &sum);
-    /* By chance alone 1 in 300 tables has a row further than 64 lines away, none of thousands 80. */
+    /* By chance alone 1 in 300 tables has a row further than 64 lines away, none of 1 600 80. */
     CHECK(worst.lines <= 128);
     CHECK(sum.lines <= 2 * keys);
     CHECK(sum.rows <= keys / 4);
