@@ -428,7 +428,11 @@ def test_what_a_pipeline_may_not_do(spark: SparkSession, make_job: MakeJob, sour
     with pytest.raises(CheckpointError, match="key_by works inside a pipeline only"):
         job.key_by(frame, "k", uid="x")
     for pipeline, kind, error in (
-        (lambda df: job.key_by(df, "k"), InvalidArgumentError, "needs a uid.*whose state is whose"),
+        (
+            lambda df: job.key_by(df, "k").aggregate(n=ps.count()),
+            InvalidArgumentError,
+            "needs a uid.*whose state is whose",
+        ),
         (lambda df: job.key_by(df, "z", uid="x"), InvalidArgumentError, "'z' is not a column"),
         (lambda df: None, InvalidArgumentError, "returned None"),
         (lambda df: 3, InvalidArgumentError, "result is a DataFrame of Spark, not 3 of type int"),
