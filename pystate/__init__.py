@@ -97,10 +97,13 @@ from pystate.state.aggregators import (
     TopK,
     Variance,
 )
+from pystate.state.broadcast import BroadcastHandle, BroadcastState
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
 from pystate.state.objects import Versioned
+from pystate.state.operator_list import OperatorListHandle, OperatorListState
+from pystate.state.raw import RawHandle, RawKeyGroupHandle, RawState
 from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
@@ -145,6 +148,8 @@ __all__ = [
     "AggregatingState",
     "ApproxDistinct",
     "AutoRescale",
+    "BroadcastHandle",
+    "BroadcastState",
     "CheckpointHistory",
     "CheckpointListener",
     "CheckpointOptions",
@@ -169,7 +174,12 @@ __all__ = [
     "Max",
     "Mean",
     "Min",
+    "OperatorListHandle",
+    "OperatorListState",
     "PystateError",
+    "RawHandle",
+    "RawKeyGroupHandle",
+    "RawState",
     "ReducingHandle",
     "ReducingState",
     "RepairPlan",

@@ -28,6 +28,7 @@ __all__ = [
     "NoSpaceError",
     "PoisonedError",
     "PystateError",
+    "ReadOnlyStateError",
     "ReplayError",
     "SchemaError",
     "SinkError",
@@ -69,6 +70,10 @@ class WrongTypeError(PystateError, TypeError):
 
 class NoCurrentKeyError(PystateError, RuntimeError):
     """Keyed state was used without a current key, or the current key changed during the call."""
+
+
+class ReadOnlyStateError(PystateError, RuntimeError):
+    """A broadcast state was changed where it can only be read."""
 
 
 class ClosedError(PystateError, ValueError):

@@ -37,6 +37,8 @@ class OperatorSpec:
         Whether keys have timers.
     max_parallelism : int
         Number of key groups.
+    instances : bool
+        Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`.
     """
 
     uid: str
@@ -45,6 +47,7 @@ class OperatorSpec:
     namespace: StateType | None = None
     timers: bool = False
     max_parallelism: int = 128
+    instances: bool = False
 
     @property
     def expires(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import pystate as ps
 from pystate.state import accumulators, kinds
 from pystate.state.declaration import State
+from pystate.state.operator_state import OperatorState
 
 DECLARATIONS: list[State] = [
     ps.ValueState("struct<a: long, b: string>"),
@@ -21,10 +23,20 @@ DECLARATIONS: list[State] = [
     ps.AggregatingState(ps.ApproxDistinct(), "string"),
 ]
 
+OPERATOR_STATES: list[OperatorState] = [
+    ps.OperatorListState("struct<a:bigint>", redistribute="union"),
+    ps.OperatorListState(object),
+    ps.BroadcastState("string", "array<bigint>"),
+    ps.BroadcastState("string", object),
+    ps.RawState(),
+    ps.RawState("key_group"),
+]
+
 
 def test_each_public_kind_is_one_that_files_can_name() -> None:
     public = {getattr(ps, name) for name in ps.__all__}
     states = {kind for kind in public if isinstance(kind, type) and issubclass(kind, State)}
+    states = {kind for kind in states if not issubclass(kind, OperatorState)}
     assert states == set(kinds.KINDS)
     assert {type(declaration) for declaration in DECLARATIONS} == set(kinds.KINDS)
 
@@ -39,6 +51,16 @@ def test_a_kind_is_read_as_it_was_stored(declaration: State) -> None:
     assert [column.name for column in again.columns("n")] == [
         column.name for column in declaration.columns("n")
     ]
+
+
+@pytest.mark.parametrize("declaration", OPERATOR_STATES, ids=str)
+def test_operator_state_is_stored_as_a_keyed_kind(declaration: OperatorState) -> None:
+    stored = declaration.stored()
+    assert type(stored) in kinds.KINDS and declaration.stored_as() == stored.stored_as()
+    assert kinds.declared_as(declaration.stored_as()) == stored
+    assert declaration.arrow_type == stored.arrow_type
+    assert pickle.loads(pickle.dumps(declaration)) == declaration
+    assert eval(repr(declaration), vars(ps)) == declaration
 
 
 def test_numbers_of_accumulators_are_the_cores() -> None:
