@@ -70,6 +70,7 @@ from pystate.functions.base import (
     RuntimeContext,
     VectorizedFunction,
 )
+from pystate.functions.process import InstanceContext, ProcessFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -128,7 +129,6 @@ _ELSEWHERE = {
     "Harness": "pystate.testing.Harness",
     "TTLConfig": "StateTtl",
     "StatefulProcessor": "KeyedProcessFunction",
-    "ProcessFunction": "KeyedProcessFunction",
 }
 
 
@@ -161,6 +161,7 @@ __all__ = [
     "Finding",
     "First",
     "Global",
+    "InstanceContext",
     "KeyBatch",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -176,6 +177,7 @@ __all__ = [
     "Min",
     "OperatorListHandle",
     "OperatorListState",
+    "ProcessFunction",
     "PystateError",
     "RawHandle",
     "RawKeyGroupHandle",

@@ -93,7 +93,7 @@ class FunctionSpec:
                 if kind == "co"
                 else f"{name} has one input: a function of two is a KeyedCoProcessFunction"
             )
-        if kind in ("process", "co"):
+        if kind in ("process", "co", "instance"):
             RowFactory(self.columns)
         namespace_type(self.function)
         if isinstance(self.event_time, str) and self.event_time not in self.columns:

@@ -104,12 +104,16 @@ class OperatorOptions:
                     )
         if columns is not None:
             self._check_columns(function, columns, owner)
-        require_state(function, owner)
+        self.require_state(function, owner)
         integer(parallelism, f"{owner}: parallelism")
         if not 1 <= parallelism <= self.max_parallelism:
             raise InvalidArgumentError(
                 f"parallelism is 1 to max_parallelism ({self.max_parallelism}), not {parallelism}"
             )
+
+    def require_state(self, function: StatefulFunction, owner: str) -> None:
+        """Refuse a function that keeps nothing."""
+        require_state(function, owner)
 
     def _check_columns(self, function: StatefulFunction, columns: pa.Schema, owner: str) -> None:
         self.spec(function, self.key_names, columns)
@@ -259,23 +263,7 @@ class LocalOperator:
             observer = Observer(function, fault)
             attempt.observed.append(observer.seen)
         clock, size = attempt.clock, self.options.batch_rows
-        key = tuple(name for name, _ in self.ranges.key)
-        context = RuntimeContext(
-            uid=self.options.uid,
-            epoch=clock.epoch,
-            key_group_range=(share.first, share.last),
-            parallelism=len(self.ranges),
-            max_parallelism=self.options.max_parallelism,
-            processing_time=clock.processing_time,
-        )
-        runtime = FunctionRuntime(
-            self.options.spec(function, key, columns),
-            share.backend,
-            context,
-            lambda tag, piece: attempt.sides.append((tag, piece)),
-            time=self._time(clock),
-            drain=attempt.drain,
-        )
+        runtime = self._runtime(function, share, columns, attempt)
         try:
             runtime.open()
             if clock.epoch > 1:
@@ -289,6 +277,33 @@ class LocalOperator:
         finally:
             runtime.close()
         clock.see(runtime.max_event_time, runtime.late_rows)
+
+    def _runtime(
+        self,
+        function: StatefulFunction,
+        share: RangeTable,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+    ) -> FunctionRuntime:
+        """Make what runs the function over one range's rows."""
+        key = tuple(name for name, _ in self.ranges.key)
+        clock = attempt.clock
+        context = RuntimeContext(
+            uid=self.options.uid,
+            epoch=clock.epoch,
+            key_group_range=(share.first, share.last),
+            parallelism=len(self.ranges),
+            max_parallelism=self.options.max_parallelism,
+            processing_time=clock.processing_time,
+        )
+        return FunctionRuntime(
+            self.options.spec(function, key, columns),
+            share.backend,
+            context,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+            time=self._time(clock),
+            drain=attempt.drain,
+        )
 
     def _time(self, clock: Clock) -> OperatorTime | None:
         """The operator's event time: as of an operator whose rows come from a source."""
