@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import (
@@ -244,3 +246,31 @@ def test_a_state_that_is_new_is_empty_and_one_that_evolves_is_widened() -> None:
     with Instances(2, files, after) as two:
         assert two.get("items") == [[{"a": 1, "b": None}], [{"a": 2, "b": None}]]
         assert [len(state["new"]) for state in two.all] == [0, 0]
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 9),
+            st.dictionaries(st.text("abc", max_size=3), st.floats(allow_nan=False), max_size=4),
+            st.sets(st.text("abc", max_size=3), max_size=2),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_broadcast_state_is_the_same_everywhere_over_any_changes_of_their_number(
+    steps: list[Any],
+) -> None:
+    rules: dict[str, float] = {}
+    files: list[bytes] = []
+    for parallelism, put, removed in steps:
+        with Instances(parallelism, files) as instances:
+            for state in instances.all:
+                assert dict(state["rules"].items()) == rules
+                state["rules"].put_all(put)
+                for key in removed:
+                    state["rules"].remove(key)
+            rules = {k: v for k, v in {**rules, **put}.items() if k not in removed}
+            files = instances.seal()
