@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -274,3 +275,16 @@ def test_broadcast_state_is_the_same_everywhere_over_any_changes_of_their_number
                     state["rules"].remove(key)
             rules = {k: v for k, v in {**rules, **put}.items() if k not in removed}
             files = instances.seal()
+
+
+def test_written_state_is_gathered_so_that_any_job_divides_it(tmp_path: Path) -> None:
+    rows = {"instance": [0], "instances": [1], "slot": [0], "items": [[1, 2, 3]]}
+    key = {"instance": "int", "instances": "int", "slot": "int"}
+    states = {"items": ps.OperatorListState("long")}
+    ps.write_state(tmp_path / "a", {"op": ps.StateRows(rows, key, states)}, parallelism=4)
+    ps.rescale(tmp_path / "a", tmp_path / "b", max_parallelism=256)
+    for folder in ("a", "b"):
+        [described] = ps.state_metadata(tmp_path / folder).to_pylist()
+        assert described["parallelism"] == 1
+        assert ps.read_state(tmp_path / folder)["items"].to_pylist() == [[1, 2, 3]]
+        assert ps.verify(tmp_path / folder).ok
