@@ -70,6 +70,10 @@ from pystate.functions.base import (
     RuntimeContext,
     VectorizedFunction,
 )
+from pystate.functions.broadcast import (
+    KeyedBroadcastProcessFunction,
+    VectorizedBroadcastFunction,
+)
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -162,6 +166,7 @@ __all__ = [
     "First",
     "Global",
     "KeyBatch",
+    "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateBackend",
@@ -199,6 +204,7 @@ __all__ = [
     "ValueHandle",
     "ValueState",
     "Variance",
+    "VectorizedBroadcastFunction",
     "VectorizedFunction",
     "Verification",
     "Versioned",
