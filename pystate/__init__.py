@@ -74,6 +74,7 @@ from pystate.functions.broadcast import (
     KeyedBroadcastProcessFunction,
     VectorizedBroadcastFunction,
 )
+from pystate.functions.process import InstanceContext, ProcessFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -132,7 +133,6 @@ _ELSEWHERE = {
     "Harness": "pystate.testing.Harness",
     "TTLConfig": "StateTtl",
     "StatefulProcessor": "KeyedProcessFunction",
-    "ProcessFunction": "KeyedProcessFunction",
 }
 
 
@@ -165,6 +165,7 @@ __all__ = [
     "Finding",
     "First",
     "Global",
+    "InstanceContext",
     "KeyBatch",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
@@ -181,6 +182,7 @@ __all__ = [
     "Min",
     "OperatorListHandle",
     "OperatorListState",
+    "ProcessFunction",
     "PystateError",
     "RawHandle",
     "RawKeyGroupHandle",

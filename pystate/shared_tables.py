@@ -47,7 +47,14 @@ from pystate.errors import (
 )
 from pystate.host import TableHome
 from pystate.janitor import remove_table
-from pystate.table_files import TableSpec, apply_files, load_files, new_backend, seal_as_base
+from pystate.table_files import (
+    TableSpec,
+    apply_files,
+    load_files,
+    new_backend,
+    private_table,
+    seal_as_base,
+)
 
 __all__ = ["Attachment", "How", "TableCache", "tables"]
 
@@ -449,12 +456,7 @@ def _stand_at(
 
 
 def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:
-    backend = new_backend(spec, base, None)
-    try:
-        rows = apply_files(backend, spec, base, base.files)
-    except BaseException:
-        backend.close()
-        raise
+    backend, rows = private_table(spec, base)
     return Attachment(backend, "replica", files=len(base.files), rows=rows, reason=reason)
 
 

@@ -19,7 +19,14 @@ from pystate.errors import CheckpointError
 from pystate.host import TableHome
 from pystate.state.operator_spec import OperatorSpec
 
-__all__ = ["TableSpec", "apply_files", "load_files", "new_backend", "seal_as_base"]
+__all__ = [
+    "TableSpec",
+    "apply_files",
+    "load_files",
+    "new_backend",
+    "private_table",
+    "seal_as_base",
+]
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,20 @@ def new_backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedSta
         path=path,
         identity=None if path is None else spec.home.identity,
     )
+
+
+def private_table(spec: TableSpec, base: RangeState) -> tuple[KeyedStateBackend, int]:
+    """Return a table of this process with what the base's files hold, and the number of records.
+
+    Errors are those of `load_files`.
+    """
+    backend = new_backend(spec, base, None)
+    try:
+        rows = apply_files(backend, spec, base, base.files)
+    except BaseException:
+        backend.close()
+        raise
+    return backend, rows
 
 
 def apply_files(

@@ -194,6 +194,16 @@ class RangeState:
         """
         return ()
 
+    def whole(self) -> RangeState:
+        """Return all key groups of the operator as one range, as the base has them.
+
+        Raises
+        ------
+        LookupError
+            It is not known whose range it is.
+        """
+        raise LookupError(f"range {self.index} is of no known operator")
+
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
         """Find the deltas that bring a table at `table_id` to this state.
 

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import overload
 
@@ -65,6 +65,17 @@ class RangeOrigin:
             return _ranges(self)[index]
         except FileNotFoundError as error:
             raise self._over(index) from error
+
+    def whole(self) -> RangeState:
+        """Read all key groups of the operator, as one range.
+
+        Errors are those of `load`.
+        """
+        try:
+            operator, groups = _stored(self)
+        except FileNotFoundError as error:
+            raise self._over(0) from error
+        return rescaled(operator, 1, groups)[0]
 
     def sources(self, state: RangeState) -> tuple[RangeSource, ...]:
         """Return whose key groups a range takes over; see `RangeState.sources`.
@@ -146,6 +157,12 @@ class PlannedRange(RangeState):
     def sources(self) -> tuple[RangeSource, ...]:
         """See `RangeState.sources`; reads nothing unless the parallelism changes."""
         return () if self.origin is None else self.origin.sources(self)
+
+    def whole(self) -> RangeState:
+        """See `RangeState.whole`."""
+        if self.origin is None:
+            return super().whole()
+        return replace(self.origin.whole(), since=self.since)
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
         """See `RangeState.deltas_after`; reads nothing if the table is already at the id."""

@@ -34,7 +34,9 @@ from pystate.checkpoint.savepoint import (
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.merges import merge_range
+from pystate.coordinator.rescale import rescaled
 from pystate.errors import InvalidArgumentError
+from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = ["rescale", "split"]
@@ -137,20 +139,23 @@ def _split(
         made[operator.uid, found.index] = found
 
     for_all(write, parts, size=_bytes_of, progress=progress)
-    operators = tuple(
-        replace(
-            operator,
-            parallelism=operator.parallelism * (groups // before),
-            ranges=tuple(
-                made[operator.uid, index]
-                for index in range(operator.parallelism * (groups // before))
-            ),
-        )
-        for operator in manifest.operators
-    )
+    operators = tuple(_with_ranges(op, made, groups // before, groups) for op in manifest.operators)
     return finish_savepoint(
         source, replace(manifest, max_parallelism=groups, operators=operators), destination
     )
+
+
+def _with_ranges(
+    operator: OperatorState, made: dict[tuple[str, int], RangeState], factor: int, groups: int
+) -> OperatorState:
+    parallelism = operator.parallelism * factor
+    ranges = tuple(made[operator.uid, index] for index in range(parallelism))
+    split = replace(operator, parallelism=parallelism, ranges=ranges)
+    if operator.key_schema != INSTANCE_SCHEMA:
+        return split
+    # Rows of instances are where no instance looks for them. Whoever begins with one range
+    # redistributes them, even if it has as many ranges as there are now.
+    return replace(split, parallelism=1, ranges=rescaled(split, 1, groups))
 
 
 def _bytes_of(part: tuple[OperatorState, RangeState, int]) -> int:

@@ -22,6 +22,7 @@ from pystate.functions.broadcast import (
     KeyedBroadcastProcessFunction,
     VectorizedBroadcastFunction,
 )
+from pystate.functions.process import ProcessFunction
 from pystate.state.broadcast import BroadcastState
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
@@ -29,8 +30,10 @@ from pystate.state.operator_state import OperatorState
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
-#: The shapes of a function; "co" is that of two inputs.
-Shape: TypeAlias = Literal["process", "process_rows", "vectorized", "co"]
+#: The shapes of a function; "co" is that of two inputs, the last two are those of instances.
+Shape: TypeAlias = Literal[
+    "process", "process_rows", "vectorized", "co", "instance", "instance_rows"
+]
 
 __all__ = [
     "Registry",
@@ -41,6 +44,7 @@ __all__ = [
     "declarations",
     "has_broadcast",
     "has_timers",
+    "instance_states",
     "keyed_states",
     "namespace_type",
     "operator_spec",
@@ -185,6 +189,8 @@ def has_timers(function: StatefulFunction) -> bool:
     """Whether a function handles timers."""
     base: type[StatefulFunction] = KeyedProcessFunction
     name = "on_timer"
+    if isinstance(function, ProcessFunction):
+        return False
     if isinstance(function, VectorizedFunction):
         base, name = VectorizedFunction, "on_timers"
     elif isinstance(function, KeyedCoProcessFunction):
@@ -222,6 +228,38 @@ def has_broadcast(function: StatefulFunction) -> bool:
                 )
             return True
     return False
+
+
+def instance_states(function: StatefulFunction, owner: str) -> dict[str, OperatorState[Any]]:
+    """The states of a `ProcessFunction` by name.
+
+    Raises
+    ------
+    DeclarationError
+        There are none, or one of them is not the state of an instance.
+    """
+    name, found = type(function).__name__, {}
+    for state, declaration in declarations(function).items():
+        if isinstance(declaration, BroadcastState):
+            raise DeclarationError(
+                f"{owner}: {name}.{state} = {declaration!r}: each instance of a ProcessFunction "
+                "sees other rows, so that its copies would not stay the same: take "
+                "ps.OperatorListState(..., redistribute='union') for what all instances are to "
+                "know after a change of their number"
+            )
+        if not isinstance(declaration, OperatorState):
+            raise DeclarationError(
+                f"{owner}: {name}.{state} = {declaration!r} is the state of a key, and a "
+                "ProcessFunction has no keys: take a ps.OperatorListState, or key_by and a "
+                "ps.KeyedProcessFunction"
+            )
+        found[state] = declaration
+    if not found:
+        raise DeclarationError(
+            f"{owner}: {name} declares no state: a function that keeps nothing needs no operator; "
+            "use mapInArrow, or declare a ps.OperatorListState"
+        )
+    return found
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:
@@ -277,6 +315,8 @@ def shape(function: StatefulFunction) -> Shape:
         if own:
             return "vectorized"
         raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
+    if isinstance(function, ProcessFunction):
+        return _instance_shape(function)
     if isinstance(function, KeyedCoProcessFunction):
         for name in ("process_left", "process_right"):
             if getattr(type(function), name) is getattr(KeyedCoProcessFunction, name):
@@ -287,17 +327,39 @@ def shape(function: StatefulFunction) -> Shape:
         raise DeclarationError(
             f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction{hint}"
         )
-    own = list(_overridden(function, KeyedProcessFunction))
-    if len(own) != 1:
-        name = type(function).__name__
-        if own:
-            raise DeclarationError(f"{name} has both process and process_rows: write one of them")
-        found = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
+    by_row = _one_of_both(function, KeyedProcessFunction, "key, ") == "process"
+    return "process" if by_row else "process_rows"
+
+
+def _instance_shape(function: ProcessFunction) -> Shape:
+    name = type(function).__name__
+    for attribute in ("on_timer", "on_timers"):
+        if hasattr(function, attribute):
+            raise DeclarationError(
+                f"{name}.{attribute} would never be called: timers belong to keys, and a "
+                "ProcessFunction has none; take key_by and a ps.KeyedProcessFunction"
+            )
+    if type(function).namespace is not None:
         raise DeclarationError(
-            f"{name} has neither process(self, key, row, ctx) nor process_rows(self, key, batch, "
-            "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
+            f"{name}.namespace: namespaces belong to keys, and a ProcessFunction has none"
         )
-    return "process" if own == ["process"] else "process_rows"
+    own = _one_of_both(function, ProcessFunction, "")
+    return "instance" if own == "process" else "instance_rows"
+
+
+def _one_of_both(function: StatefulFunction, base: type, key: str) -> str:
+    """Which of `process` and `process_rows` a function has; `key` is their first argument."""
+    own = list(_overridden(function, base))
+    if len(own) == 1:
+        return own[0]
+    name = type(function).__name__
+    if own:
+        raise DeclarationError(f"{name} has both process and process_rows: write one of them")
+    found = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
+    raise DeclarationError(
+        f"{name} has neither process(self, {key}row, ctx) nor process_rows(self, {key}batch, "
+        "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
+    )
 
 
 def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "Calls",
     "CoCalls",
     "RowCalls",
+    "RowsOut",
     "are_batches",
     "are_rows",
     "is_arrow_batch",
@@ -148,13 +149,12 @@ class Calls:
         return next(values) if len(columns) == 1 else zip(*values, strict=True)
 
 
-class _KeyedCalls(Calls):
-    """Base of `KeyedProcessFunction`'s shapes: `on_timer`, and rows that are held back."""
+class RowsOut(Calls):
+    """Base of the shapes that yield rows, which are collected into batches."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.emitted: list[Any] = []
-        self._timers_return = self.returns("on_timer")
         #: Values of these types can be iterated over.
         self.iterables: set[type] = {list, GeneratorType}
 
@@ -175,6 +175,14 @@ class _KeyedCalls(Calls):
         if self.emitted:
             emitted, self.emitted = self.emitted, []
             yield self.output.from_rows(emitted)
+
+
+class _KeyedCalls(RowsOut):
+    """Base of `KeyedProcessFunction`'s shapes: `on_timer`, and rows that are held back."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._timers_return = self.returns("on_timer")
 
     def fire(self, domain: TimeDomain, until: int) -> Firing:
         fired = yield from super().fire(domain, until)

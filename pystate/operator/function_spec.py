@@ -116,7 +116,7 @@ class FunctionSpec:
             )
         if has_broadcast(self.function) != (self.broadcast is not None):
             self._refuse_inputs()
-        if kind in ("process", "co"):
+        if kind in ("process", "co", "instance"):
             RowFactory(self.columns)
         namespace_type(self.function)
         if self.broadcast is not None:

@@ -61,6 +61,11 @@ class InstanceState:
     states : mapping of str to OperatorState
         All its states.
 
+    Attributes
+    ----------
+    redistributed : bool
+        Whether the states were divided anew, because the number of instances has changed.
+
     Examples
     --------
     >>> import pystate as ps
@@ -83,6 +88,7 @@ class InstanceState:
         states: Mapping[str, OperatorState[Any]],
     ) -> None:
         self.instance = instance
+        self.redistributed = False
         self._backend = backend
         self._states = states
         self._own = Own(instance, lambda: self._backend.keys([[part] for part in instance.key]))
@@ -133,6 +139,7 @@ class InstanceState:
         columns = zip(*rows, strict=True)
         keys = old.keys([pa.array(column, pa.int32()) for column in columns])
         kept = all(count == self.instance.parallelism for _, count, _ in rows)
+        self.redistributed = not kept
         found, start = OldRows(keys, kept), 0
         shares = {}
         for name, declaration in self._states.items():

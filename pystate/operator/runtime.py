@@ -33,8 +33,16 @@ from pystate.errors import (
     NoEventTimeError,
 )
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import bind, declarations, has_timers, namespace_type, shape, unbind
-from pystate.functions.context import RuntimeContext, TimeDomain
+from pystate.functions.binding import (
+    Registry,
+    bind,
+    declarations,
+    has_timers,
+    namespace_type,
+    shape,
+    unbind,
+)
+from pystate.functions.context import RuntimeContext, TimeDomain, Timers
 from pystate.operator.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
@@ -137,23 +145,30 @@ class FunctionRuntime:
         self.row_clock: Callable[[int | None], None] | None = (
             self._set_clock if "event" in domains else None
         )
-        self._calls: Calls = SHAPES[shape(spec.function)](self)
+        self._registry: Registry = backend
+        self._calls: Calls = self._make_calls()
         self._states = broadcast
         self._broadcast = (
             None if broadcast is None else BroadcastCalls(self, self._calls, broadcast)
         )
+
+    def _make_calls(self) -> Calls:
+        return SHAPES[shape(self.spec.function)](self)
+
+    def _no_timers(self) -> Timers:
+        return _NoTimers(self.spec.function)
 
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
         function = self.spec.function
         if self._time is None and self.row_clock is not None:
             self._refuse_event_time_ttl()
-        bind(function, self.backend, self._states)
+        bind(function, self._registry, self._states)
         if self._states is not None:
             self._states.read_only = True
         self.context._task = self
         if not self._has_timers:
-            self.context._timers = _NoTimers(function)
+            self.context._timers = self._no_timers()
         elif self._time is not None:
             self.context._timers = self.backend
         else:
@@ -269,16 +284,20 @@ class FunctionRuntime:
         It must be called, and its result consumed, even if there were no rows.
         """
         yield from self._calls.finish()
-        if self._drain:
-            self.context.watermark = MAX_WATERMARK
-        elif self._time is not None:
-            self.context.watermark = self._time.watermark_ms
+        self._advance_watermark()
         if self._has_timers:
             if self._drain:
                 self.ending = EndingTimers(self.context._timers, self.context.uid)
                 self.context._timers = self.ending
             yield from self._fire_timers()
         self._sides.flush()
+
+    def _advance_watermark(self) -> None:
+        """Go on to the watermark with which the epoch ends."""
+        if self._drain:
+            self.context.watermark = MAX_WATERMARK
+        elif self._time is not None:
+            self.context.watermark = self._time.watermark_ms
 
     # -- calls of the function's context
 
@@ -369,7 +388,8 @@ class _SideOutputs:
     def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
         self._outputs = spec.side_outputs
         self._uid = uid
-        self._is_batch = is_batch if shape(spec.function) == "vectorized" else is_arrow_batch
+        in_batches = shape(spec.function) in ("vectorized", "instance_rows")
+        self._is_batch = is_batch if in_batches else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         if side is None:
             if spec.side_outputs or spec.late_tag is not None:

@@ -9,9 +9,10 @@ A module imports only modules that are listed above its own line, or on the same
   `schemas`, `resolve`, `arguments`, `options`, `routing`;
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
-* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies` and `row_bodies`;
+* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies`,
+  `row_bodies` and `instances`;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
-  `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `rdd`, `pipeline`;
+  `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
@@ -36,6 +37,7 @@ from pystate.spark.sinks.parquet import ParquetSink
 from pystate.spark.sinks.sink import Sink, SinkTask, register_sink
 from pystate.spark.state_source import register_state_source
 from pystate.spark.state_writer import write_state
+from pystate.spark.unkeyed import OperatorFrame
 
 __all__ = [
     "Compaction",
@@ -45,6 +47,7 @@ __all__ = [
     "ForeachEpoch",
     "Job",
     "KeyedFrame",
+    "OperatorFrame",
     "OperatorProgress",
     "ParquetSink",
     "Sink",

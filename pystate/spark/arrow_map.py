@@ -26,6 +26,7 @@ def arrow_map(
     names: Sequence[str],
     body: Any,
     declared: st.StructType,
+    operator: type[ArrowOperator] = ArrowOperator,
 ) -> DataFrame:
     """Run an operator's body over routed rows.
 
@@ -41,6 +42,8 @@ def arrow_map(
         Makes a task's body.
     declared : StructType
         The columns of the result.
+    operator : type of ArrowOperator
+        What runs in the tasks.
     """
     # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
     # gets the columns under numbers, and those that come back are matched by position.
@@ -49,8 +52,7 @@ def arrow_map(
     outputs = st.StructType(
         [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
     )
-    operator = ArrowOperator(plan, body, names)
-    return inputs.mapInArrow(operator, outputs).toDF(*declared.names)
+    return inputs.mapInArrow(operator(plan, body, names), outputs).toDF(*declared.names)
 
 
 def _numbered(count: int) -> list[str]:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
+from pystate.checkpoint.manifest import EMPTY_ID
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
@@ -220,12 +221,14 @@ class Evaluation:
             fills=operator.fills(),
         )
         time = epoch.time(uid)
+        planned = PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
+        stored = any(state.id != EMPTY_ID for state in ranges)
         return OperatorPlan(
             operator=operator,
             # The epoch has compared the declarations; other states in the files were dropped.
             options=replace(self._tables, allow_unclaimed_state=True),
             key_schema=keys,
-            ranges=PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism),
+            ranges=planned,
             storage=self._storage,
             application=epoch.job.application,
             epoch=epoch.number,
@@ -236,6 +239,7 @@ class Evaluation:
             event_time=any(given.event_time for given in inputs),
             drain=epoch.drain and time is not None,
             held=self._held,
+            redistributes=operator.instances and stored and planned[0].rescaled,
             news=epoch.news,
             side_folders=folders,
             term=self._term,

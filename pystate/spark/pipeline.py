@@ -25,6 +25,7 @@ from pystate.spark.keyed import KeyedFrame
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import Routed
+from pystate.spark.unkeyed import OperatorFrame
 from pystate.types.durations import Duration
 from pystate.types.state_type import TypeLike
 
@@ -120,6 +121,38 @@ class PipelineContext:
         name = None if uid is None else checked_uid(uid)
         return KeyedFrame(
             evaluation, df, columns, name, order_by, event_time, allowed_delay, idle_after
+        )
+
+    def operator(
+        self,
+        df: DataFrame,
+        *,
+        uid: str | None = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
+    ) -> OperatorFrame:
+        """Give one epoch's rows to the instances of an operator, for state without keys.
+
+        Parameters
+        ----------
+        df : DataFrame
+            The rows. It may be called only inside a pipeline.
+        uid : str
+            Names the operator in checkpoints.
+        event_time, allowed_delay, idle_after
+            As in `key_by`.
+
+        Returns
+        -------
+        OperatorFrame
+            Call `process` on it, with a `ProcessFunction`.
+        """
+        evaluation = self._current("operator")
+        require_classic(df)
+        require_pandas("operator")
+        return OperatorFrame(
+            evaluation, df, checked_uid(uid), event_time, allowed_delay, idle_after
         )
 
     def partition_by(

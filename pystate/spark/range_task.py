@@ -44,7 +44,7 @@ from pystate.spark.routing import KeyRouter
 from pystate.spark.schemas import KeySchema
 from pystate.spark.side import SideFiles
 from pystate.state.operator_spec import OperatorSpec
-from pystate.table_files import TableSpec
+from pystate.table_files import TableSpec, private_table
 from pystate.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class OperatorPlan:
     """Which checkpoints its functions are to learn of."""
     held: HeldPlan | None = None
     """How changes are held; None if the epoch has one step."""
+    redistributes: bool = False
+    """Whether the states of its instances are to be divided anew, since their number changes."""
+    every_epoch: bool = False
+    """Whether its ranges have work in every epoch."""
 
     @property
     def parallelism(self) -> int:
@@ -221,8 +225,14 @@ class RangeTask:
 
     @property
     def due(self) -> bool:
-        """Whether the range has work without rows: a due timer, or state that may expire."""
+        """Whether the range has work without rows.
+
+        It has a due timer, or state that may expire or that belongs to other instances now; or the
+        operator works in every epoch.
+        """
         plan, state = self.plan, self.state
+        if plan.every_epoch or self.redistributes:
+            return True
         if plan.operator.expires and state.id != EMPTY_ID:
             return True
         watermark_ms = None if plan.time is None else plan.time.watermark_ms
@@ -230,6 +240,21 @@ class RangeTask:
             _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else watermark_ms)
             or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
         )
+
+    @property
+    def redistributes(self) -> bool:
+        """Whether the state of all instances is to be divided anew.
+
+        An earlier step of the epoch that has changed the range has done it.
+        """
+        return self.plan.redistributes and not self.state.held
+
+    def whole_state(self) -> KeyedStateBackend:
+        """Return a table of this process with the state of all ranges, as of the base; close it."""
+        assert self._spec is not None, "not attached"
+        backend, rows = private_table(self._spec, self.state.whole())
+        self.metrics["rows_redistributed"] = rows
+        return backend
 
     def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
         """Add the largest event time of some rows, and how many of them are late."""

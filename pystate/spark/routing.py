@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql import types as st
 
 from pystate.errors import WrongTypeError
 from pystate.spark.resolve import column_named, key_column
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = [
+    "INSTANCE_COLUMN",
     "RANGE_COLUMN",
     "KeyRouter",
     "Routed",
@@ -33,11 +35,15 @@ __all__ = [
     "route",
     "route_rdd",
     "split_markers",
+    "spread",
 ]
 
 #: The column that is null in data rows and the range's number in its one marker row. It comes last.
 RANGE_COLUMN = "__pystate_range"
+#: Of rows without a key, the instance that they go to.
+INSTANCE_COLUMN = "__pystate_instance"
 _RDD_CHUNK = 4096
+_HASHED = (st.NumericType, st.BooleanType, st.BinaryType, st.DatetimeType)
 
 
 def key_group(keys: Sequence[str], max_parallelism: int) -> Column:
@@ -68,6 +74,45 @@ def route(
         parallelism
     ).cast("long")
     owner = F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
+    routed = _shuffled(frame, owner, parallelism)
+    if order_by:
+        routed = routed.sortWithinPartitions(F.col(RANGE_COLUMN).asc_nulls_first(), *order_by)
+    return routed
+
+
+def spread(frame: DataFrame, parallelism: int) -> DataFrame:
+    """Shuffle a frame evenly over instances, and announce each of them by a marker row.
+
+    Returns
+    -------
+    DataFrame
+        The frame's columns, then `INSTANCE_COLUMN`, then `RANGE_COLUMN`.
+
+    Notes
+    -----
+    A row goes where its content says, and not its place among the rows: if Spark computes a part of
+    the rows again, in another order, each of them goes where it went before. The partition is added
+    so that equal rows are spread, too.
+    """
+    hashed = [column_named(f.name) for f in frame.schema if _has_hash(f.dataType)]
+    mixed = F.xxhash64(*hashed) if hashed else F.lit(0).cast("long")
+    place = F.pmod(mixed, F.lit(parallelism).cast("long")) + F.spark_partition_id()
+    instance = F.pmod(place, F.lit(parallelism).cast("long")).cast("int")
+    placed = frame.withColumn(INSTANCE_COLUMN, instance)
+    return _shuffled(placed, F.col(INSTANCE_COLUMN), parallelism)
+
+
+def _has_hash(data_type: st.DataType) -> bool:
+    """Whether Spark hashes values of a type, whatever its configuration."""
+    if isinstance(data_type, st.StructType):
+        return all(_has_hash(field.dataType) for field in data_type)
+    if isinstance(data_type, st.ArrayType):
+        return _has_hash(data_type.elementType)
+    return isinstance(data_type, _HASHED) or data_type == st.StringType()
+
+
+def _shuffled(frame: DataFrame, owner: Column, parallelism: int) -> DataFrame:
+    """Shuffle a frame with a marker row per range; `RANGE_COLUMN` comes last."""
     markers = frame.sparkSession.range(0, parallelism, 1, 1).select(
         F.col("id").cast("int").alias(RANGE_COLUMN)
     )
@@ -75,10 +120,7 @@ def route(
         markers, allowMissingColumns=True
     )
     # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
-    routed = marked.repartitionById(parallelism, F.coalesce(F.col(RANGE_COLUMN), owner))
-    if order_by:
-        routed = routed.sortWithinPartitions(F.col(RANGE_COLUMN).asc_nulls_first(), *order_by)
-    return routed
+    return marked.repartitionById(parallelism, F.coalesce(F.col(RANGE_COLUMN), owner))
 
 
 def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:

@@ -86,8 +86,6 @@ class ArrowOperator:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task."""
-        router = self._plan.router
-        names = [name for name, _ in router.schema]
 
         def arrived() -> Iterator[Arrived]:
             for batch in at_once(batches):
@@ -95,12 +93,19 @@ class ArrowOperator:
                 rows = rows.rename_columns(self._names)
                 yield rows if rows.num_rows else None, rows.num_rows, markers
 
+        task, owner = RangeTask(self._plan), self.owner()
+        return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
+
+    def owner(self) -> Callable[[pa.RecordBatch], int]:
+        """Return a function that gives the range of the first of some rows."""
+        router = self._plan.router
+        names = [name for name, _ in router.schema]
+
         def owner(rows: pa.RecordBatch) -> int:
             first = rows.slice(0, 1)
             return router.owners([leaf(first, name) for name in names])[0]
 
-        task = RangeTask(self._plan)
-        return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
+        return owner
 
 
 def run_task(

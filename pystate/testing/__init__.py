@@ -2,6 +2,7 @@
 
 from pystate.testing.broadcast import BroadcastHarness, BroadcastSnapshot
 from pystate.testing.harness import Harness, HarnessSnapshot
+from pystate.testing.instances import ProcessHarness
 from pystate.testing.windows import WindowHarness
 
 __all__ = [
@@ -9,5 +10,6 @@ __all__ = [
     "BroadcastSnapshot",
     "Harness",
     "HarnessSnapshot",
+    "ProcessHarness",
     "WindowHarness",
 ]

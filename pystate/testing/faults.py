@@ -84,10 +84,13 @@ class Observer:
         self._fault = fault
         kind = shape(function)
         # A function of another shape yields rows, which may be dicts.
-        self._in_batches = vectorized = kind == "vectorized"
-        name = "process" if vectorized else kind
-        self._watch(function, name, "rows", (lambda _: 1) if kind == "process" else _rows)
-        if vectorized:
+        self._in_batches = kind in ("vectorized", "instance_rows")
+        by_row = kind in ("process", "instance")
+        name = {"vectorized": "process", "instance": "process", "instance_rows": "process_rows"}
+        self._watch(function, name.get(kind, kind), "rows", (lambda _: 1) if by_row else _rows)
+        if kind in ("instance", "instance_rows"):
+            self._watch(function, "on_epoch_end", "rows", lambda _: 0)
+        elif kind == "vectorized":
             self._watch(function, "on_timers", "timers", len)
         else:
             self._watch(function, "on_timer", "timers", lambda _: 1)
@@ -96,10 +99,11 @@ class Observer:
         original = getattr(function, name)
         returned = are_batches if self._in_batches else are_rows
 
-        def call(first: Any, second: Any, context: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             if self._fault is not None:
-                self._fault.count(what, size(second))
-            result = original(first, second, context)
+                # The rows or timers come before the context, which is last.
+                self._fault.count(what, size(arguments[-2]) if len(arguments) > 1 else 0)
+            result = original(*arguments)
             if result is None or not returned(result):
                 # The caller refuses the second.
                 return result

@@ -115,12 +115,16 @@ class OperatorOptions:
                     )
         if columns is not None:
             self._check_columns(function, columns, owner)
-        require_state(function, owner)
+        self.require_state(function, owner)
         integer(parallelism, f"{owner}: parallelism")
         if not 1 <= parallelism <= self.max_parallelism:
             raise InvalidArgumentError(
                 f"parallelism is 1 to max_parallelism ({self.max_parallelism}), not {parallelism}"
             )
+
+    def require_state(self, function: StatefulFunction, owner: str) -> None:
+        """Refuse a function that keeps nothing."""
+        require_state(function, owner)
 
     def _check_columns(self, function: StatefulFunction, columns: pa.Schema, owner: str) -> None:
         self.spec(function, self.key_names, columns)

@@ -19,7 +19,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import operator_spec
 from pystate.functions.context import TimeDomain
-from pystate.state.operator_spec import declared_fills
+from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import KeyColumns, key_columns
 
@@ -59,12 +59,14 @@ class RangeTables:
         parallelism: int,
         uid: str,
     ) -> None:
-        self.key = key
-        self._max_parallelism = max_parallelism
-        operator = operator_spec(function, uid, key, max_parallelism)
-        self._ranges = []
+        self._make(operator_spec(function, uid, key, max_parallelism), parallelism)
+
+    def _make(self, operator: OperatorSpec, parallelism: int) -> None:
+        self.key = operator.key
+        self._max_parallelism = operator.max_parallelism
+        self._ranges: list[RangeTable] = []
         for index in range(parallelism):
-            first, last = range_bounds(index, max_parallelism, parallelism)
+            first, last = range_bounds(index, operator.max_parallelism, parallelism)
             backend = KeyedStateBackend.of(operator, (first, last))
             backend.open()
             self._ranges.append(RangeTable(first, last, backend))

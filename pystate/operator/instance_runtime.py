@@ -1,0 +1,182 @@
+"""Runs a function of an operator's instances over one task's rows.
+
+Thread safety: an `InstanceRuntime` belongs to one task and thread.
+
+Invariants
+----------
+1. The state is the instance's before `open` is called: redistributed, if the number of instances
+   has changed.
+2. A task handles all of its rows first. Then `on_epoch_end` is called, with the watermark that the
+   epoch ends with, and the last output is emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import OperatorTime
+from pystate.errors import DeclarationError
+from pystate.functions.binding import shape
+from pystate.functions.context import Timers
+from pystate.functions.process import InstanceContext, ProcessFunction
+from pystate.operator.call_shapes import (
+    OUTPUT_ROWS,
+    Calls,
+    RowsOut,
+    Run,
+    are_batches,
+    is_batch,
+)
+from pystate.operator.function_spec import FunctionSpec
+from pystate.operator.instance_state import InstanceState
+from pystate.operator.rows import RowFactory
+from pystate.operator.runtime import FunctionRuntime, Side
+
+__all__ = ["InstanceRuntime", "works_in_every_epoch"]
+
+
+def works_in_every_epoch(function: ProcessFunction) -> bool:
+    """Whether the function is called in epochs that bring it no rows, too."""
+    return type(function).on_epoch_end is not ProcessFunction.on_epoch_end
+
+
+class InstanceRuntime(FunctionRuntime):
+    """One task's run of a `ProcessFunction`.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    backend : KeyedStateBackend
+        The table of the instance's range.
+    state : InstanceState
+        The instance's state in it.
+    context : InstanceContext
+        The function's context.
+    old : KeyedStateBackend, optional
+        The rows of all old instances, if their number has changed.
+    side, time, drain
+        As for `FunctionRuntime`.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        backend: KeyedStateBackend,
+        state: InstanceState,
+        context: InstanceContext,
+        side: Side | None = None,
+        *,
+        old: KeyedStateBackend | None = None,
+        time: OperatorTime | None = None,
+        drain: bool = False,
+    ) -> None:
+        super().__init__(spec, backend, context, side, time=time, drain=drain)
+        self._registry = self._state = state
+        self._old = old
+        self._instance_context = context
+
+    def _make_calls(self) -> Calls:
+        by_row = shape(self.spec.function) == "instance"
+        return _InstanceCalls(self) if by_row else _InstanceBatchCalls(self)
+
+    def open(self) -> None:
+        """Give the function its state and call its `open`."""
+        if self._old is not None:
+            self._state.redistribute(self._old)
+        self._state.open()
+        self._instance_context.redistributed = self._state.redistributed
+        super().open()
+
+    def _no_timers(self) -> Timers:
+        return _NoKeys(type(self.spec.function).__name__)
+
+    def finish(self) -> Iterator[Any]:
+        """End the input: call `on_epoch_end`, and emit side outputs."""
+        self._advance_watermark()
+        yield from self._calls.finish()
+        self._sides.flush()
+
+    def set_namespace(self, value: Any) -> None:
+        """Refuse namespaces, which belong to keys."""
+        raise _NoKeys.error(type(self.spec.function).__name__)
+
+
+class _InstanceCalls(RowsOut):
+    """`ProcessFunction.process`: one call per row."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._factory = RowFactory(run.spec.columns)
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        context, process = self.context, self.function.process
+        emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
+        moments = [None] * rows.num_rows if times is None else times.to_pylist()
+        for row, moment in zip(self._factory.rows(rows), moments, strict=True):
+            context.timestamp = moment
+            try:
+                result = process(row, context)
+                if result is not None:
+                    if returns and type(result) not in iterables:
+                        self.check("process", result)
+                    emitted.extend(result)
+            except Exception as error:
+                self.note(error, "process", f"row {row!r:.80}")
+                raise
+            if result is not None and len(emitted) >= OUTPUT_ROWS:
+                yield from self.drain()
+                emitted = self.emitted
+        context.timestamp = None
+        yield from self.drain()
+
+    def finish(self) -> Iterator[Any]:
+        result = self.function.on_epoch_end(self.context)
+        if result is not None:
+            self.check("on_epoch_end", result)
+            for row in result:
+                self.emitted.append(row)
+                if len(self.emitted) >= OUTPUT_ROWS:
+                    yield from self.drain()
+        yield from self.drain()
+
+
+class _InstanceBatchCalls(Calls):
+    """`ProcessFunction.process_rows`: one call per batch."""
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        yield from self._emit("process_rows", self.function.process_rows(rows, self.context))
+
+    def finish(self) -> Iterator[Any]:
+        yield from self._emit("on_epoch_end", self.function.on_epoch_end(self.context))
+
+    def _emit(self, method: str, result: Any) -> Iterator[Any]:
+        if result is None:
+            return
+        if not are_batches(result):
+            self.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
+        for value in [result] if is_batch(result) else result:
+            yield from self.output.from_value(value)
+
+
+class _NoKeys:
+    """Refuses timers, which belong to keys."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @staticmethod
+    def error(name: str) -> DeclarationError:
+        return DeclarationError(
+            f"{name} is a ProcessFunction, whose rows have no keys; timers and namespaces belong "
+            "to keys: take key_by and a ps.KeyedProcessFunction"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self.error(self._name)

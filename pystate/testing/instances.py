@@ -1,0 +1,294 @@
+"""A harness that runs a `ProcessFunction` in a unit test: no Spark, no Java.
+
+Thread safety: all objects belong to one thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.arguments import integer, text
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.options import checked_parallelism
+from pystate.errors import InvalidArgumentError
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import instance_states
+from pystate.functions.process import InstanceContext
+from pystate.operator.event_time import milliseconds
+from pystate.operator.function_spec import PROCESS_LATE, checked_late
+from pystate.operator.instance_runtime import InstanceRuntime
+from pystate.operator.instance_state import InstanceState, instance_spec
+from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operator.runtime import FunctionRuntime
+from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.registry import unknown_state
+from pystate.testing.clock import Clock
+from pystate.testing.harness import Harness
+from pystate.testing.input_rows import InputRows
+from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
+from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.types.durations import Duration
+from pystate.types.durations import milliseconds as length_ms
+from pystate.types.keys import KeyColumns
+
+if TYPE_CHECKING:
+    from pystate.functions.process import ProcessFunction
+
+__all__ = ["ProcessHarness"]
+
+
+class ProcessHarness(Harness):
+    """Runs a `ProcessFunction` over rows that a test feeds it, an epoch at a time.
+
+    Parameters
+    ----------
+    function : ProcessFunction
+        An instance. As on Spark, every epoch works on a copy of it.
+    schema, columns, event_time, allowed_delay, side_outputs, late, processing_time
+        As for `Harness`.
+    parallelism : int
+        Number of instances.
+    max_parallelism, batch_rows, uid, allow_pickle
+        As for `Harness`.
+
+    Notes
+    -----
+    Rows are dealt to the instances in turn: the first one of an epoch goes to instance 0.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Pairs(ps.ProcessFunction):
+    ...     waiting = ps.OperatorListState("string")
+    ...
+    ...     def process(self, row, ctx):
+    ...         self.waiting.add(row["name"])
+    ...         if len(self.waiting) == 2:
+    ...             yield tuple(self.waiting)
+    ...             self.waiting.clear()
+    >>> with ps.testing.ProcessHarness(Pairs(), parallelism=2) as harness:
+    ...     harness.process([{"name": "a"}, {"name": "b"}, {"name": "c"}])
+    ...     harness.rescale(1)
+    ...     harness.state("waiting")
+    [('a', 'c')]
+    ['b']
+    """
+
+    def __init__(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: SchemaLike | None = None,
+        columns: SchemaLike | None = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        side_outputs: Sequence[str] | Mapping[str, SchemaLike] = (),
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+        processing_time: int | datetime = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        batch_rows: int = 10_000,
+        uid: str = "harness",
+        allow_pickle: bool = True,
+    ) -> None:
+        owner = f"operator {text(uid, 'ProcessHarness: uid')!r}"
+        sides = parse_sides(side_outputs, owner)
+        options = _InstanceOptions(
+            key=(),
+            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
+            sides=sides,
+            event_time=event_time,
+            allowed_delay_ms=(
+                None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+            ),
+            late=checked_late(late, sides, owner),
+            max_parallelism=checked_parallelism(max_parallelism),
+            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
+            uid=uid,
+            allow_pickle=allow_pickle,
+        )
+        clock = Clock(milliseconds(processing_time, "processing_time"))
+        self._begin(function, options, clock, InputRows((), columns), parallelism)
+        self._make_ranges(())
+
+    def rescale(self, parallelism: int) -> None:
+        """Change the number of instances, as a job does between two epochs.
+
+        The states are redistributed at the beginning of the next epoch.
+
+        Parameters
+        ----------
+        parallelism : int
+            The new number of instances.
+        """
+        self._options.check(self._function, self._rows.schema, parallelism)
+        before = self._ranges
+        assert before is not None
+        files = before.files()
+        self._parallelism = parallelism
+        self._make_ranges(()).restore(files, True)
+        before.close()
+
+    def state(self, name: str, key: Any = 0, namespace: Any = None) -> Any:
+        """One state of an instance, as of the last epoch.
+
+        Parameters
+        ----------
+        name : str
+            The state's name.
+        key : int
+            The number of the instance; 0 by default.
+        namespace : None
+            There are none.
+
+        Returns
+        -------
+        list or dict
+            The items of a list, the streams of a raw state (by key group if it has one per key
+            group).
+        """
+        ranges = self._ranges
+        assert isinstance(ranges, _InstanceTables)
+        index = integer(key, "state: the instance", least=0, most=len(ranges) - 1)
+        return ranges.look(name, index, namespace)
+
+    def keys(self) -> NoReturn:
+        """Refuse: there are no keys."""
+        raise InvalidArgumentError("a ProcessFunction has no keys: state(name, instance) has all")
+
+    def _make_ranges(self, key: KeyColumns) -> RangeTables:
+        options = self._options
+        ranges = _InstanceTables(
+            self._function, options.max_parallelism, self._parallelism, options.uid
+        )
+        self._operator = _LocalInstances(self._function, options, ranges)
+        return ranges
+
+
+@dataclass(frozen=True)
+class _InstanceOptions(OperatorOptions):
+    """The options of an operator without a key."""
+
+    @property
+    def names_only(self) -> bool:
+        return False
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return ()
+
+    def require_state(self, function: StatefulFunction, owner: str) -> None:
+        instance_states(function, owner)
+
+
+class _InstanceTables(RangeTables):
+    """The tables of all instances."""
+
+    def __init__(
+        self, function: StatefulFunction, max_parallelism: int, parallelism: int, uid: str
+    ) -> None:
+        states = instance_states(function, f"operator {uid!r}")
+        self.states: Mapping[str, OperatorState[Any]] = states
+        #: The rows of the instances before a change of their number, until the next epoch is over.
+        self.old: KeyedStateBackend | None = None
+        self._operator = instance_spec(uid, states, max_parallelism)
+        self._make(self._operator, parallelism)
+
+    def instance(self, share: RangeTable) -> Instance:
+        """The instance that a table belongs to."""
+        return Instance(self._ranges.index(share), len(self._ranges), self._max_parallelism)
+
+    def state(self, share: RangeTable) -> InstanceState:
+        """The state of an instance, in an open epoch."""
+        return InstanceState(share.backend, self.instance(share), self.states)
+
+    def shares(
+        self, rows: pa.RecordBatch | None
+    ) -> Iterator[tuple[RangeTable, pa.RecordBatch | None]]:
+        count = len(self._ranges)
+        for index, share in enumerate(self._ranges):
+            if rows is None or rows.num_rows <= index:
+                yield share, None
+            else:
+                yield share, rows.take(np.arange(index, rows.num_rows, count))
+
+    def look(self, name: str, key: Any, namespace: Any) -> Any:
+        if name not in self.states:
+            raise unknown_state(name, self.states)
+        share = self._ranges[key]
+        try:
+            state = self.state(share)
+            if self.old is not None:
+                state.redistribute(self.old)
+            state.open()
+            handle = state[name]
+            if hasattr(handle, "read"):
+                return {group: handle.read(group) for group in handle.key_groups()}
+            return handle.streams() if hasattr(handle, "streams") else handle.get()
+        finally:
+            share.backend.rollback()
+
+    @contextmanager
+    def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
+        with super().epoch(sealed):
+            yield
+        self._forget()
+
+    def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
+        files = list(files)
+        super().restore(files, allow_unclaimed_state)
+        self.old = KeyedStateBackend.of(self._operator)
+        self.old.restore(
+            [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
+        )
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+    def _forget(self) -> None:
+        old, self.old = self.old, None
+        if old is not None:
+            old.close()
+
+
+class _LocalInstances(LocalOperator):
+    """The instances of an operator, computed in this process."""
+
+    def _runtime(
+        self,
+        function: StatefulFunction,
+        share: RangeTable,
+        columns: pa.Schema | None,
+        attempt: Attempt,
+    ) -> FunctionRuntime:
+        ranges, clock = self.ranges, attempt.clock
+        assert isinstance(ranges, _InstanceTables)
+        instance = ranges.instance(share)
+        context = InstanceContext(
+            uid=self.options.uid,
+            epoch=clock.epoch,
+            key_group_range=(share.first, share.last),
+            parallelism=len(ranges),
+            max_parallelism=self.options.max_parallelism,
+            processing_time=clock.processing_time,
+            instance=instance.index,
+        )
+        return InstanceRuntime(
+            self.options.spec(function, (), columns),
+            share.backend,
+            ranges.state(share),
+            context,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+            old=ranges.old,
+            time=self._time(clock),
+            drain=attempt.drain,
+        )
