@@ -145,16 +145,14 @@ def test_rules_survive_kills_and_another_number_of_instances(
     steps: list[tuple[int, list[Row]]] = [
         (2, drawn(draw, 6, 60)),
         (2, [*drawn(draw, 6, 60), kill]),
-        (3, drawn(draw, 0, 60)),
+        # Most instances get no row, and still their copy.
+        (3, [("row", "d2", 0, 0)]),
         (3, [*drawn(draw, 4, 60), kill_rule]),
-        (1, drawn(draw, 0, 0)),
-        (1, drawn(draw, 5, 60)),
-        (2, [*drawn(draw, 5, 60), kill]),
-        (2, drawn(draw, 3, 0)),
+        (1, drawn(draw, 0, 60)),
+        (2, drawn(draw, 5, 0)),
     ]
     for number, (parallelism, rows) in enumerate(steps, 1):
         job.rescale(parallelism)
-        rows = rows or [("row", "d2", 0, 0)]
         found, counts = model.epoch(rows)
         expected += found
         counted += counts
@@ -173,3 +171,169 @@ def test_rules_survive_kills_and_another_number_of_instances(
     assert sum(row[1] for row in commands) == sum(counted) > 0
     state = {row["k"]: row["alerts"] for row in job.read_state("alerts").to_pylist()}
     assert state == model.alerts
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, COLUMNS).repartition(3)
+
+
+class Writes(Alerts):
+    def process(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.limits.put("a", 5)
+
+
+def test_a_keyed_row_cannot_write_the_broadcast_state(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job = make_job()
+    rows: list[Row] = [("rule", "a", 1, 0)]
+    job.run_epoch(frame(spark, rows), alerts)
+    rows = [("rule", "a", 2, 0), ("row", "a1", 1, 0)]
+    with pytest.raises(ReadOnlyStateError, match="'limits': put is not allowed here"):
+        job.run_epoch(frame(spark, rows), lambda df, job: alerts(df, job, Writes()))
+    assert copies(job) == [({"a": 1}, ["a=1"])] * 2
+
+
+def test_output_that_is_read_twice_is_evaluated_once(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job, draw, model = make_job(), random.Random(3), Model()
+    for evaluations in (2, 1):
+        rows = drawn(draw, 4, 40)
+
+        def pipeline(df: DataFrame, job: Job) -> DataFrame:
+            out = alerts(df, job)
+            out.limit(1).count()
+            return out
+
+        found = rows_of(job.run_epoch(frame(spark, rows), pipeline).dataframe)
+        expected, _ = model.epoch(rows)
+        assert [row for row in found if row[0] != "count"] == sorted(expected, key=repr)
+        assert job.last_progress is not None
+        assert job.last_progress.evaluations == evaluations
+        assert copies(job) == [(model.limits, model.history)] * 2
+
+
+def test_epochs_of_several_batches(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    source = Source(spark, tmp_path / "rows", COLUMNS)
+    draw, model, expected = random.Random(8), Model(), []
+    for parallelism, batches in ((2, 4), (3, 3)):
+        for _ in range(batches):
+            rows = drawn(draw, 3, 30)
+            expected += model.epoch(rows)[0]
+            source.add(*(",".join(map(str, row)) for row in rows))
+        job = make_job(parallelism=parallelism, checkpoints=ps.CheckpointOptions(interval=3))
+        job.start(
+            source.stream(),
+            alerts,
+            sink=ParquetSink(tmp_path / "out"),
+            trigger={"availableNow": True},
+        ).awaitTermination()
+        assert copies(job) == [(model.limits, model.history)] * parallelism
+        job.close()
+    found = ParquetSink(tmp_path / "out").read(spark).select("k", "v", "n").collect()
+    assert sorted(tuple(row) for row in found if row.k != "count") == sorted(expected)
+
+
+class Traced(ps.KeyedBroadcastProcessFunction):
+    last = ps.BroadcastState("string", "long")
+    n = ps.ValueState("long", default=0)
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        self.last.put("last", row.n)
+
+    def process(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.n.update(self.n.value() + 1)
+        ctx.register_event_time_timer(1000)
+        yield f"{key} row", row.n, self.last.get("last")
+
+    def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+        yield f"{key} timer", ctx.watermark, self.last.get("last")
+
+
+@pytest.mark.parametrize("kinds", [("t", "timestamp_millis(t)"), ("timestamp_ntz", "t")])
+def test_rows_in_the_order_of_their_times(
+    spark: SparkSession, make_job: MakeJob, kinds: tuple[str, str]
+) -> None:
+    ntz = "to_timestamp_ntz(date_format(timestamp_millis(t), 'yyyy-MM-dd HH:mm:ss.SSS'))"
+    of_rows, of_rules = (ntz if kind == "timestamp_ntz" else kind for kind in kinds)
+    job = make_job()
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        rules = df.where("side = 'rule'").selectExpr("n", f"{of_rules} AS at")
+        rows = df.where("side = 'row'").selectExpr("k", "n", f"{of_rows} AS at")
+        keyed = job.key_by(rows, "k", uid="traced", event_time="at")
+        broadcast = job.broadcast(rules, uid="last", event_time="at", order_by="n")
+        schema = "what string, at long, last long"
+        return keyed.connect(broadcast).process(Traced(), schema, interleave="event_time")
+
+    def run(*rows: tuple[str, str, int | None, int]) -> list[Any]:
+        given = spark.createDataFrame(rows, "side string, k string, t long, n long")
+        return rows_of(job.run_epoch(given.repartition(4), pipeline).dataframe)
+
+    assert run(
+        ("rule", "", 500, 3),
+        ("rule", "", 200, 2),
+        ("rule", "", None, 1),
+        ("row", "a", 600, 4),
+        ("row", "a", 200, 2),
+        ("row", "b", 199, 1),
+        ("row", "b", 499, 3),
+        ("row", "b", None, 0),
+    ) == [
+        ("a row", 2, 2),
+        ("a row", 4, 3),
+        ("b row", 0, 1),
+        ("b row", 1, 1),
+        ("b row", 3, 2),
+    ]
+    # The watermark is that of the slower input.
+    assert run(("row", "a", 2000, 5)) == [("a row", 5, 3)]
+    assert run() == []
+    assert run(("rule", "", 1500, 4)) == []
+    assert run() == [("a timer", 1500, 4), ("b timer", 1500, 4)]
+    assert job.last_progress is not None and job.last_progress.watermark_ms == 1500
+
+
+def test_a_broadcast_without_times_or_rows_holds_nothing_back(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    class Strict(Traced):
+        pass
+
+    def run(job: Job, rows: str, idle: bool) -> list[Any]:
+        def pipeline(df: DataFrame, job: Job) -> DataFrame:
+            times = {"event_time": "t", "idle_after": 1} if idle else {}
+            rules = job.broadcast(spark.range(0).selectExpr("id AS n", "id AS t"), uid="l", **times)
+            keyed = job.key_by(df, "k", uid="traced", event_time="t")
+            return keyed.connect(rules).process(Strict(), "what string, at long, last long")
+
+        given = spark.sql(f"SELECT 'a' AS k, 1 AS n, t FROM VALUES {rows} AS v(t)")
+        return rows_of(job.run_epoch(given, pipeline).dataframe)
+
+    for idle in (False, True):
+        job = make_job(checkpoint=Path(make_job().checkpoint) / str(idle))
+        found = [row for rows in ("(0L)", "(3000L)", "(4000L)") for row in run(job, rows, idle)]
+        assert ("a timer", 3000, None) in found
+
+
+def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:
+    rows: list[Row] = [("rule", "a", 1, 0)]
+    job = make_job()
+
+    def refused(pipeline: Any, match: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=match):
+            job.run_epoch(frame(spark, rows), pipeline)
+
+    refused(
+        lambda df, job: alerts(df, job, interleave="event_time"), r"key_by\(\.\.\., event_time="
+    )
+    refused(lambda df, job: alerts(df, job, interleave="time"), "interleave")
+    refused(
+        lambda df, job: job.key_by(df, "k", uid="a").process(Alerts(), "k string"),
+        "has a broadcast input: connect it",
+    )
+    refused(lambda df, job: job.key_by(df, "k", uid="a").connect(df), "job.broadcast")
+    refused(
+        lambda df, job: job.broadcast(df, uid="r", idle_after="1 minute"), "event_time='column'"
+    )
