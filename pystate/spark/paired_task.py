@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 from pystate.errors import NoSpaceError, TableMovedError
 from pystate.spark.delta import DeltaWriter, Written
@@ -90,6 +91,7 @@ class PairedTask(RangeTask):
 def _size(task: RangeTask) -> int:
     """How much room a task's table takes in its file system; -1 if it is no file."""
     path = task.table_path
-    if path is None:
-        return -1
-    return os.stat(path).st_blocks
+    if path is not None:
+        with suppress(OSError):
+            return os.stat(path).st_blocks
+    return -1

@@ -86,7 +86,7 @@ def test_the_keyed_side_only_reads(write: str, where: str) -> None:
     with BroadcastHarness(Writes(), KEY) as harness:
         harness.process(broadcast=[rule()])
         with pytest.raises(ReadOnlyStateError, match=f"'rules': {write} is not allowed"):
-            harness.process([{"k": 1}])
+            harness.process([{"k": 1}], [rule(n=2)])
         assert harness.broadcast_state("rules") == {"a": 1}
 
 
@@ -104,8 +104,15 @@ def test_a_rule_has_no_key() -> None:
 
     for function in (Reads(), Timed()):
         with pytest.raises(NoCurrentKeyError, match="apply_to_keyed_state"):
-            # The key of the last row must not be current either.
-            run(function, ([{"k": 1}], []), ([{"k": 1}], [rule()]), parallelism=1)
+            # The key of the row before must not be current either.
+            run(
+                function,
+                ([{"k": 1, "at": 1}], [{**rule(), "at": 2}]),
+                parallelism=1,
+                event_time="at",
+                broadcast_event_time="at",
+                interleave="event_time",
+            )
 
 
 @pytest.mark.parametrize("instances", [1, 3])
