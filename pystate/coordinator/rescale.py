@@ -12,8 +12,9 @@ from dataclasses import replace
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState
 from pystate.checkpoint.refs import RangeSource
+from pystate.state.operator_state import INSTANCE_SCHEMA
 
-__all__ = ["rescaled", "sources_of"]
+__all__ = ["gathered", "rescaled", "sources_of"]
 
 
 def rescaled(
@@ -73,6 +74,17 @@ def rescaled(
             )
         )
     return tuple(ranges)
+
+
+def gathered(operator: OperatorState, max_parallelism: int) -> OperatorState:
+    """Return an operator of instances with one range, after its rows were moved; others unchanged.
+
+    Its rows may be where no instance looks for them. Whoever goes on from one range redistributes
+    them: with another number of instances as after any change, and a single instance by itself.
+    """
+    if operator.key_schema != INSTANCE_SCHEMA:
+        return operator
+    return replace(operator, parallelism=1, ranges=rescaled(operator, 1, max_parallelism))
 
 
 def sources_of(operator: OperatorState, first: int, last: int) -> tuple[RangeSource, ...]:

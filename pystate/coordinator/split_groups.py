@@ -34,9 +34,8 @@ from pystate.checkpoint.savepoint import (
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.merges import merge_range
-from pystate.coordinator.rescale import rescaled
+from pystate.coordinator.rescale import gathered
 from pystate.errors import InvalidArgumentError
-from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = ["rescale", "split"]
@@ -150,12 +149,7 @@ def _with_ranges(
 ) -> OperatorState:
     parallelism = operator.parallelism * factor
     ranges = tuple(made[operator.uid, index] for index in range(parallelism))
-    split = replace(operator, parallelism=parallelism, ranges=ranges)
-    if operator.key_schema != INSTANCE_SCHEMA:
-        return split
-    # Rows of instances are where no instance looks for them. Whoever begins with one range
-    # redistributes them, even if it has as many ranges as there are now.
-    return replace(split, parallelism=1, ranges=rescaled(split, 1, groups))
+    return gathered(replace(operator, parallelism=parallelism, ranges=ranges), groups)
 
 
 def _bytes_of(part: tuple[OperatorState, RangeState, int]) -> int:

@@ -34,10 +34,12 @@ from pystate.checkpoint.savepoint import (
     manifest_of,
     read_savepoint,
 )
+from pystate.coordinator.rescale import gathered
 from pystate.coordinator.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
 from pystate.functions.base import KeyedProcessFunction, VectorizedFunction
 from pystate.functions.binding import declarations
+from pystate.functions.process import ProcessFunction
 from pystate.processor.epochs import storage_at
 from pystate.processor.range_rows import write_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
@@ -93,7 +95,7 @@ class StateRows:
         DeclarationError
             A state cannot be written.
         """
-        function = (KeyedProcessFunction, VectorizedFunction)
+        function = (KeyedProcessFunction, VectorizedFunction, ProcessFunction)
         given = self.states
         if isinstance(given, function) or (isinstance(given, type) and issubclass(given, function)):
             given = declarations(given)
@@ -265,7 +267,7 @@ class Destination:
         inputs, watermark_ms = only_input(time_ms), None
         if time_ms is None and replaced is not None:
             inputs, watermark_ms = replaced.inputs, replaced.watermark_ms
-        self._written[operator.uid] = OperatorState(
+        written_state = OperatorState(
             uid=operator.uid,
             parallelism=self.parallelism,
             key_schema=tuple((name, type_.ddl) for name, type_ in operator.key),
@@ -275,6 +277,7 @@ class Destination:
             inputs=inputs,
             watermark_ms=watermark_ms,
         )
+        self._written[operator.uid] = gathered(written_state, self.max_parallelism)
 
     def finish(self) -> Savepoint:
         """Take over the other operators, and make the folder a savepoint."""

@@ -160,6 +160,10 @@ class ProcessHarness(Harness):
         index = integer(key, "state: the instance", least=0, most=len(ranges) - 1)
         return ranges.look(name, index, namespace)
 
+    def states(self, key: Any = 0, namespace: Any = None) -> dict[str, Any]:
+        """All states of an instance by name; parameters and values are those of `state`."""
+        return super().states(key, namespace)
+
     def keys(self) -> NoReturn:
         """Refuse: there are no keys."""
         raise InvalidArgumentError("a ProcessFunction has no keys: state(name, instance) has all")

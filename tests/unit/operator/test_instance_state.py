@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import (
@@ -244,3 +247,44 @@ def test_a_state_that_is_new_is_empty_and_one_that_evolves_is_widened() -> None:
     with Instances(2, files, after) as two:
         assert two.get("items") == [[{"a": 1, "b": None}], [{"a": 2, "b": None}]]
         assert [len(state["new"]) for state in two.all] == [0, 0]
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 9),
+            st.dictionaries(st.text("abc", max_size=3), st.floats(allow_nan=False), max_size=4),
+            st.sets(st.text("abc", max_size=3), max_size=2),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_broadcast_state_is_the_same_everywhere_over_any_changes_of_their_number(
+    steps: list[Any],
+) -> None:
+    rules: dict[str, float] = {}
+    files: list[bytes] = []
+    for parallelism, put, removed in steps:
+        with Instances(parallelism, files) as instances:
+            for state in instances.all:
+                assert dict(state["rules"].items()) == rules
+                state["rules"].put_all(put)
+                for key in removed:
+                    state["rules"].remove(key)
+            rules = {k: v for k, v in {**rules, **put}.items() if k not in removed}
+            files = instances.seal()
+
+
+def test_written_state_is_gathered_so_that_any_job_divides_it(tmp_path: Path) -> None:
+    rows = {"instance": [0], "instances": [1], "slot": [0], "items": [[1, 2, 3]]}
+    key = {"instance": "int", "instances": "int", "slot": "int"}
+    states = {"items": ps.OperatorListState("long")}
+    ps.write_state(tmp_path / "a", {"op": ps.StateRows(rows, key, states)}, parallelism=4)
+    ps.rescale(tmp_path / "a", tmp_path / "b", max_parallelism=256)
+    for folder in ("a", "b"):
+        [described] = ps.state_metadata(tmp_path / folder).to_pylist()
+        assert described["parallelism"] == 1
+        assert ps.read_state(tmp_path / folder)["items"].to_pylist() == [[1, 2, 3]]
+        assert ps.verify(tmp_path / folder).ok
