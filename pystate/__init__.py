@@ -70,6 +70,10 @@ from pystate.functions.base import (
     RuntimeContext,
     VectorizedFunction,
 )
+from pystate.functions.broadcast import (
+    KeyedBroadcastProcessFunction,
+    VectorizedBroadcastFunction,
+)
 from pystate.functions.process import InstanceContext, ProcessFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
@@ -163,6 +167,7 @@ __all__ = [
     "Global",
     "InstanceContext",
     "KeyBatch",
+    "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateBackend",
@@ -201,6 +206,7 @@ __all__ = [
     "ValueHandle",
     "ValueState",
     "Variance",
+    "VectorizedBroadcastFunction",
     "VectorizedFunction",
     "Verification",
     "Versioned",

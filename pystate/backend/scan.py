@@ -71,9 +71,15 @@ class BackendRows(BackendTable):
         arrays += [handle._exported(keys) for handle in self._states.handles.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
-    def existing(self) -> Iterator[KeyBatch]:
-        """All keys, with their namespaces, as `to_batches` gives their rows."""
-        return self._rows(_SCAN_ROWS, changed=False)
+    def existing(self, max_rows: int = _SCAN_ROWS) -> Iterator[KeyBatch]:
+        """All keys, with their namespaces, as `to_batches` gives their rows.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most keys in one batch.
+        """
+        return self._rows(max_rows, changed=False)
 
     def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
         """Those of some keys that exist, in each of their namespaces.

@@ -38,6 +38,7 @@ RESERVED = frozenset(
         "process_rows",
         "process_left",
         "process_right",
+        "process_broadcast",
         "on_timer",
         "on_timers",
         "on_epoch_end",
@@ -60,6 +61,7 @@ CALLED = frozenset(
         "process_rows",
         "process_left",
         "process_right",
+        "process_broadcast",
         "on_timer",
         "on_timers",
         "on_epoch_end",
@@ -71,6 +73,7 @@ CALLED = frozenset(
 )
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
+_BROADCAST = "process_broadcast(self, row, ctx)"
 #: Methods that Spark or Flink calls, but pystate does not.
 _NEVER_CALLED = {
     "onTimer": _ON_TIMER,
@@ -82,6 +85,8 @@ _NEVER_CALLED = {
     "process_element": _PROCESS,
     "handleInputRows": f"{_PROCESS}, or process_rows(self, key, batch, ctx) for all rows of a key",
     "processRows": "process_rows(self, key, batch, ctx)",
+    "processBroadcastElement": _BROADCAST,
+    "process_broadcast_element": _BROADCAST,
 }
 
 

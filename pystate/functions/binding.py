@@ -18,6 +18,10 @@ from pystate.functions.base import (
     StatefulFunction,
     VectorizedFunction,
 )
+from pystate.functions.broadcast import (
+    KeyedBroadcastProcessFunction,
+    VectorizedBroadcastFunction,
+)
 from pystate.functions.process import ProcessFunction
 from pystate.state.broadcast import BroadcastState
 from pystate.state.declaration import State
@@ -35,10 +39,13 @@ __all__ = [
     "Registry",
     "Shape",
     "bind",
+    "broadcast_states",
     "copied",
     "declarations",
+    "has_broadcast",
     "has_timers",
     "instance_states",
+    "keyed_states",
     "namespace_type",
     "operator_spec",
     "require_state",
@@ -75,10 +82,54 @@ def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[st
     }
 
 
-def bind(function: StatefulFunction, registry: Registry) -> None:
-    """Give an instance its handles, so that ``self.legs`` works until `unbind`."""
+def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
+    """The states that a function keeps for each key."""
+    found = declarations(function)
+    if not has_broadcast(function):
+        return found
+    return {name: state for name, state in found.items() if not isinstance(state, OperatorState)}
+
+
+def broadcast_states(function: StatefulFunction) -> dict[str, OperatorState[Any]]:
+    """The broadcast states of a function that has a broadcast input.
+
+    Raises
+    ------
+    DeclarationError
+        It has none, or another kind of operator state.
+    """
+    name = type(function).__name__
+    found = {n: d for n, d in declarations(function).items() if isinstance(d, OperatorState)}
+    for attribute, declaration in found.items():
+        if not isinstance(declaration, BroadcastState):
+            raise DeclarationError(
+                f"{name}.{attribute} is {declaration!r}: of operator state, a function with a "
+                "broadcast input has ps.BroadcastState alone"
+            )
+    if not found:
+        raise DeclarationError(
+            f"{name} declares no ps.BroadcastState: what the broadcast rows say would be forgotten"
+        )
+    return found
+
+
+def bind(function: StatefulFunction, registry: Registry, broadcast: Registry | None = None) -> None:
+    """Give an instance its handles, so that ``self.legs`` works until `unbind`.
+
+    Parameters
+    ----------
+    function : StatefulFunction
+        The instance.
+    registry : Registry
+        Has its states.
+    broadcast : Registry, optional
+        Has its broadcast states.
+    """
     for name, declaration in declarations(function).items():
-        function.__dict__[name] = registry.register(name, declaration)
+        own = registry
+        if broadcast is not None and isinstance(declaration, OperatorState):
+            own = broadcast
+        function.__dict__[name] = own.register(name, declaration)
 
 
 def unbind(function: StatefulFunction) -> None:
@@ -155,11 +206,29 @@ def operator_spec(
     return OperatorSpec(
         uid=uid,
         key=key,
-        states=declarations(function),
+        states=keyed_states(function),
         namespace=namespace_type(function),
         timers=has_timers(function),
         max_parallelism=max_parallelism,
     )
+
+
+def has_broadcast(function: StatefulFunction) -> bool:
+    """Whether a function has a broadcast input.
+
+    Raises
+    ------
+    DeclarationError
+        It has one, and no method for its rows.
+    """
+    for base in (KeyedBroadcastProcessFunction, VectorizedBroadcastFunction):
+        if isinstance(function, base):
+            if getattr(type(function), "process_broadcast", None) is base.process_broadcast:
+                raise DeclarationError(
+                    f"{type(function).__name__} has no process_broadcast(self, row, ctx): write it"
+                )
+            return True
+    return False
 
 
 def instance_states(function: StatefulFunction, owner: str) -> dict[str, OperatorState[Any]]:

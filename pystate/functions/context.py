@@ -5,6 +5,7 @@ Thread safety: a context belongs to its task's thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
@@ -36,6 +37,7 @@ class Task(Protocol):
 
     def output(self, tag: str, row: Any) -> None: ...  # noqa: D102
     def set_namespace(self, value: Any) -> None: ...  # noqa: D102
+    def apply_to_keyed_state(self, state: Any, function: Any) -> None: ...  # noqa: D102
 
 
 class _NoTask:
@@ -230,6 +232,31 @@ class RuntimeContext:
         """
         self._task.set_namespace(value)
 
+    def apply_to_keyed_state(self, state: Any, function: Callable[[Any, Any], None]) -> None:
+        """Visit every key of the task that has a state, while a broadcast row is handled.
+
+        Parameters
+        ----------
+        state : handle
+            One of the function's keyed states, ``self.limit``.
+        function : callable
+            ``function(key, state)`` is called for each key that has something in the state, with
+            that key, and its namespace, as the current one: it may read, write and clear any keyed
+            state, and register timers. It returns nothing. In a `VectorizedBroadcastFunction` it is
+            called with some thousands of keys at once, as a `KeyBatch`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No row of a broadcast input is being handled, or `state` is no keyed state.
+
+        Notes
+        -----
+        Keys come in no particular order. Each is visited once; a namespace that is first written
+        meanwhile may or may not be visited.
+        """
+        self._task.apply_to_keyed_state(state, function)
+
 
 _REGISTER = (
     "register_event_time_timer(timestamp) or register_processing_time_timer(timestamp), in "
@@ -268,6 +295,7 @@ _OTHERS = {
     "collect": "yield row",
     "emit": "yield row",
     "side_output": "output(tag, row)",
+    "applyToKeyedState": "apply_to_keyed_state(self.state, function)",
 }
 for _name, _instead in _OTHERS.items():
     setattr(RuntimeContext, _name, Elsewhere(_name, _instead))

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from pystate.arguments import text
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import namespace_type, shape
+from pystate.functions.binding import has_broadcast, namespace_type, shape
 from pystate.operator.output import Output
 from pystate.operator.rows import RowFactory
 from pystate.types.state_type import StateType
 
-__all__ = ["DROP_LATE", "PROCESS_LATE", "FunctionSpec", "RightInput", "checked_late", "late_tag"]
+__all__ = [
+    "DROP_LATE",
+    "PROCESS_LATE",
+    "BroadcastInput",
+    "FunctionSpec",
+    "RightInput",
+    "checked_late",
+    "late_tag",
+]
 
 #: What happens to late rows, if it is not the tag of a side output.
 PROCESS_LATE, DROP_LATE = "process", "drop"
@@ -29,6 +37,16 @@ class RightInput:
 
     key: tuple[str, ...]
     """The key columns, under its own names."""
+    columns: tuple[str, ...]
+    """All its columns, in order."""
+    event_time: str | None = None
+    """The column with the time at which a row happened."""
+
+
+@dataclass(frozen=True)
+class BroadcastInput:
+    """The broadcast input of a function that has one."""
+
     columns: tuple[str, ...]
     """All its columns, in order."""
     event_time: str | None = None
@@ -64,6 +82,8 @@ class FunctionSpec:
         fields.
     right : RightInput, optional
         The right input of a `KeyedCoProcessFunction`; all else is about the left one.
+    broadcast : BroadcastInput, optional
+        The broadcast input of a `KeyedBroadcastProcessFunction`; all else is about the keyed one.
 
     Raises
     ------
@@ -83,6 +103,7 @@ class FunctionSpec:
     late: str = PROCESS_LATE
     key_types: tuple[StateType, ...] = ()
     right: RightInput | None = None
+    broadcast: BroadcastInput | None = None
 
     def __post_init__(self) -> None:
         kind = shape(self.function)
@@ -93,9 +114,13 @@ class FunctionSpec:
                 if kind == "co"
                 else f"{name} has one input: a function of two is a KeyedCoProcessFunction"
             )
+        if has_broadcast(self.function) != (self.broadcast is not None):
+            self._refuse_inputs()
         if kind in ("process", "co", "instance"):
             RowFactory(self.columns)
         namespace_type(self.function)
+        if self.broadcast is not None:
+            RowFactory(self.broadcast.columns)
         if isinstance(self.event_time, str) and self.event_time not in self.columns:
             raise InvalidArgumentError(
                 f"event_time={self.event_time!r} is not a column; columns: "
@@ -106,6 +131,16 @@ class FunctionSpec:
                 f"late={self.late!r}: rows are late by their event time; name its "
                 "column with event_time"
             )
+
+    def _refuse_inputs(self) -> NoReturn:
+        name = type(self.function).__name__
+        raise InvalidArgumentError(
+            f"{name} has a broadcast input: connect it, "
+            "keyed.connect(job.broadcast(rules, uid=...)).process(function, ...)"
+            if self.broadcast is None
+            else f"{name} has no broadcast input: a function of one is a "
+            "KeyedBroadcastProcessFunction or a VectorizedBroadcastFunction"
+        )
 
     @property
     def late_tag(self) -> str | None:

@@ -43,6 +43,7 @@ from pystate.functions.binding import (
     unbind,
 )
 from pystate.functions.context import RuntimeContext, TimeDomain, Timers
+from pystate.operator.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
     SHAPES,
@@ -98,6 +99,8 @@ class FunctionRuntime:
         Which rows are late, and which timers fire; None without event time.
     drain : bool
         Whether event time ends after the rows; see `pystate.operator.drain`.
+    broadcast : BroadcastStates, optional
+        The instance's broadcast states, of a function that has such an input.
 
     Attributes
     ----------
@@ -106,7 +109,8 @@ class FunctionRuntime:
     max_event_time : int or None
         The largest event time seen, in milliseconds since 1970.
     max_event_times : dict of str to int or None
-        The same of each input, of a function of two.
+        The same of each input, of a function of two: ``"left"`` and ``"right"``, or
+        ``"broadcast"`` alone.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class FunctionRuntime:
         *,
         time: OperatorTime | None = None,
         drain: bool = False,
+        broadcast: BroadcastStates | None = None,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -142,6 +147,10 @@ class FunctionRuntime:
         )
         self._registry: Registry = backend
         self._calls: Calls = self._make_calls()
+        self._states = broadcast
+        self._broadcast = (
+            None if broadcast is None else BroadcastCalls(self, self._calls, broadcast)
+        )
 
     def _make_calls(self) -> Calls:
         return SHAPES[shape(self.spec.function)](self)
@@ -154,7 +163,9 @@ class FunctionRuntime:
         function = self.spec.function
         if self._time is None and self.row_clock is not None:
             self._refuse_event_time_ttl()
-        bind(function, self._registry)
+        bind(function, self._registry, self._states)
+        if self._states is not None:
+            self._states.read_only = True
         self.context._task = self
         if not self._has_timers:
             self.context._timers = self._no_timers()
@@ -220,6 +231,23 @@ class FunctionRuntime:
             calls.turn(side)
             yield from calls.process(rows, times)
             self.leave_namespace()
+
+    def process_broadcast(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Call a function for some rows of its broadcast input; yield its output.
+
+        None of these rows is late: they are handled whatever their event time is.
+        """
+        calls, given = self._broadcast, self.spec.broadcast
+        assert calls is not None and given is not None, "a function with a broadcast input"
+        times = None
+        if given.event_time is not None:
+            what = f"operator {self.context.uid!r}: event-time column {given.event_time!r}"
+            times = event_times(rows.column(given.event_time), what)
+            seen = self.max_event_times.get("broadcast"), pc.max(times).as_py()
+            self.max_event_times["broadcast"] = max(
+                (time for time in seen if time is not None), default=None
+            )
+        yield from calls.process(rows, times)
 
     def process_elements(
         self, columns: Sequence[pa.Array[Any]], keys: Sequence[Any], rows: Sequence[Any]
@@ -293,6 +321,15 @@ class FunctionRuntime:
             )
         self.backend.set_current_namespace(value)
         self._in_namespace = value is not None
+
+    def apply_to_keyed_state(self, state: Any, function: Callable[[Any, Any], None]) -> None:
+        """See `RuntimeContext.apply_to_keyed_state`."""
+        if self._broadcast is None:
+            raise InvalidArgumentError(
+                f"operator {self.context.uid!r}: apply_to_keyed_state is for process_broadcast of "
+                "a KeyedBroadcastProcessFunction"
+            )
+        self._broadcast.apply(state, function)
 
     def leave_namespace(self) -> None:
         """Go back to the default namespace, after a call that may have left it."""

@@ -9,10 +9,11 @@ A module imports only modules that are listed above its own line, or on the same
   `schemas`, `resolve`, `arguments`, `options`, `routing`;
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
-* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies`,
+* what runs in tasks: `range_task`, `paired_task`, `worker`, and the operators there, `bodies`,
   `row_bodies` and `instances`;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
-  `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`, `rdd`, `pipeline`;
+  `broadcast`, `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`, `rdd`,
+  `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
@@ -26,6 +27,7 @@ from pystate.spark.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.connected import ConnectedFrames
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
@@ -40,6 +42,8 @@ from pystate.spark.state_writer import write_state
 from pystate.spark.unkeyed import OperatorFrame
 
 __all__ = [
+    "BroadcastFrame",
+    "BroadcastFrames",
     "Compaction",
     "ConnectedFrames",
     "EpochProgress",

@@ -5,7 +5,7 @@ Thread safety: a function without state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
@@ -26,7 +26,7 @@ def arrow_map(
     names: Sequence[str],
     body: Any,
     declared: st.StructType,
-    operator: type[ArrowOperator] = ArrowOperator,
+    operator: Callable[..., ArrowOperator] = ArrowOperator,
 ) -> DataFrame:
     """Run an operator's body over routed rows.
 
@@ -42,8 +42,8 @@ def arrow_map(
         Makes a task's body.
     declared : StructType
         The columns of the result.
-    operator : type of ArrowOperator
-        What runs in the tasks.
+    operator : callable
+        Makes what runs in the tasks, of `plan`, `body` and `names`.
     """
     # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
     # gets the columns under numbers, and those that come back are matched by position.

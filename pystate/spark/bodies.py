@@ -52,17 +52,21 @@ class FunctionBody:
             max_parallelism=plan.operator.max_parallelism,
             processing_time=plan.processing_time_ms,
         )
-        side = self._task.write_side
-        self._runtime = FunctionRuntime(
-            self._spec,
-            self._task.backend,
-            context,
-            side,
-            time=plan.time,
-            drain=plan.drain,
-        )
+        self._runtime = self._made(context)
         self._runtime.open()
         self._runtime.notify(plan.news)
+
+    def _made(self, context: RuntimeContext, **options: Any) -> FunctionRuntime:
+        task = self._task
+        return FunctionRuntime(
+            self._spec,
+            task.backend,
+            context,
+            task.write_side,
+            time=task.plan.time,
+            drain=task.plan.drain,
+            **options,
+        )
 
     def process(self, rows: Any) -> Iterator[Any]:
         """Call the function for some rows."""

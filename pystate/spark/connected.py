@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
+from pystate.arguments import shown
 from pystate.coordinator.range_report import InputSeen
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.base import KeyedCoProcessFunction
@@ -29,6 +30,7 @@ from pystate.operator.function_spec import (
 from pystate.spark.arguments import side_columns
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import FunctionBody
+from pystate.spark.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.joined import (
     JoinedFrame,
     asof_join,
@@ -155,24 +157,40 @@ class Connectable:
     def _joined(self) -> JoinedFrame:
         raise NotImplementedError
 
-    def connect(self, right: Connectable) -> ConnectedFrames:
-        """Give a function this input and another one with a key of the same types.
+    def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
+        raise NotImplementedError
+
+    @overload
+    def connect(self, right: Connectable) -> ConnectedFrames: ...
+    @overload
+    def connect(self, right: BroadcastFrame) -> BroadcastFrames: ...
+    def connect(self, right: Connectable | BroadcastFrame) -> ConnectedFrames | BroadcastFrames:
+        """Give a function this input and another one.
 
         Parameters
         ----------
-        right : KeyedFrame
-            The other input; its `key_by` may leave out the uid.
+        right : KeyedFrame or BroadcastFrame
+            The other input: one with a key of the same types, whose `key_by` may leave out the uid;
+            or what `Job.broadcast` returns.
 
         Returns
         -------
-        ConnectedFrames
-            Call `process` on it, with a `KeyedCoProcessFunction`.
+        ConnectedFrames or BroadcastFrames
+            Call `process` on it, with a `KeyedCoProcessFunction`, or with a
+            `KeyedBroadcastProcessFunction` if `right` is a broadcast.
 
         Raises
         ------
         WrongTypeError
             The keys have different types.
         """
+        if isinstance(right, BroadcastFrame):
+            return self._broadcast(right)
+        if not isinstance(right, Connectable):
+            raise InvalidArgumentError(
+                "connect takes another input, job.key_by(...) or job.broadcast(...), not "
+                f"{shown(right)}"
+            )
         return ConnectedFrames(self._joined(), right._joined())
 
     def interval_join(

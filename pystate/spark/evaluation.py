@@ -171,9 +171,12 @@ class Evaluation:
         """The tag of its Spark jobs."""
         return f"pystate-{self._id}"
 
-    def output(self, uid: str, frame: DataFrame) -> DataFrame:
-        """Register an operator's output, and return the frame for the pipeline."""
-        return self._once.add(uid, frame)
+    def output(self, uid: str, frame: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
+        """Register an operator's output, and return the frame for the pipeline.
+
+        `beside` names operators that run in the same tasks.
+        """
+        return self._once.add(uid, frame, beside)
 
     def fed(self, frame: DataFrame) -> Input:
         """Return what feeds a frame.

@@ -36,6 +36,7 @@ from pystate.spark.arguments import (
 )
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
+from pystate.spark.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.connected import Connectable
 from pystate.spark.joined import JoinedFrame
 from pystate.spark.range_task import OperatorPlan, RangeTask
@@ -166,6 +167,16 @@ class KeyedFrame(RowOperators, Connectable):
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
+        return self._applied(function, schema, side_outputs, late)
+
+    def _applied(
+        self,
+        function: StatefulFunction,
+        schema: str | st.StructType,
+        side_outputs: Mapping[str, str | st.StructType] | None,
+        late: str,
+        broadcast: BroadcastApplied | None = None,
+    ) -> DataFrame:
         uid = checked_uid(self._uid)
         declared = parse_schema(schema, self._owner)
         output_columns(self._frame.schema, f"{self._owner}: its input")
@@ -186,15 +197,19 @@ class KeyedFrame(RowOperators, Connectable):
             side_outputs=sides,
             late=late,
             key_types=self._key_types(),
+            broadcast=None if broadcast is None else broadcast.spec,
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
         plan = self._evaluation.declare(
             operator_spec(function, uid, parse_key(self._keys)),
             self._keys,
-            inputs=(self._input,),
+            inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
             sides=written,
         )
+        if broadcast is not None:
+            keys = [name for name, _ in self._keys]
+            return broadcast.run(spec, self._frame, keys, self._order_by, plan, declared)
         routed = self._routed(self._frame, plan, self._order_by)
         body = partial(FunctionBody, spec)
         out = arrow_map(routed, plan, self._frame.columns, body, declared)
@@ -210,6 +225,10 @@ class KeyedFrame(RowOperators, Connectable):
             self._input,
             bool(self._order_by),
         )
+
+    def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
+        checked_uid(self._uid)
+        return BroadcastFrames(self._owner, self._event_time, rules, self._applied)
 
     def _key_types(self) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""

@@ -46,12 +46,25 @@ class OperatorOutputs:
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
         self._frames: dict[str, DataFrame] = {}
+        #: Operators that run in the tasks of another one, by uid, and that one.
+        self._beside: dict[str, str] = {}
         self._held: dict[str, Any] = {}
         self._numbers: dict[str, str] = {}
         self._columns: dict[str, frozenset[str]] = {}
 
-    def add(self, uid: str, frame: DataFrame) -> DataFrame:
-        """Register an operator's output, and return the frame for the pipeline."""
+    def add(self, uid: str, frame: DataFrame, beside: Iterable[str] = ()) -> DataFrame:
+        """Register an operator's output, and return the frame for the pipeline.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        frame : DataFrame
+            Its output.
+        beside : iterable of str
+            Operators that run in the same tasks, and have no output of their own.
+        """
+        self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
             frame = frame.localCheckpoint()
             self._held[uid] = _plan(frame).rdd()
@@ -60,7 +73,12 @@ class OperatorOutputs:
 
     def can_be_materialised(self, uids: Iterable[str]) -> bool:
         """Whether all of these are operators over DataFrames that are not materialised yet."""
-        return all(uid in self._frames and uid not in self._materialised for uid in uids)
+        owners = self._owners(uids)
+        return all(uid in self._frames and uid not in self._materialised for uid in owners)
+
+    def _owners(self, uids: Iterable[str]) -> set[str]:
+        """The operators whose output these are evaluated with."""
+        return {self._beside.get(uid, uid) for uid in uids}
 
     def materialise_from(self, uids: Iterable[str]) -> list[str]:
         """Materialise these operators, and those declared after them, in later evaluations.
@@ -68,13 +86,13 @@ class OperatorOutputs:
         Later operators may depend on them, and be read in the same way.
         """
         order = list(self._frames)
-        wanted = order[min(order.index(uid) for uid in uids) :]
+        wanted = order[min(order.index(uid) for uid in self._owners(uids)) :]
         self._materialised.update(wanted)
         return wanted
 
     def is_in(self, uid: str, result: DataFrame) -> bool:
         """Whether a result is computed from an operator's output."""
-        frame = self._frames.get(uid)
+        frame = self._frames.get(self._beside.get(uid, uid))
         if frame is None:
             return False
         own = node_numbers(_text(frame))

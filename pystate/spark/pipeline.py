@@ -19,6 +19,7 @@ from pystate.arguments import checked_uid
 from pystate.errors import CheckpointError
 from pystate.functions.base import KeyedProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE
+from pystate.spark.broadcast import BroadcastFrame
 from pystate.spark.environment import require_classic
 from pystate.spark.evaluation import Evaluation
 from pystate.spark.keyed import KeyedFrame
@@ -154,6 +155,47 @@ class PipelineContext:
         return OperatorFrame(
             evaluation, df, checked_uid(uid), event_time, allowed_delay, idle_after
         )
+
+    def broadcast(
+        self,
+        df: DataFrame,
+        *,
+        uid: str | None = None,
+        order_by: str | Column | Sequence[str | Column] | None = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
+    ) -> BroadcastFrame:
+        """Give one epoch's rows, such as rules, to every instance of an operator.
+
+        Parameters
+        ----------
+        df : DataFrame
+            The rows, which should be few: each instance gets all of them. It may be called only
+            inside a pipeline.
+        uid : str
+            Names the broadcast states in checkpoints; another one than the operator's. It is
+            required, for the reason that `key_by` gives.
+        order_by : str, Column or a sequence of them, optional
+            The order in which all instances see the rows; rows that are equal in it are ordered by
+            their content. Without it all see one order, too, which is not specified.
+        event_time : str, optional
+            As in `key_by`. The operator's watermark is then the smaller one of both inputs. Without
+            it these rows hold no watermark back, and none of them has a time.
+        allowed_delay, idle_after : str, timedelta or int, optional
+            As in `key_by`. Rules are rare: ``idle_after="1 minute"`` lets the watermark go on.
+
+        Returns
+        -------
+        BroadcastFrame
+            Connect it to the keyed input: ``job.key_by(...).connect(rules).process(function, ...)``
+            with a `KeyedBroadcastProcessFunction`.
+        """
+        evaluation = self._current("broadcast")
+        require_classic(df)
+        require_pandas("broadcast")
+        name = checked_uid(uid)
+        return BroadcastFrame(evaluation, df, name, order_by, event_time, allowed_delay, idle_after)
 
     def partition_by(
         self,

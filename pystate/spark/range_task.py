@@ -155,6 +155,11 @@ class RangeTask:
         """Whether the task has a table; a task without rows or anything due attaches none."""
         return self._attachment is not None
 
+    @property
+    def table_path(self) -> str | None:
+        """The file of the attached table, if it is one."""
+        return None if self._attachment is None else self._attachment.path
+
     def announce(self, markers: Iterable[int]) -> None:
         """Handle the marker rows of a batch."""
         for marker in markers:

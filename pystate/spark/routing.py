@@ -24,7 +24,7 @@ from pystate.spark.schemas import KeySchema
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = [
     "INSTANCE_COLUMN",
@@ -32,6 +32,8 @@ __all__ = [
     "KeyRouter",
     "Routed",
     "key_group",
+    "marker_rows",
+    "range_of",
     "route",
     "route_rdd",
     "split_markers",
@@ -70,10 +72,7 @@ def route(
         The frame's columns, then `RANGE_COLUMN`. With `order_by` the rows of a partition are
         sorted (by Spark, which can spill), the marker last.
     """
-    scaled = _group([key_column(frame, key) for key in keys], max_parallelism) * F.lit(
-        parallelism
-    ).cast("long")
-    owner = F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
+    owner = range_of(frame, keys, max_parallelism, parallelism)
     routed = _shuffled(frame, owner, parallelism)
     if order_by:
         routed = routed.sortWithinPartitions(F.col(RANGE_COLUMN).asc_nulls_first(), *order_by)
@@ -113,14 +112,26 @@ def _has_hash(data_type: st.DataType) -> bool:
 
 def _shuffled(frame: DataFrame, owner: Column, parallelism: int) -> DataFrame:
     """Shuffle a frame with a marker row per range; `RANGE_COLUMN` comes last."""
-    markers = frame.sparkSession.range(0, parallelism, 1, 1).select(
-        F.col("id").cast("int").alias(RANGE_COLUMN)
-    )
     marked = frame.withColumn(RANGE_COLUMN, F.lit(None).cast("int")).unionByName(
-        markers, allowMissingColumns=True
+        marker_rows(frame.sparkSession, parallelism), allowMissingColumns=True
     )
     # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
     return marked.repartitionById(parallelism, F.coalesce(F.col(RANGE_COLUMN), owner))
+
+
+def range_of(
+    frame: DataFrame, keys: Sequence[str], max_parallelism: int, parallelism: int
+) -> Column:
+    """The range of each row's key, as an expression over the frame's columns."""
+    group = _group([key_column(frame, key) for key in keys], max_parallelism)
+    scaled = group * F.lit(parallelism).cast("long")
+    return F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
+
+
+def marker_rows(session: SparkSession, parallelism: int) -> DataFrame:
+    """The marker rows of all ranges: `RANGE_COLUMN` alone."""
+    numbers = session.range(0, parallelism, 1, 1)
+    return numbers.select(F.col("id").cast("int").alias(RANGE_COLUMN))
 
 
 def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:

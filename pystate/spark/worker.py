@@ -93,8 +93,12 @@ class ArrowOperator:
                 rows = rows.rename_columns(self._names)
                 yield rows if rows.num_rows else None, rows.num_rows, markers
 
-        task, owner = RangeTask(self._plan), self.owner()
+        task, owner = self.task(), self.owner()
         return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
+
+    def task(self) -> RangeTask:
+        """Make the task's ranges."""
+        return RangeTask(self._plan)
 
     def owner(self) -> Callable[[pa.RecordBatch], int]:
         """Return a function that gives the range of the first of some rows."""

@@ -10,7 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,10 +22,16 @@ from pystate.coordinator.listeners import News
 from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import copied, declarations, require_state, shape
+from pystate.functions.binding import copied, declarations, require_state
 from pystate.functions.context import RuntimeContext
+from pystate.operator.broadcast import BroadcastStates
 from pystate.operator.event_time import event_times
-from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, late_tag
+from pystate.operator.function_spec import (
+    PROCESS_LATE,
+    BroadcastInput,
+    FunctionSpec,
+    late_tag,
+)
 from pystate.operator.output import Output
 from pystate.operator.runtime import FunctionRuntime
 from pystate.state.registry import refuse_pickled
@@ -78,6 +84,11 @@ class OperatorOptions:
         late = late_tag(self.late)
         return list(dict.fromkeys([*self.sides, *([] if late is None else [late])]))
 
+    @property
+    def broadcast(self) -> BroadcastInput | None:
+        """The broadcast input, if there is one."""
+        return None
+
     def check(
         self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
     ) -> None:
@@ -88,7 +99,7 @@ class OperatorOptions:
         DeclarationError, InvalidArgumentError, WrongTypeError
             As for an operator on Spark.
         """
-        shape(function)
+        self.spec(function, self.key_names, None)
         owner = f"operator {self.uid!r}"
         if not self.allow_pickle:
             refuse_pickled(declarations(function), owner)
@@ -140,6 +151,7 @@ class OperatorOptions:
             side_outputs=self.sides,
             late=self.late if known else PROCESS_LATE,
             key_types=self._key_types(columns),
+            broadcast=self.broadcast,
         )
 
     def _key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
@@ -262,21 +274,19 @@ class LocalOperator:
         if fault is not None or observe:
             observer = Observer(function, fault)
             attempt.observed.append(observer.seen)
-        clock, size = attempt.clock, self.options.batch_rows
+        clock = attempt.clock
         runtime = self._runtime(function, share, columns, attempt)
         try:
             runtime.open()
             if clock.epoch > 1:
                 runtime.notify(News(complete=clock.epoch - 1))
-            if rows is not None:
-                for begin in range(0, rows.num_rows, size):
-                    for piece in runtime.process(rows.slice(begin, size)):
-                        attempt.rows += rows_of(piece)
+            for piece in self._pieces(runtime, rows):
+                attempt.rows += rows_of(piece)
             for piece in runtime.finish():
                 attempt.rows += rows_of(piece)
         finally:
             runtime.close()
-        clock.see(runtime.max_event_time, runtime.late_rows)
+        self._seen(runtime, clock)
 
     def _runtime(
         self,
@@ -297,13 +307,34 @@ class LocalOperator:
             processing_time=clock.processing_time,
         )
         return FunctionRuntime(
-            self.options.spec(function, key, columns),
+            self._spec(function, key, columns),
             share.backend,
             context,
             lambda tag, piece: attempt.sides.append((tag, piece)),
             time=self._time(clock),
             drain=attempt.drain,
+            broadcast=self._broadcast(share),
         )
+
+    def _spec(
+        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
+    ) -> FunctionSpec:
+        return self.options.spec(function, key, columns)
+
+    def _broadcast(self, share: RangeTable) -> BroadcastStates | None:
+        """The broadcast states of a range's instance, if the function has any."""
+        return None
+
+    def _pieces(self, runtime: FunctionRuntime, rows: pa.RecordBatch | None) -> Iterator[Any]:
+        """What the function yields for a task's rows."""
+        if rows is not None:
+            size = self.options.batch_rows
+            for begin in range(0, rows.num_rows, size):
+                yield from runtime.process(rows.slice(begin, size))
+
+    def _seen(self, runtime: FunctionRuntime, clock: Clock) -> None:
+        """Record what a task has seen."""
+        clock.see(runtime.max_event_time, runtime.late_rows)
 
     def _time(self, clock: Clock) -> OperatorTime | None:
         """The operator's event time: as of an operator whose rows come from a source."""

@@ -6,7 +6,7 @@ Thread safety: all objects belong to one thread.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +129,10 @@ class RangeTables:
         owners: np.ndarray[Any, Any] = groups * len(self._ranges) // self._max_parallelism
         return owners
 
+    def _tables(self) -> list[RangeTable]:
+        """All tables that an epoch seals."""
+        return self._ranges
+
     @contextmanager
     def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
         """Seal all tables when the block ends, or roll all of them back if anything fails.
@@ -142,7 +146,7 @@ class RangeTables:
         files = []
         try:
             yield
-            for share in self._ranges:
+            for share in self._tables():
                 share.backend.expire()
                 if share.backend.dirty:
                     out = io.BytesIO()
@@ -154,7 +158,7 @@ class RangeTables:
                     share.backend.end_idle_epoch()
             sealed()
         except BaseException:
-            for share in self._ranges:
+            for share in self._tables():
                 share.backend.rollback(1 if share in done else 0)
             raise
         for share, data in files:
@@ -162,13 +166,16 @@ class RangeTables:
 
     def files(self) -> tuple[bytes, ...]:
         """The state as of the last epoch: one file for each range that has state."""
-        for share in self._ranges:
+        return self._merged(self._ranges)
+
+    def _merged(self, shares: Sequence[RangeTable]) -> tuple[bytes, ...]:
+        for share in shares:
             if len(share.files) > 1:
                 out = io.BytesIO()
                 since = declared_fills(share.backend.declarations)
                 merge_files([io.BytesIO(data) for data in share.files], out, since=since)
                 share.files = [out.getvalue()]
-        return tuple(data for share in self._ranges for data in share.files)
+        return tuple(data for share in shares for data in share.files)
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
         """Fill the tables, which must be empty, from files of any ranges."""
@@ -189,5 +196,5 @@ class RangeTables:
 
     def close(self) -> None:
         """Free all tables."""
-        for share in self._ranges:
+        for share in self._tables():
             share.backend.close()

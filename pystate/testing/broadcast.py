@@ -1,0 +1,520 @@
+"""A harness for a function with a broadcast input, over several instances: no Spark, no Java.
+
+Thread safety: all objects belong to one thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from pystate.arguments import choice, shown, text
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError, ReplayError
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import broadcast_states, keyed_states, shape
+from pystate.functions.broadcast import BroadcastFunction
+from pystate.operator.broadcast import BroadcastStates
+from pystate.operator.event_time import event_times
+from pystate.operator.function_spec import BroadcastInput, FunctionSpec
+from pystate.operator.instance_state import InstanceState, instance_spec
+from pystate.operator.output import SchemaLike
+from pystate.operator.runtime import FunctionRuntime
+from pystate.state.operator_state import Instance
+from pystate.testing.clock import Clock
+from pystate.testing.harness import Harness
+from pystate.testing.input_rows import InputRows
+from pystate.testing.local_operator import LocalOperator, OperatorOptions
+from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.testing.snapshot import HarnessSnapshot
+from pystate.types.durations import Duration
+from pystate.types.durations import milliseconds as length_ms
+from pystate.types.keys import KeyColumns
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BroadcastHarness", "BroadcastSnapshot"]
+
+#: Before all times.
+_NO_TIME = -(1 << 63)
+
+
+@dataclass(frozen=True)
+class BroadcastSnapshot(HarnessSnapshot):
+    """All state of a `BroadcastHarness` after an epoch; see `HarnessSnapshot`."""
+
+    _instances: tuple[bytes, ...]
+    _rules: pa.Schema | None
+
+    def __repr__(self) -> str:
+        return super().__repr__()
+
+
+class BroadcastHarness(Harness):
+    """Runs a `KeyedBroadcastProcessFunction` on several instances, as a job does.
+
+    Parameters
+    ----------
+    function : KeyedBroadcastProcessFunction or VectorizedBroadcastFunction
+        An instance. Every epoch works on a copy of it per instance.
+    key : str, list of str, or mapping of str to type
+        As for `Harness`. If broadcast rows come before the first keyed one, its types must be
+        given: ``key={"user": "string"}``.
+    broadcast_columns : str, mapping or pyarrow.Schema, optional
+        The columns of broadcast rows; by default the first rows determine them.
+    broadcast_event_time : str, optional
+        The column with the time of a broadcast row. The watermark then follows both inputs.
+    broadcast_delay : str, timedelta or int in milliseconds
+        The allowed delay of the broadcast input; `allowed_delay` is that of the keyed one.
+    interleave : "event_time", optional
+        As in `BroadcastFrames.process`. By default an epoch's broadcast rows come first.
+    parallelism : int
+        Number of instances.
+    **options
+        Other parameters of `Harness`.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Flagged(ps.KeyedBroadcastProcessFunction):
+    ...     words = ps.BroadcastState("string", "boolean")
+    ...
+    ...     def process_broadcast(self, row, ctx):
+    ...         self.words.put(row["word"], True)
+    ...
+    ...     def process(self, key, row, ctx):
+    ...         if self.words.contains(row["said"]):
+    ...             yield key, row["said"]
+    >>> with ps.testing.BroadcastHarness(Flagged(), key={"user": "string"}) as harness:
+    ...     harness.process(broadcast=[{"word": "spam"}])
+    ...     harness.process([{"user": "ada", "said": "hello"}, {"user": "bob", "said": "spam"}])
+    ...     harness.broadcast_state("words")
+    []
+    [('bob', 'spam')]
+    {'spam': True}
+    """
+
+    def __init__(
+        self,
+        function: BroadcastFunction,
+        key: Any,
+        *,
+        broadcast_columns: SchemaLike | None = None,
+        broadcast_event_time: str | None = None,
+        broadcast_delay: Duration = 0,
+        interleave: Literal["event_time"] | None = None,
+        parallelism: int = 2,
+        **options: Any,
+    ) -> None:
+        owner = f"operator {options.get('uid', 'harness')!r}"
+        if interleave is not None:
+            choice(interleave, f"{owner}: interleave", ("event_time",))
+        if broadcast_event_time is not None:
+            text(broadcast_event_time, f"{owner}: broadcast_event_time, the name of a column,")
+        self._broadcast_options: dict[str, Any] = {
+            "broadcast_event_time": broadcast_event_time,
+            "broadcast_delay_ms": length_ms(broadcast_delay, f"{owner}: broadcast_delay"),
+            "interleave": interleave is not None,
+        }
+        self._rules = InputRows((), broadcast_columns)
+        super().__init__(function, key, parallelism=parallelism, **options)
+
+    def _begin(
+        self,
+        function: StatefulFunction,
+        options: OperatorOptions,
+        clock: Clock,
+        rows: InputRows,
+        parallelism: int,
+    ) -> None:
+        self._given: pa.RecordBatch | None = None
+        if not isinstance(options, BroadcastOptions):
+            options = BroadcastOptions(**_values(options), **self._broadcast_options)
+            timed = options.broadcast_event_time is not None
+            delay_ms = options.broadcast_delay_ms if timed else None
+            clock = BroadcastClock(**_values(clock), broadcast_delay_ms=delay_ms)
+        super()._begin(function, options, clock, rows, parallelism)
+
+    def process(self, rows: Any = (), broadcast: Any = ()) -> list[Any]:
+        """Run one epoch over some rows of both inputs.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            The keyed rows, in the order in which the function is to see them.
+        broadcast : the same
+            The rows that every instance sees, in this order.
+
+        Returns
+        -------
+        list
+            What all instances have yielded, as `Harness.process` gives it.
+
+        Raises
+        ------
+        WrongTypeError, InvalidArgumentError
+            As for `Harness.process`.
+        ReplayError
+            The instances' broadcast states are not equal after the epoch; or as for
+            `Harness.process`.
+        """
+        known = self._rules.columns
+        try:
+            self._given = self._rules.batch(broadcast)
+            return super().process(rows)
+        except BaseException:
+            self._rules.columns = known
+            raise
+        finally:
+            self._given = None
+
+    def _epoch(
+        self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
+    ) -> list[Any]:
+        operator = self._operator
+        if operator is None and self._given is not None:
+            raise InvalidArgumentError(
+                "broadcast rows come before the first keyed row, and the key's type is not known; "
+                "say it: key={'user': 'string'}"
+            )
+        if operator is not None:
+            assert isinstance(operator, BroadcastOperator)
+            operator.rules, operator.rule_columns = self._given, self._rules.schema
+        return super()._epoch(rows, clock, drain=drain)
+
+    # -- what came of it
+
+    def broadcast_state(self, name: str) -> dict[Any, Any]:
+        """A broadcast state; all instances have the same.
+
+        Parameters
+        ----------
+        name : str
+            The state.
+        """
+        states = broadcast_states(self._function)
+        if name not in states:
+            raise InvalidArgumentError(
+                f"there is no broadcast state {name!r:.80}; there are {', '.join(states)}"
+            )
+        ranges = self._ranges
+        if ranges is None:
+            return {}
+        assert isinstance(ranges, BroadcastTables)
+        return ranges.copies(name)[0]
+
+    def state(self, name: str, key: Any, namespace: Any = None) -> Any:
+        """One keyed state of one key; see `Harness.state`."""
+        if name in broadcast_states(self._function):
+            raise InvalidArgumentError(
+                f"state {name!r} belongs to no key: look at broadcast_state({name!r})"
+            )
+        return super().state(name, key, namespace)
+
+    def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
+        """All keyed states of one key by name."""
+        return {name: self.state(name, key, namespace) for name in keyed_states(self._function)}
+
+    # -- snapshots
+
+    def snapshot(self) -> BroadcastSnapshot:
+        """All state as of the last epoch. It stays valid whatever the harness does next."""
+        ranges = self._ranges
+        files: tuple[bytes, ...] = ()
+        if ranges is not None:
+            assert isinstance(ranges, BroadcastTables)
+            files = ranges.instance_files()
+        return BroadcastSnapshot(
+            **_values(super().snapshot()), _instances=files, _rules=self._rules.schema
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: HarnessSnapshot,
+        function: StatefulFunction,
+        *,
+        parallelism: int = 2,
+        allow_unclaimed_state: bool = False,
+    ) -> Self:
+        """Make a harness that continues from a snapshot, with its times and options.
+
+        Parameters
+        ----------
+        snapshot : BroadcastSnapshot
+            A snapshot of any `BroadcastHarness`.
+        function : KeyedBroadcastProcessFunction or VectorizedBroadcastFunction
+            It may be another function than before, as after a change of the code.
+        parallelism : int
+            Number of instances; it may differ from before.
+        allow_unclaimed_state : bool
+            Drop states that `function` does not declare.
+
+        Returns
+        -------
+        BroadcastHarness
+            Its outputs are empty.
+        """
+        if not isinstance(snapshot, BroadcastSnapshot):
+            raise InvalidArgumentError(
+                f"restore takes what snapshot() of a BroadcastHarness gives, not {shown(snapshot)}"
+            )
+        harness = super().restore(
+            snapshot,
+            function,
+            parallelism=parallelism,
+            allow_unclaimed_state=allow_unclaimed_state,
+        )
+        harness._rules = InputRows((), snapshot._rules)
+        ranges = harness._ranges
+        if ranges is not None:
+            assert isinstance(ranges, BroadcastTables)
+            try:
+                ranges.restore_instances(snapshot._instances, allow_unclaimed_state)
+            except BaseException:
+                ranges.close()
+                raise
+        return harness
+
+    def __repr__(self) -> str:
+        return f"<BroadcastHarness of {type(self._function).__name__} after {self.epoch} epochs>"
+
+    def _make_ranges(self, key: KeyColumns) -> RangeTables:
+        options = self._options
+        ranges = BroadcastTables(
+            self._function, key, options.max_parallelism, self._parallelism, options.uid
+        )
+        self._operator = BroadcastOperator(self._function, options, ranges)
+        return ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroadcastOptions(OperatorOptions):
+    """The options of such an operator."""
+
+    broadcast_event_time: str | None
+    broadcast_delay_ms: int
+    interleave: bool
+
+    @property
+    def broadcast(self) -> BroadcastInput | None:
+        """The broadcast input, before anything is known of its columns."""
+        return BroadcastInput(())
+
+    def check(
+        self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
+    ) -> None:
+        """Refuse options that contradict each other; see `OperatorOptions.check`."""
+        owner = f"operator {self.uid!r}"
+        self.spec(function, self.key_names, None)
+        broadcast_states(function)
+        if self.interleave:
+            if None in (self.event_time, self.broadcast_event_time):
+                raise InvalidArgumentError(
+                    f"{owner}: interleave='event_time' puts the rows of both inputs in the order "
+                    "of their times: give event_time= and broadcast_event_time="
+                )
+            if shape(function) == "process_rows":
+                raise InvalidArgumentError(
+                    f"{owner}: {type(function).__name__} has process_rows, which gets all rows of "
+                    "a key at once: write process, or leave interleave out"
+                )
+        super().check(function, columns, parallelism)
+
+
+@dataclass
+class BroadcastClock(Clock):
+    """The times of both inputs."""
+
+    broadcast_delay_ms: int | None = None
+    """How late a broadcast row may be; None if these hold no watermark back."""
+    max_broadcast_time: int | None = None
+
+    def end_epoch(self, allowed_delay_ms: int | None) -> None:
+        """Advance the watermark to the smaller one of both inputs."""
+        delay_ms, latest = self.broadcast_delay_ms, self.max_broadcast_time
+        if delay_ms is None or allowed_delay_ms is None:
+            super().end_epoch(allowed_delay_ms)
+        elif latest is not None and self.max_event_time is not None:
+            both = min(self.max_event_time - allowed_delay_ms, latest - delay_ms)
+            self.watermark = both if self.watermark is None else max(self.watermark, both)
+
+
+class BroadcastTables(RangeTables):
+    """The tables of an operator, and those of its instances' broadcast states."""
+
+    def __init__(
+        self,
+        function: StatefulFunction,
+        key: KeyColumns,
+        max_parallelism: int,
+        parallelism: int,
+        uid: str,
+    ) -> None:
+        super().__init__(function, key, max_parallelism, parallelism, uid)
+        self._states = broadcast_states(function)
+        self._uid = f"{uid}, broadcast"
+        self._instances = []
+        for index in range(parallelism):
+            instance = Instance(index, parallelism, max_parallelism)
+            table = RangeTable(*instance.key_groups, self._backend(instance.key_groups))
+            self._instances.append((instance, table))
+
+    def _backend(self, key_groups: tuple[int, int]) -> KeyedStateBackend:
+        spec = instance_spec(self._uid, self._states, self._max_parallelism)
+        return KeyedStateBackend.of(spec, key_groups)
+
+    def _tables(self) -> list[RangeTable]:
+        return [*super()._tables(), *(table for _, table in self._instances)]
+
+    def beside(self, share: RangeTable) -> InstanceState:
+        """The broadcast states of a range's instance, which can be used in the open epoch."""
+        [(instance, table)] = [pair for pair in self._instances if pair[1].first == share.first]
+        return self._opened(instance, table)
+
+    def _opened(self, instance: Instance, table: RangeTable) -> InstanceState:
+        states = InstanceState(table.backend, instance, self._states)
+        states.open()
+        return states
+
+    def copies(self, name: str) -> list[dict[Any, Any]]:
+        """A state as each instance has it; nothing is changed."""
+        found = []
+        for instance, table in self._instances:
+            try:
+                found.append(dict(self._opened(instance, table)[name].items()))
+            finally:
+                table.backend.rollback()
+        return found
+
+    @contextmanager
+    def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
+        """Seal all tables, if the instances' copies are equal; see `RangeTables.epoch`."""
+
+        def checked() -> None:
+            self._check_equal()
+            sealed()
+
+        with super().epoch(checked):
+            yield
+
+    def _check_equal(self) -> None:
+        for name in self._states:
+            first, *others = self.copies(name)
+            for number, other in enumerate(others, 1):
+                if repr(sorted(other.items(), key=repr)) != repr(sorted(first.items(), key=repr)):
+                    raise ReplayError(
+                        f"broadcast state {name!r} is {first!r:.200} on instance 0 and "
+                        f"{other!r:.200} on instance {number}: what process_broadcast writes may "
+                        "depend on its row, broadcast states, ctx.epoch and the times of ctx alone"
+                    )
+
+    def instance_files(self) -> tuple[bytes, ...]:
+        """The broadcast states as of the last epoch."""
+        return self._merged([table for _, table in self._instances])
+
+    def restore_instances(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
+        """Give each instance its copy of what was on any number of instances."""
+        files = list(files)
+        if not files:
+            return
+        old = self._backend((0, self._max_parallelism - 1))
+        try:
+            old.restore(
+                [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
+            )
+            for instance, table in self._instances:
+                InstanceState(table.backend, instance, self._states).redistribute(old)
+                out = io.BytesIO()
+                with table.backend.seal() as snapshot:
+                    snapshot.write(out)
+                table.files = [out.getvalue()]
+        finally:
+            old.close()
+
+
+class BroadcastOperator(LocalOperator):
+    """An operator with a broadcast input.
+
+    Attributes
+    ----------
+    rules : RecordBatch or None
+        The epoch's rows of that input.
+    rule_columns : pyarrow.Schema or None
+        Its columns, as far as they are known.
+    """
+
+    rules: pa.RecordBatch | None = None
+    rule_columns: pa.Schema | None = None
+
+    def _spec(
+        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
+    ) -> FunctionSpec:
+        spec = super()._spec(function, key, columns)
+        if self.rule_columns is None:
+            return spec
+        names = tuple(self.rule_columns.names)
+        return replace(spec, broadcast=BroadcastInput(names, self._asked.broadcast_event_time))
+
+    def _broadcast(self, share: RangeTable) -> BroadcastStates:
+        assert isinstance(self.ranges, BroadcastTables)
+        return self.ranges.beside(share)
+
+    @property
+    def _asked(self) -> BroadcastOptions:
+        assert isinstance(self.options, BroadcastOptions)
+        return self.options
+
+    def _pieces(self, runtime: FunctionRuntime, rows: pa.RecordBatch | None) -> Iterator[Any]:
+        rules = self.rules
+        if rules is None:
+            yield from super()._pieces(runtime, rows)
+        elif not self._asked.interleave:
+            yield from runtime.process_broadcast(rules)
+            yield from super()._pieces(runtime, rows)
+        else:
+            for is_row, part in self._interleaved(rules, rows):
+                if is_row:
+                    yield from super()._pieces(runtime, part)
+                else:
+                    yield from runtime.process_broadcast(part)
+
+    def _interleaved(
+        self, rules: pa.RecordBatch, rows: pa.RecordBatch | None
+    ) -> Iterator[tuple[bool, pa.RecordBatch]]:
+        """Rows of one input after the other, in the order of their times."""
+        options = self._asked
+        both = [(rules, options.broadcast_event_time)]
+        if rows is not None:
+            both.append((rows, options.event_time))
+        order = []
+        for is_row, (batch, column) in enumerate(both):
+            assert column is not None, "both have times"
+            times = event_times(batch.column(column), f"event-time column {column!r}").to_pylist()
+            order += [
+                (_NO_TIME if time is None else time, bool(is_row), i)
+                for i, time in enumerate(times)
+            ]
+        for is_row, part in groupby(sorted(order), key=lambda place: place[1]):
+            batch, _ = both[is_row]
+            yield is_row, batch.take(pa.array([i for _, _, i in part], pa.int64()))
+
+    def _seen(self, runtime: FunctionRuntime, clock: Clock) -> None:
+        super()._seen(runtime, clock)
+        assert isinstance(clock, BroadcastClock)
+        latest = runtime.max_event_times.get("broadcast")
+        if latest is not None:
+            before = clock.max_broadcast_time
+            clock.max_broadcast_time = latest if before is None else max(before, latest)
+
+
+def _values(made: Any) -> dict[str, Any]:
+    """The fields of an object of a dataclass."""
+    return {field.name: getattr(made, field.name) for field in fields(made)}
