@@ -15,6 +15,7 @@ from bench.nexmark.spark_run import (
     rows_read,
 )
 from bench.nexmark.spark_sql import streams
+from bench.processes import processor_seconds
 from bench.spark_jobs import MAX_PARALLELISM, PARALLELISM
 from pystate.spark import EpochProgress, Job, ParquetSink
 
@@ -39,6 +40,13 @@ def run(
     query = JOBS[name]
     made = streams(spark, given.folder / "open", given.plan, PARALLELISM, watermark=False)
     epochs: list[EpochProgress] = []
+    began: list[float] = []
+
+    def note(epoch: EpochProgress) -> None:
+        epochs.append(epoch)
+        if len(epochs) == WARM_UP:
+            began.append(processor_seconds())
+
     checkpoint = folder / "checkpoint"
     with Job(
         f"nexmark-{name}",
@@ -52,9 +60,10 @@ def run(
             sink=ParquetSink(str(folder / "out")),
             trigger={"availableNow": True},
             drain=query.drain,
-            on_epoch=epochs.append,
+            on_epoch=note,
         )
         running.awaitTermination()
+        worked = processor_seconds() - began[0]
         batches = [batch for batch in running.recentProgress if batch.numInputRows]
     if len(batches) != given.chunks:
         raise AssertionError(f"{len(batches)} batches were run of {given.chunks} chunks")
@@ -67,6 +76,7 @@ def run(
     return Measured(
         rows_read(name, given),
         sum(taken) / 1e3,
+        worked,
         found,
         bool(found.equals(expected(name, events, parameters))),
     )

@@ -24,6 +24,7 @@ from bench.nexmark import generate
 from bench.nexmark.generate import KINDS, SCHEMAS, Plan
 from bench.nexmark.reference import QUERIES, Parameters, canonical, expected, stored
 from bench.nexmark.spark_sql import STREAMS, streams
+from bench.processes import processor_seconds
 from bench.spark_jobs import PARALLELISM, PROVIDERS, session, started
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Measured:
         Rows that it read in the batches that were timed, of the kinds that it needs.
     seconds : float
         Time of these batches, and of what the end of the input makes due.
+    processor_seconds : float
+        Processor time of all processes meanwhile.
     result : pyarrow.Table
         In canonical order.
     right : bool
@@ -76,6 +79,7 @@ class Measured:
 
     rows: int
     seconds: float
+    processor_seconds: float
     result: pa.Table
     right: bool
 
@@ -83,6 +87,11 @@ class Measured:
     def rows_per_core(self) -> float:
         """Rows per second of each core that Spark had."""
         return self.rows / self.seconds / PARALLELISM
+
+    @property
+    def rows_per_processor_second(self) -> float:
+        """Rows per second of processor time."""
+        return self.rows / self.processor_seconds
 
 
 def write_input(plan: Plan, folder: Path, size: int) -> Input:
@@ -129,13 +138,18 @@ def run(
     source = given.folder / ("closed" if query.watermark else "open")
     made = streams(spark, source, given.plan, PARALLELISM, watermark=query.watermark)
 
+    began: list[float] = []
+
     def write(frame: DataFrame, batch_id: int) -> None:
+        if batch_id == WARM_UP:
+            began.append(processor_seconds())
         frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
 
     result = query.build(made, parameters, given.plan)
     running = started(result.writeStream.outputMode(query.mode).foreachBatch(write), folder)
     try:
         running.processAllAvailable()
+        worked = processor_seconds() - began[0]
         batches = running.recentProgress
     finally:
         running.stop()
@@ -151,7 +165,7 @@ def run(
         for batch in batches[WARM_UP:]
         if batch.batchId != last or not batch.numInputRows
     ]
-    return Measured(rows_read(name, given), sum(taken) / 1e3, found, right)
+    return Measured(rows_read(name, given), sum(taken) / 1e3, worked, found, right)
 
 
 def keep_progress(spark: SparkSession, given: Input) -> None:
