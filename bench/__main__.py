@@ -29,8 +29,13 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     """The function that answers each question; only modules that the run needs are imported."""
     if spark:
         from bench import spark_jobs, spark_timed
+        from bench.nexmark import compare
 
-        return {"spark-count": spark_jobs.jobs, "spark-function": spark_timed.jobs}
+        return {
+            "spark-count": spark_jobs.jobs,
+            "spark-function": spark_timed.jobs,
+            "nexmark": compare.queries,
+        }
     from bench import (
         elements,
         files,

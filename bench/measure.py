@@ -37,6 +37,8 @@ class Scale:
     spark_rows: int
     spark_keys: int
     spark_batches: int
+    nexmark_events: int
+    nexmark_chunk: int
 
 
 SCALES = {
@@ -63,6 +65,8 @@ SCALES = {
             spark_rows=4_000,
             spark_keys=1_000,
             spark_batches=1,
+            nexmark_events=9_000,
+            nexmark_chunk=3_000,
         ),
         Scale(
             name="short",
@@ -85,6 +89,8 @@ SCALES = {
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=5,
+            nexmark_events=2_000_000,
+            nexmark_chunk=400_000,
         ),
         Scale(
             name="large",
@@ -107,6 +113,8 @@ SCALES = {
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=9,
+            nexmark_events=5_000_000,
+            nexmark_chunk=1_000_000,
         ),
     )
 }

@@ -24,6 +24,7 @@ from bench.nexmark import generate
 from bench.nexmark.generate import KINDS, SCHEMAS, Plan
 from bench.nexmark.reference import QUERIES, Parameters, canonical, expected, stored
 from bench.nexmark.spark_sql import STREAMS, streams
+from bench.processes import processor_seconds
 from bench.spark_jobs import PARALLELISM, PROVIDERS, session, started
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class Measured:
     rows : int
         Rows that it read in the batches that were timed, of the kinds that it needs.
     seconds : float
-        Time of these batches, and of those without input that followed the last.
+        Time of these batches, and of what the end of the input makes due.
+    processor_seconds : float
+        Processor time of all processes meanwhile.
     result : pyarrow.Table
         In canonical order.
     right : bool
@@ -76,6 +79,7 @@ class Measured:
 
     rows: int
     seconds: float
+    processor_seconds: float
     result: pa.Table
     right: bool
 
@@ -83,6 +87,11 @@ class Measured:
     def rows_per_core(self) -> float:
         """Rows per second of each core that Spark had."""
         return self.rows / self.seconds / PARALLELISM
+
+    @property
+    def rows_per_processor_second(self) -> float:
+        """Rows per second of processor time."""
+        return self.rows / self.processor_seconds
 
 
 def write_input(plan: Plan, folder: Path, size: int) -> Input:
@@ -124,20 +133,23 @@ def run(
     parameters : Parameters
         The constants of the queries.
     """
-    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", str(2 * given.chunks + 100))
-    # The time of each batch is needed at the end.
-    spark.conf.set("spark.sql.streaming.minBatchesToRetain", str(2 * given.chunks + 100))
+    keep_progress(spark, given)
     query = STREAMS[name]
     source = given.folder / ("closed" if query.watermark else "open")
     made = streams(spark, source, given.plan, PARALLELISM, watermark=query.watermark)
 
+    began: list[float] = []
+
     def write(frame: DataFrame, batch_id: int) -> None:
+        if batch_id == WARM_UP:
+            began.append(processor_seconds())
         frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
 
     result = query.build(made, parameters, given.plan)
     running = started(result.writeStream.outputMode(query.mode).foreachBatch(write), folder)
     try:
         running.processAllAvailable()
+        worked = processor_seconds() - began[0]
         batches = running.recentProgress
     finally:
         running.stop()
@@ -146,12 +158,20 @@ def run(
     if name == "q12":
         events["bid"] = processed(given, folder / "checkpoint")
     right = bool(found.equals(expected(name, events, parameters)))
-    return Measured(
-        rows_read(name, given),
-        sum(batch.durationMs["triggerExecution"] for batch in batches[WARM_UP:]) / 1e3,
-        found,
-        right,
-    )
+    # The batch after the last chunk is the rows that let the watermark pass.
+    last = given.chunks if query.watermark else -1
+    taken = [
+        float(batch.durationMs["triggerExecution"])
+        for batch in batches[WARM_UP:]
+        if batch.batchId != last or not batch.numInputRows
+    ]
+    return Measured(rows_read(name, given), sum(taken) / 1e3, worked, found, right)
+
+
+def keep_progress(spark: SparkSession, given: Input) -> None:
+    """Let queries keep what is needed of each batch at the end: its times and its offsets."""
+    for name in ("numRecentProgressUpdates", "minBatchesToRetain"):
+        spark.conf.set(f"spark.sql.streaming.{name}", str(2 * given.chunks + 100))
 
 
 def rows_read(name: str, given: Input) -> int:

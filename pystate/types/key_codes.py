@@ -20,10 +20,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 MOST_CODES = 1 << 62
 
 
-def key_codes(columns: Sequence[pa.Array[Any]]) -> Ints:
+def key_codes(columns: Sequence[pa.Array[Any]], *, dense: bool = False) -> Ints:
     """A number for each row of some key columns: the same for equal keys, and for them only.
 
-    Zeros of both signs are equal, and so are all NaNs, as in the tables.
+    Zeros of both signs are equal, and so are all NaNs, as in the tables. With `dense` the numbers
+    are those from 0 to the number of keys, so that they may be places in a list of the keys.
     """
     codes, size = _column_codes(columns[0])
     for column in columns[1:]:
@@ -31,7 +32,9 @@ def key_codes(columns: Sequence[pa.Array[Any]]) -> Ints:
         if size * more_size >= MOST_CODES:
             codes, size = numbered(codes)
         codes, size = codes * more_size + more, size * more_size
-    return codes if size <= 4 * len(codes) + 1 else numbered(codes)[0]
+    if len(columns) == 1 or (not dense and size <= 4 * len(codes) + 1):
+        return codes
+    return numbered(codes)[0]
 
 
 def ranks(codes: Ints) -> Ints:

@@ -78,7 +78,7 @@ class SessionOperator(WindowOperator):
             times, gaps = times[kept], gaps[kept]
         if rows.num_rows:
             columns = self.key_columns(rows)
-            codes = key_codes(columns)
+            codes = key_codes(columns, dense=True)
             starts = self._place(columns, _Stretches(codes, times, times + gaps))
             self.columns.add(self.backend.keys(columns, pa.array(starts)), rows)
         return iter(())
@@ -242,7 +242,7 @@ class SessionOperator(WindowOperator):
     def _remove(self, gone: KeyBatch) -> None:
         columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
         self.backend.delete(gone)
-        codes = key_codes(columns)
+        codes = key_codes(columns, dense=True)
         first = np.unique(codes, return_index=True)[1]
         keys = [take(column, first) for column in columns]
         stored = self._sessions(self.backend.keys(keys))

@@ -64,7 +64,7 @@ def test_the_workloads_run_under_pytest_benchmark() -> None:
 @pytest.mark.slow
 def test_the_jobs_on_spark(tmp_path: Path) -> None:
     run("bench", "--spark", "--output", str(tmp_path))
-    assert questions(tmp_path) == {"spark-count", "spark-function"}
+    assert questions(tmp_path) == {"spark-count", "spark-function", "nexmark"}
 
 
 def test_an_unknown_question_is_refused() -> None:

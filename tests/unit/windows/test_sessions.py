@@ -177,3 +177,28 @@ def test_own_and_core_aggregates_are_merged() -> None:
     assert one == (1, 0, 30, "1,2,6", [6, 2], [6, 2, 1], 3, pytest.approx(14 / 3), 3.0)
     assert two == (2, 0, 10, None, [], [], 0, None, None)
     world.close()
+
+
+@given(epochs=epochs, size=st.integers(2, 9))
+@settings(max_examples=60, deadline=None)
+def test_a_key_of_two_columns_is_as_one_of_one(epochs: Any, size: int) -> None:
+    pairs = pa.schema([*GAPS, ("j", pa.int64())])
+    one = World(Session(column="gap"), SUMS, GAPS, batch_rows=size)
+    two = World(Session(column="gap"), SUMS, pairs, key=("k", "j"), batch_rows=size)
+    watermark = -10
+    try:
+        for given_, later, crash, parallelism in epochs:
+            watermark += later
+            if parallelism is not None:
+                one.rescale(parallelism)
+                two.rescale(parallelism)
+            # Neither column says the key: most pairs of their values do not occur.
+            rows: list[Row] = [(k // 2, t, v, g, -k) for k, t, v, g in given_]
+            found = two.epoch(rows, watermark, crash=crash)
+            expected = one.epoch(given_, watermark)
+            assert as_dict([(-j, *rest) for _, j, *rest in found]) == as_dict(expected)
+        two.epoch([], 10_000)
+        assert two.kept() == 0
+    finally:
+        one.close()
+        two.close()
