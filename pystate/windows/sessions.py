@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pystate.errors import InvalidArgumentError
 from pystate.state.key_batch import KeyBatch
-from pystate.types.key_codes import key_codes
+from pystate.types.key_codes import key_codes, numbered
 from pystate.windows.assigners import Session
 from pystate.windows.grid import Times
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
@@ -78,7 +78,8 @@ class SessionOperator(WindowOperator):
             times, gaps = times[kept], gaps[kept]
         if rows.num_rows:
             columns = self.key_columns(rows)
-            codes = key_codes(columns)
+            # Codes of keys with several columns have gaps; here they are places among the keys.
+            codes = numbered(key_codes(columns))[0]
             starts = self._place(columns, _Stretches(codes, times, times + gaps))
             self.columns.add(self.backend.keys(columns, pa.array(starts)), rows)
         return iter(())
@@ -242,7 +243,7 @@ class SessionOperator(WindowOperator):
     def _remove(self, gone: KeyBatch) -> None:
         columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
         self.backend.delete(gone)
-        codes = key_codes(columns)
+        codes = numbered(key_codes(columns))[0]
         first = np.unique(codes, return_index=True)[1]
         keys = [take(column, first) for column in columns]
         stored = self._sessions(self.backend.keys(keys))
