@@ -70,6 +70,7 @@ from pystate.functions.base import (
     RuntimeContext,
     VectorizedFunction,
 )
+from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -126,6 +127,7 @@ _ELSEWHERE = {
     "TTLConfig": "StateTtl",
     "StatefulProcessor": "KeyedProcessFunction",
     "ProcessFunction": "KeyedProcessFunction",
+    "ProcessWindowFunction": "WindowFunction",
 }
 
 
@@ -184,6 +186,7 @@ __all__ = [
     "Store",
     "Sum",
     "TableStats",
+    "TimeWindow",
     "TopK",
     "Tumbling",
     "ValueHandle",
@@ -192,6 +195,8 @@ __all__ = [
     "VectorizedFunction",
     "Verification",
     "Versioned",
+    "WindowContext",
+    "WindowFunction",
     "changes",
     "collect",
     "count",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -96,6 +97,17 @@ def test_equals_a_recomputation(
         batch_rows=size,
     )
     model = Sessions(lateness, emit)
+    compare(world, model, epochs, column, numbers if all_ else totals)
+
+
+def totals(rows: list[Row]) -> tuple[Any, ...]:
+    """The results of `SUMS`."""
+    n, total, *_ = numbers(rows)
+    return total, n
+
+
+def compare(world: World, model: Sessions, epochs: Any, column: bool, results: Any) -> None:
+    """Run both over epochs, with crashes and rescales, and to the end."""
     watermark = None
     try:
         for given_, later, crash, parallelism in epochs:
@@ -108,10 +120,7 @@ def test_equals_a_recomputation(
                 world.rescale(parallelism)
             found = as_dict(world.epoch(moved, watermark, crash=crash))
             expected = model.epoch(moved, watermark)
-            for name, kept in expected.items():
-                n, total, *others = numbers(kept)
-                expected[name] = (n, total, *others) if all_ else (total, n)
-            assert found == expected
+            assert found == {name: results(kept) for name, kept in expected.items()}
         assert sorted(world.late, key=repr) == sorted(model.late, key=repr)
         world.epoch([], 10_000)
         assert world.kept() == 0
@@ -176,4 +185,17 @@ def test_own_and_core_aggregates_are_merged() -> None:
     [one, two] = sorted(world.epoch([], 99))
     assert one == (1, 0, 30, "1,2,6", [6, 2], [6, 2, 1], 3, pytest.approx(14 / 3), 3.0)
     assert two == (2, 0, 10, None, [], [], 0, None, None)
+    world.close()
+
+
+def test_keys_of_several_columns() -> None:
+    schema = pa.schema([("k", pa.int64()), ("z", pa.string()), *list(SCHEMA)[1:]])
+    world = World(Session(5), SUMS, schema, key=("k", "z"))
+    rows = [(k, z, 10 * k + 3 * i, 1) for k in range(4) for z in "abc"[: k + 1] for i in range(2)]
+    found = world.epoch(rows, 0)
+    found += world.epoch(rows[::3], 100)
+    whole = [(k, z) for k in range(4) for z in "abc"[: k + 1]]
+    assert sorted(row[:5] for row in found) == [(k, z, 10 * k, 10 * k + 8, ANY) for k, z in whole]
+    assert sum(row[-1] for row in found) == len(rows) + len(rows[::3])
+    assert world.kept() == 0
     world.close()
