@@ -9,7 +9,8 @@ A module imports only modules that are listed above its own line, or on the same
   `schemas`, `resolve`, `arguments`, `options`, `routing`;
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
-* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies` and `row_bodies`;
+* what runs in tasks: `range_task`, `worker`, and the operators there, `bodies`, `row_bodies` and
+  `processed`;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
   `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
