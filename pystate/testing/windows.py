@@ -120,6 +120,8 @@ class WindowHarness:
     ) -> None:
         self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
         names = (key,) if isinstance(key, str) else tuple(key)
+        if not names:
+            raise InvalidArgumentError(f"{self._owner}: name the key, key='user'")
         self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
         self._delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
         self._rows = InputRows(names, columns)
