@@ -162,3 +162,24 @@ def test_asof_join(how: Any) -> None:
         assert shown(out) == newest(kept, tolerance, how)
 
     check()
+
+
+def test_versions_that_are_ahead_are_not_rewritten_each_time() -> None:
+    left, right, output = inputs()
+    spec = AsofJoinSpec(left, right, "inner", None, output)
+    driver = Driver(spec.states(), left.key, lambda b, bound: AsofJoin(spec, b, bound))
+    # Each batch has a timer at its newest version; the second key's are all far ahead.
+    pieces: list[Any] = [
+        ("right", batch("right", [(1, "", t, t) for t in range(begin, begin + 20)]))
+        for begin in range(1, 2001, 20)
+    ]
+    quiet: list[Row] = [(2, "", t, 9000 + t) for t in range(3000, 3500)]
+    driver.epoch([*pieces, ("right", batch("right", quiet))], 0, NAMES)
+    whole = len(driver.files[0])
+    for watermark in range(20, 2001, 20):
+        rows: list[Row] = [(1, "", watermark, watermark)]
+        out = driver.epoch([("left", batch("left", rows))], watermark + 1, NAMES)
+        assert [(row["lid"], row["rid"]) for row in out] == [(watermark, watermark)]
+    assert sum(map(len, driver.files[1:])) < 5 * whole
+    driver.epoch([], MAX_WATERMARK, NAMES)
+    driver.close()
