@@ -75,6 +75,7 @@ from pystate.functions.broadcast import (
     VectorizedBroadcastFunction,
 )
 from pystate.functions.process import InstanceContext, ProcessFunction
+from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -133,6 +134,7 @@ _ELSEWHERE = {
     "Harness": "pystate.testing.Harness",
     "TTLConfig": "StateTtl",
     "StatefulProcessor": "KeyedProcessFunction",
+    "ProcessWindowFunction": "WindowFunction",
 }
 
 
@@ -201,6 +203,7 @@ __all__ = [
     "Store",
     "Sum",
     "TableStats",
+    "TimeWindow",
     "TopK",
     "Tumbling",
     "ValueHandle",
@@ -210,6 +213,8 @@ __all__ = [
     "VectorizedFunction",
     "Verification",
     "Versioned",
+    "WindowContext",
+    "WindowFunction",
     "changes",
     "collect",
     "count",

@@ -14,7 +14,7 @@ Invariants
    are emitted as soon as the watermark allows it.
 3. Of the versions of a key up to the watermark the newest stays, and all others leave; of those of
    the same time the last that came counts. With a tolerance the newest leaves, too, once it is
-   older than that.
+   older than that. While versions are ahead of the watermark, as many as these may wait to leave.
 """
 
 from __future__ import annotations
@@ -246,8 +246,13 @@ class AsofJoin:
             kept = loaded.times > watermark
             kept[newest[newest >= 0]] = True
             stay = np.flatnonzero(kept)
-            if len(stay) < len(kept):
-                self._versions.replace(loaded, stay)
+            # A list is written anew once half of it can leave: each version then moves about once
+            # in all, however many are ahead. Of a list with none ahead all but one can leave.
+            counts = np.bincount(lists, minlength=count)
+            half = np.flatnonzero(2 * np.bincount(lists[stay], minlength=count) <= counts)
+            some = half[counts[half] > 0]
+            if len(some):
+                self._versions.replace(loaded, stay, some)
             self._again(loaded, lists, stay, newest, watermark)
 
     def _again(self, loaded: Loaded, lists: Ints, stay: Ints, newest: Ints, watermark: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.joins.grouping import taken
+from pystate.joins.grouping import expanded, taken
 from pystate.joins.inputs import JoinInput, Rows
 from pystate.operator.event_time import event_times
 from pystate.state.declaration import State
@@ -207,7 +207,7 @@ class StoredRows:
         items = pa.array((places - loaded.offsets[lists]).astype(np.int32))
         self._marks.extend(loaded.keys, _lists(starts, items))
 
-    def replace(self, loaded: Loaded, kept: Ints) -> None:
+    def replace(self, loaded: Loaded, kept: Ints, which: Ints | None = None) -> None:
         """Keep only some rows of the lists; without marks, which name places.
 
         Parameters
@@ -216,15 +216,23 @@ class StoredRows:
             The lists.
         kept : numpy.ndarray of int64
             Places among all rows of the lists, in order.
+        which : numpy.ndarray of int64, optional
+            Numbers of the lists that are written anew, in order; the others stay as they are.
         """
         assert self._marks is None, "marks name places"
-        self._rows.clear_all(loaded.keys)
+        keys, starts = loaded.keys, np.searchsorted(kept, loaded.offsets)
+        if which is not None and len(which) < len(keys):
+            spaces = keys.namespaces().take(longs(which))
+            keys = self._backend.keys(taken(keys.key_arrays(), which), spaces)
+            counts = np.diff(starts)[which]
+            _, places = expanded(starts[which], counts)
+            kept, starts = kept[places], np.concatenate([[0], np.cumsum(counts)])
+        self._rows.clear_all(keys)
         if not len(kept):
             return
-        starts = np.searchsorted(kept, loaded.offsets)
         values = taken(loaded.values, kept)
         rows = Rows([], values, longs(kept), loaded.times[kept], None)
-        self.append(loaded.keys, starts, rows)
+        self.append(keys, starts, rows)
 
     def clear(self, keys: KeyBatch) -> None:
         """Remove the lists of some keys."""

@@ -41,6 +41,8 @@ class RightInput:
     """All its columns, in order."""
     event_time: str | None = None
     """The column with the time at which a row happened."""
+    late: str = PROCESS_LATE
+    """Whether its late rows are handled, or dropped."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -130,6 +131,8 @@ class FunctionRuntime:
         self.late_rows = 0
         self.max_event_time: int | None = None
         self.max_event_times: dict[str, int | None] = {}
+        #: Takes the late rows of an input that are not for a function of two, if they are kept.
+        self.late_input: Callable[[Literal["left", "right"], pa.RecordBatch], None] | None = None
         #: Registers timers once event time has ended.
         self.ending: EndingTimers | None = None
         self._drain = drain
@@ -212,7 +215,9 @@ class FunctionRuntime:
         """Call the function for some rows; yield its output."""
         times = None
         if isinstance(self.spec.event_time, str):
-            rows, times = self._on_time(rows, self.spec.event_time)
+            tag = self.spec.late_tag
+            to = None if tag is None else partial(self._sides.late, tag)
+            rows, times = self._on_time(rows, self.spec.event_time, self.spec.late, to)
         if rows.num_rows:
             yield from self._calls.process(rows, times)
             self.leave_namespace()
@@ -221,11 +226,14 @@ class FunctionRuntime:
         """Call a function of two inputs for some rows of one of them; yield its output."""
         calls, right = self._calls, self.spec.right
         assert isinstance(calls, CoCalls) and right is not None, "a function of two inputs"
-        column = self.spec.event_time if side == "left" else right.event_time
+        left = self.spec.event_time, self.spec.late
+        column, word = left if side == "left" else (right.event_time, right.late)
         times = None
         before, self.max_event_time = self.max_event_time, self.max_event_times.get(side)
         if isinstance(column, str):
-            rows, times = self._on_time(rows, column)
+            late_input = self.late_input
+            to = None if late_input is None else partial(late_input, side)
+            rows, times = self._on_time(rows, column, word, to)
         self.max_event_times[side], self.max_event_time = self.max_event_time, before
         if rows.num_rows:
             calls.turn(side)
@@ -266,7 +274,7 @@ class FunctionRuntime:
             return self._calls.process_elements(columns, keys, rows)
         what = f"operator {self.context.uid!r}: the event time of an element"
         times = instants(map(self.spec.event_time, rows), what)
-        late = self._late(times)
+        late = self._late(times, self.spec.late)
         if late is not None:
             tag = self.spec.late_tag
             if tag is not None:
@@ -355,21 +363,24 @@ class FunctionRuntime:
         )
 
     def _on_time(
-        self, rows: pa.RecordBatch, column: str
+        self,
+        rows: pa.RecordBatch,
+        column: str,
+        word: str,
+        to: Callable[[pa.RecordBatch], None] | None,
     ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
-        """The rows for the function and their event times."""
+        """The rows for the function and their event times; late ones go to `to`, if it is given."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
-        late = self._late(times)
+        late = self._late(times, word)
         if late is None:
             return rows, times
-        tag = self.spec.late_tag
-        if tag is not None:
-            self._sides.late(tag, rows.filter(late))
+        if to is not None:
+            to(rows.filter(late))
         on_time = pc.call_function("invert", [late])
         return rows.filter(on_time), times.filter(on_time)
 
-    def _late(self, times: pa.Array[Any]) -> pa.BooleanArray | None:
+    def _late(self, times: pa.Array[Any], word: str) -> pa.BooleanArray | None:
         """Note event times, count late rows, and return which rows the function must not see."""
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
@@ -379,7 +390,7 @@ class FunctionRuntime:
         bound = pa.scalar(self._late_bound, pa.int64())
         late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
         self.late_rows += late.true_count
-        return late if late.true_count and self.spec.late != PROCESS_LATE else None
+        return late if late.true_count and word != PROCESS_LATE else None
 
 
 class _SideOutputs:

@@ -20,12 +20,12 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.base import KeyedCoProcessFunction
 from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.joins.inputs import SideName
+from pystate.joins.late import LateInputs, LateLike
 from pystate.operator.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     RightInput,
-    checked_late,
 )
 from pystate.spark.arguments import side_columns
 from pystate.spark.arrow_map import arrow_map
@@ -35,14 +35,18 @@ from pystate.spark.joined import (
     JoinedFrame,
     asof_join,
     interval_join,
+    late_inputs,
     one_uid,
     parted,
     united,
+    window_join,
+    write_late,
 )
 from pystate.spark.range_task import RangeTask
 from pystate.spark.schemas import key_schema, output_columns, parse_schema
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
+from pystate.windows.assigners import Assigner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,7 +93,7 @@ class ConnectedFrames:
         schema: str | st.StructType,
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
-        late: Literal["process", "drop"] = "process",
+        late: LateLike = "process",
     ) -> DataFrame:
         """Run a function over the rows of both inputs.
 
@@ -101,9 +105,11 @@ class ConnectedFrames:
             The columns that it yields, as DDL.
         side_outputs : mapping from tag to str or StructType, optional
             As in `KeyedFrame.process`.
-        late : {"process", "drop"}
-            What happens to rows below the watermark, the smaller one of both inputs. Late rows are
-            always counted.
+        late : {"process", "drop"}, str or mapping
+            What happens to rows below the watermark, the smaller one of both inputs: the function
+            handles them, or they are dropped, or go to the side output of a tag. One word for both
+            inputs, or ``{"left": …, "right": …}``. A tag has the columns of its input; a tag for
+            both has those of both, and nulls. Late rows are always counted.
 
         Returns
         -------
@@ -119,12 +125,11 @@ class ConnectedFrames:
         for each in (left, right):
             output_columns(each.frame.schema, f"{owner}: its input")
         sides = side_columns(side_outputs, owner)
-        checked_late(late, sides, owner)
-        if late not in (PROCESS_LATE, DROP_LATE):
-            raise InvalidArgumentError(
-                f"{owner}: late={late!r}: of two inputs late rows are handled, 'process', or "
-                "dropped, 'drop'"
-            )
+        lates = late_inputs(late, (left, right), owner, processes=True, sides=tuple(sides))
+        words = {
+            side: PROCESS_LATE if word == PROCESS_LATE else DROP_LATE
+            for side, word in lates.words.items()
+        }
         others = tuple(
             [name for name in each.frame.columns if name not in each.keys] for each in (left, right)
         )
@@ -135,8 +140,10 @@ class ConnectedFrames:
             output=output_columns(declared, owner),
             event_time=left.event_time,
             side_outputs=sides,
-            late=late,
-            right=RightInput(right.keys, (*right.keys, *others[1]), right.event_time),
+            late=words["left"],
+            right=RightInput(
+                right.keys, (*right.keys, *others[1]), right.event_time, words["right"]
+            ),
         )
         require_state(function, owner)
         sent(function, cloudpickle.dumps)
@@ -144,10 +151,10 @@ class ConnectedFrames:
             operator_spec(function, self._uid, parse_key(self._key)),
             self._key,
             inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
-            sides={tag: columns.schema for tag, columns in sides.items()},
+            sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
         )
         routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
-        out = arrow_map(routed, plan, names, partial(CoFunctionBody, spec), declared)
+        out = arrow_map(routed, plan, names, partial(CoFunctionBody, spec, lates), declared)
         return left.evaluation.output(self._uid, out)
 
 
@@ -201,6 +208,7 @@ class Connectable:
         *,
         how: Literal["inner", "left", "right", "full"] = "inner",
         suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
     ) -> DataFrame:
         """Join rows of two inputs with equal keys whose times are close to each other.
 
@@ -216,6 +224,10 @@ class Connectable:
             watermark says that none can come any more.
         suffixes : tuple of str, optional
             Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            What happens to late rows: they are dropped, or go to the side output of a tag, with the
+            columns of their input. ``{"left": "late_orders", "right": "late_clicks"}`` names one
+            for each input or for one of them; a tag for both has the columns of both, and nulls.
 
         Returns
         -------
@@ -234,12 +246,12 @@ class Connectable:
         Notes
         -----
         As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
-        an outer join emits such rows at once. Late rows are dropped and counted. A pair is emitted
-        in the epoch in which the second of its rows comes. A row without a partner is emitted, and
-        rows leave the state, up to twice the interval's width after that would be possible, since
-        rows leave together.
+        an outer join emits such rows at once. Late rows are counted. A pair is emitted in the epoch
+        in which the second of its rows comes. A row without a partner is emitted up to a quarter of
+        the interval's width, or an eighth of a second, after that would be possible, and rows leave
+        the state up to twice its width after it, since they leave together.
         """
-        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes)
+        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes, late)
 
     def asof_join(
         self,
@@ -248,6 +260,7 @@ class Connectable:
         how: Literal["inner", "left"] = "inner",
         tolerance: Duration | None = None,
         suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
     ) -> DataFrame:
         """Join each row with the newest row of a slowly changing table that is not after it.
 
@@ -262,6 +275,8 @@ class Connectable:
             How much older than a row its version may be; older versions then leave the state.
         suffixes : tuple of str, optional
             Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            As in `interval_join`.
 
         Returns
         -------
@@ -278,7 +293,56 @@ class Connectable:
         A row is emitted once the watermark has passed it: until then an earlier version could come.
         Nulls and late rows are treated as in `interval_join`.
         """
-        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes)
+        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes, late)
+
+    def join(
+        self,
+        right: Connectable,
+        *,
+        window: Assigner,
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
+    ) -> DataFrame:
+        """Join rows of two inputs with equal keys that are in the same window.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its key columns have the same types. Both have an event time.
+        window : Tumbling, Sliding, Cumulating or Session
+            The windows. A session is one of both inputs together: their rows prolong it alike.
+        how : {"inner", "left", "right", "full"}
+            The inputs whose rows are emitted even if their window has no partner for them, with
+            nulls.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            As in `interval_join`; of rows for which all of their windows are over.
+
+        Returns
+        -------
+        DataFrame
+            The key under its left names, ``window_start`` and ``window_end``, then the left input's
+            other columns, then the right input's. Start and end are of the type of the left
+            input's event time.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An input has no event time, two columns would have the same name, or the windows do not
+            go by time.
+        WrongTypeError
+            The keys have different types.
+
+        Notes
+        -----
+        A window is joined once, when the watermark, the smaller one of both inputs, has reached its
+        end. In windows that overlap a pair is emitted for each window that it is in. A null in a
+        key equals nothing: an outer join emits such a row with its window. A row without a time is
+        in no window.
+        """
+        return window_join(self._joined(), right._joined(), window, how, suffixes, late)
 
 
 class CoFunctionBody(FunctionBody):
@@ -288,18 +352,26 @@ class CoFunctionBody(FunctionBody):
     ----------
     spec : FunctionSpec
         The function.
+    late : LateInputs
+        Where late rows go.
     task : RangeTask
         The range.
     """
 
-    def __init__(self, spec: FunctionSpec, task: RangeTask) -> None:
+    def __init__(self, spec: FunctionSpec, late: LateInputs, task: RangeTask) -> None:
         super().__init__(spec, task)
+        self._late = late
         assert spec.right is not None, "a function of two inputs"
         self._seen: dict[SideName, int] = {"left": 0, "right": 0}
         self._names: dict[SideName, Any] = {
             "left": (spec.key, spec.columns[len(spec.key) :]),
             "right": (spec.right.key, spec.right.columns[len(spec.right.key) :]),
         }
+
+    def open(self) -> None:
+        """Give the function its handles and call its `open`."""
+        super().open()
+        self._runtime.late_input = partial(write_late, self._late, self._task)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call the function for rows of both inputs."""

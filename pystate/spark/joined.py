@@ -22,13 +22,21 @@ from pystate.errors import InvalidArgumentError
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import JoinInput, SideName, check_keys, result_names
 from pystate.joins.interval import How, IntervalJoin, IntervalJoinSpec
+from pystate.joins.late import LateInputs, LateLike
+from pystate.joins.windowed import (
+    WindowJoin,
+    WindowJoinSpec,
+    join_window,
+    window_names,
+    window_time_type,
+)
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.output import OutputColumns
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import column_named
 from pystate.spark.routing import route
-from pystate.spark.schemas import key_schema, output_columns, refuse_reserved
+from pystate.spark.schemas import key_schema, output_columns, parse_schema, refuse_reserved
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 from pystate.types.state_type import parse_type
@@ -38,15 +46,26 @@ if TYPE_CHECKING:
 
     from pystate.spark.evaluation import Evaluation
 
-__all__ = ["JoinBody", "JoinedFrame", "asof_join", "interval_join", "one_uid", "parted", "united"]
+__all__ = [
+    "JoinBody",
+    "JoinedFrame",
+    "asof_join",
+    "interval_join",
+    "late_inputs",
+    "one_uid",
+    "parted",
+    "united",
+    "window_join",
+    "write_late",
+]
 
 _SIDES: tuple[SideName, SideName] = ("left", "right")
 #: The column that says which input a row is of: 0 or 1.
 _SIDE = "__pystate_side"
 _COLUMN = "__pystate_column_"
 
-Join: TypeAlias = "IntervalJoin | AsofJoin"
-JoinSpec: TypeAlias = "IntervalJoinSpec | AsofJoinSpec"
+Join: TypeAlias = "IntervalJoin | AsofJoin | WindowJoin"
+JoinSpec: TypeAlias = "IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec"
 
 
 class JoinedFrame(NamedTuple):
@@ -68,6 +87,7 @@ def interval_join(
     upper: Duration,
     how: Any,
     suffixes: Any,
+    late: LateLike,
 ) -> DataFrame:
     """See `KeyedFrame.interval_join`."""
     pair = _Pair.of(left, right, suffixes)
@@ -81,7 +101,7 @@ def interval_join(
         wanted,
         pair.output,
     )
-    return pair.joined(spec, IntervalJoin)
+    return pair.joined(spec, IntervalJoin, late)
 
 
 def asof_join(
@@ -90,6 +110,7 @@ def asof_join(
     how: Any,
     tolerance: Duration | None,
     suffixes: Any,
+    late: LateLike,
 ) -> DataFrame:
     """See `KeyedFrame.asof_join`."""
     pair = _Pair.of(left, right, suffixes)
@@ -97,7 +118,47 @@ def asof_join(
     wanted: Literal["inner", "left"] = how
     oldest = None if tolerance is None else milliseconds(tolerance, f"{pair.owner}: tolerance")
     spec = AsofJoinSpec(pair.left, pair.right, wanted, oldest, pair.output)
-    return pair.joined(spec, AsofJoin)
+    return pair.joined(spec, AsofJoin, late)
+
+
+def window_join(
+    left: JoinedFrame,
+    right: JoinedFrame,
+    windows: Any,
+    how: Any,
+    suffixes: Any,
+    late: LateLike,
+) -> DataFrame:
+    """See `KeyedFrame.join`."""
+    pair = _Pair.of(left, right, suffixes)
+    choice(how, f"{pair.owner}: how", ("inner", "left", "right", "full"))
+    options = join_window(windows, pair.owner)
+    count = len(left.keys)
+    names = window_names(tuple(pair.declared.names), count, pair.owner)
+    time = parse_type(window_time_type(pair.left), f"{pair.owner}: its windows").ddl
+    fields = list(pair.declared.fields)
+    both = [parse_schema(f"x {time}", pair.owner).fields[0].dataType] * 2
+    types = [*(f.dataType for f in fields[:count]), *both, *(f.dataType for f in fields[count:])]
+    declared = st.StructType([st.StructField(n, t) for n, t in zip(names, types, strict=True)])
+    pair = pair._replace(declared=declared, output=output_columns(declared, pair.owner))
+    spec = WindowJoinSpec(pair.left, pair.right, options, how, pair.output)
+    return pair.joined(spec, WindowJoin, late)
+
+
+def late_inputs(
+    late: LateLike,
+    frames: Sequence[JoinedFrame],
+    owner: str,
+    *,
+    processes: bool = False,
+    sides: Sequence[str] = (),
+) -> LateInputs:
+    """What happens to late rows of two inputs; see `LateInputs.of`."""
+    schemas = {
+        side: output_columns(each.frame.schema, f"{owner}: its input").schema
+        for side, each in zip(_SIDES, frames, strict=True)
+    }
+    return LateInputs.of(late, schemas, owner, processes=processes, sides=sides)
 
 
 class _Pair(NamedTuple):
@@ -139,7 +200,8 @@ class _Pair(NamedTuple):
         )
         return cls(uid, (left, right), one, two, declared, output_columns(declared, owner))
 
-    def joined(self, spec: JoinSpec, make: Callable[..., Join]) -> DataFrame:
+    def joined(self, spec: JoinSpec, make: Callable[..., Join], late: LateLike) -> DataFrame:
+        lates = late_inputs(late, self.frames, self.owner)
         evaluation = self.frames[0].evaluation
         keys = key_schema(self.frames[0].frame.schema, self.frames[0].keys, self.owner)
         plan = evaluation.declare(
@@ -149,11 +211,12 @@ class _Pair(NamedTuple):
                 replace(each.input, name=side)
                 for side, each in zip(_SIDES, self.frames, strict=True)
             ],
+            sides=lates.schemas,
         )
         routed, names = united(
             self.frames, [name for name, _ in keys], (self.left.names, self.right.names), plan
         )
-        body = partial(JoinBody, spec, make)
+        body = partial(JoinBody, spec, make, lates)
         out = arrow_map(routed, plan, names, body, self.declared)
         return evaluation.output(self.uid, out)
 
@@ -248,16 +311,22 @@ class JoinBody:
 
     Parameters
     ----------
-    spec : IntervalJoinSpec or AsofJoinSpec
+    spec : IntervalJoinSpec, AsofJoinSpec or WindowJoinSpec
         The join.
     make : callable
-        Makes the task's operator from the spec, the backend and the late bound.
+        Makes the task's operator from the spec, the backend, the late bound, and what takes late
+        rows.
+    late : LateInputs
+        Where late rows go.
     task : RangeTask
         The range.
     """
 
-    def __init__(self, spec: JoinSpec, make: Callable[..., Join], task: RangeTask) -> None:
+    def __init__(
+        self, spec: JoinSpec, make: Callable[..., Join], late: LateInputs, task: RangeTask
+    ) -> None:
         self._spec = spec
+        self._late = late
         self._make = make
         self._task = task
         self._rows: dict[SideName, int] = {"left": 0, "right": 0}
@@ -270,7 +339,8 @@ class JoinBody:
         """Make the operator."""
         time = self._task.plan.time
         bound = None if time is None else time.late_bound_ms
-        self._join = self._make(self._spec, self._task.backend, bound)
+        late = partial(write_late, self._late, self._task)
+        self._join = self._make(self._spec, self._task.backend, bound, late)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of both inputs."""
@@ -292,6 +362,12 @@ class JoinBody:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def write_late(late: LateInputs, task: RangeTask, side: SideName, rows: pa.RecordBatch) -> None:
+    """Write late rows of an input, if they are to be."""
+    if late.takes(side):
+        task.write_side(*late.piece(side, rows))
 
 
 def _filtered(rows: pa.RecordBatch, side: pa.Array[Any], number: int) -> pa.RecordBatch:

@@ -364,7 +364,7 @@ class KeyedFrame(RowOperators, Connectable):
         allowed_lateness: Duration = 0,
         late: str = DROP_LATE,
     ) -> WindowedFrame:
-        """Put a key's rows into windows; ``.aggregate(...)`` follows.
+        """Put a key's rows into windows; ``.aggregate(...)`` or ``.process(...)`` follows.
 
         Parameters
         ----------

@@ -5,7 +5,7 @@ Thread safety: a `WindowedFrame` is immutable; a body belongs to its task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ from pyspark.sql import types as st
 
 from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError
+from pystate.functions.windows import WindowFunctionLike
 from pystate.operator.drain import MAX_WATERMARK
-from pystate.operator.function_spec import DROP_LATE
+from pystate.operator.function_spec import checked_late, late_tag
 from pystate.operator.output import OutputColumns
+from pystate.spark.arguments import side_columns
+from pystate.spark.processed import WindowProcessBody
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns
 from pystate.spark.schemas import KeySchema, names_twice, output_columns, parse_schema
@@ -28,6 +31,8 @@ from pystate.windows.assigners import Session
 from pystate.windows.columns import AggregateLike
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
+from pystate.windows.process import WindowProcessSpec
+from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
@@ -116,12 +121,7 @@ class WindowedFrame:
         columns = given.columns.copy()
         found = {name: _resolved(columns, each) for name, each in aggregates.items()}
         frame = columns.frame
-        schema = output_columns(frame.schema, f"{given.owner}: its input").schema
-        if [name for name, _ in given.keys] != list(given.names):
-            raise InvalidArgumentError(
-                f"{given.owner}: a key that is a struct has no windows yet: name its fields as "
-                "columns, and these in key_by"
-            )
+        schema = self._schema(frame)
         spec = WindowSpec.of(options, given.names, found, schema, given.owner)
         key = parse_key(given.keys)
         declared = _declared(frame.schema, given.names, spec, spec.schema(key))
@@ -131,7 +131,7 @@ class WindowedFrame:
                 f"{given.owner}: two columns of the result are called {', '.join(twice)}: key "
                 "columns and aggregates have names that differ in more than case"
             )
-        tag = None if self._late == DROP_LATE else self._late
+        tag = late_tag(self._late)
         plan = given.evaluation.declare(
             spec.operator(given.uid, key),
             given.keys,
@@ -142,6 +142,81 @@ class WindowedFrame:
             frame = frame.select(*map(quoted, _needed(spec, frame.columns)))
         body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
         return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
+
+    def process(
+        self,
+        function: WindowFunctionLike,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+    ) -> DataFrame:
+        """Run a function over the rows of each window.
+
+        Parameters
+        ----------
+        function : WindowFunction or callable
+            An instance, or a function of (key, window, batch) or (key, window, batch, ctx); it is
+            pickled to the workers. `batch` has all columns of the input.
+        schema : str or StructType
+            The columns that it yields, as DDL.
+        side_outputs : mapping from tag to str or StructType, optional
+            The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields, for each window that is emitted in this epoch.
+
+        Raises
+        ------
+        DeclarationError
+            The function is none over windows, or a column of the input cannot be kept.
+        InvalidArgumentError
+            A tag is also that of late rows.
+
+        Notes
+        -----
+        A row is kept once, however many windows it is in, with all columns of the input: select
+        those that the function needs before `key_by`. Rows of a window come in the order in which
+        they arrived; of windows that overlap, and of sessions that were joined, piece by piece.
+        """
+        given = self._given
+        frame = given.columns.frame
+        input_schema = self._schema(frame)
+        declared = parse_schema(schema, given.owner)
+        sides = side_columns(side_outputs, given.owner)
+        checked_late(self._late, sides, given.owner)
+        tag = late_tag(self._late)
+        if tag in sides:
+            raise InvalidArgumentError(
+                f"{given.owner}: {tag!r} is the tag of rows that are too late, which have the "
+                "columns of the input: give the function's side output another one"
+            )
+        rows = WindowRowsSpec.of_rows(self._options, given.names, input_schema, given.owner)
+        output = output_columns(declared, given.owner)
+        spec = WindowProcessSpec(function, rows, input_schema, output, sides, given.owner)
+        written = {name: columns.schema for name, columns in sides.items()}
+        if tag is not None:
+            written[tag] = input_schema
+        plan = given.evaluation.declare(
+            rows.operator(given.uid, parse_key(given.keys)),
+            given.keys,
+            inputs=(given.input,),
+            sides=written,
+        )
+        body = partial(WindowProcessBody, spec, tag)
+        return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
+
+    def _schema(self, frame: DataFrame) -> pa.Schema:
+        """The input's columns."""
+        given = self._given
+        schema = output_columns(frame.schema, f"{given.owner}: its input").schema
+        if [name for name, _ in given.keys] != list(given.names):
+            raise InvalidArgumentError(
+                f"{given.owner}: a key that is a struct has no windows yet: name its fields as "
+                "columns, and these in key_by"
+            )
+        return schema
 
 
 def _resolved(columns: FrameColumns, given: Any) -> Any:

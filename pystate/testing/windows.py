@@ -1,4 +1,4 @@
-"""A harness that runs a windowed aggregation in a unit test: no Spark, no Java.
+"""A harness that runs windows in a unit test: no Spark, no Java.
 
 Thread safety: a `WindowHarness` belongs to one thread.
 """
@@ -16,8 +16,9 @@ import pyarrow as pa
 from pystate.arguments import integer, text
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError
+from pystate.functions.windows import WindowContext, WindowFunctionLike
 from pystate.operator.event_time import milliseconds
-from pystate.operator.output import SchemaLike
+from pystate.operator.output import SchemaLike, parse_columns, parse_sides
 from pystate.testing.clock import Clock
 from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
@@ -27,6 +28,8 @@ from pystate.windows.assigners import Assigner
 from pystate.windows.columns import AggregateLike
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
+from pystate.windows.process import WindowProcess, WindowProcessSpec
+from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowSpec, window_options
 
 if TYPE_CHECKING:
@@ -36,13 +39,15 @@ __all__ = ["WindowHarness"]
 
 
 class WindowHarness:
-    """Runs ``keyed.window(windows).aggregate(...)`` over rows that a test feeds it.
+    """Runs ``keyed.window(windows)`` over rows that a test feeds it.
+
+    What follows ``window`` is ``.aggregate(...)``, or with ``process=`` ``.process(...)``.
 
     Parameters
     ----------
     windows : Tumbling, Sliding, Cumulating, Session, CountWindow or Global
         The windows.
-    aggregates : mapping of str to aggregate
+    aggregates : mapping of str to aggregate, optional
         The result columns, as in `WindowedFrame.aggregate`.
     key : str or sequence of str
         The key columns.
@@ -53,6 +58,9 @@ class WindowHarness:
     allowed_delay : str, timedelta or int in milliseconds, optional
         Move the watermark after each epoch to the largest event time seen minus this, as a job
         does. Otherwise only `advance_watermark` moves it.
+    process, schema, side_outputs : optional
+        As in `WindowedFrame.process`; in place of `aggregates`. A list of tags for `side_outputs`
+        takes rows of any columns.
     time, emit, early, allowed_lateness
         As in `KeyedFrame.window`.
     processing_time : int or datetime
@@ -66,6 +74,8 @@ class WindowHarness:
     ----------
     late : list
         The rows that were too late for all of their windows.
+    side_outputs : dict of str to list
+        By tag, what the function has emitted aside.
 
     Notes
     -----
@@ -91,10 +101,13 @@ class WindowHarness:
     def __init__(
         self,
         windows: Assigner,
-        aggregates: Mapping[str, AggregateLike],
-        key: str | Sequence[str],
+        aggregates: Mapping[str, AggregateLike] | None = None,
+        key: str | Sequence[str] = (),
         *,
         columns: SchemaLike,
+        process: WindowFunctionLike | None = None,
+        schema: SchemaLike | None = None,
+        side_outputs: Sequence[str] | Mapping[str, SchemaLike] = (),
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         time: Literal["event", "processing"] = "event",
@@ -107,11 +120,13 @@ class WindowHarness:
     ) -> None:
         self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
         names = (key,) if isinstance(key, str) else tuple(key)
+        if not names:
+            raise InvalidArgumentError(f"{self._owner}: name the key, key='user'")
         self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
         self._delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
         self._rows = InputRows(names, columns)
-        schema = self._rows.schema
-        assert schema is not None
+        given = self._rows.schema
+        assert given is not None
         options = window_options(
             windows,
             self._owner,
@@ -121,10 +136,27 @@ class WindowHarness:
             early=early,
             allowed_lateness=allowed_lateness,
         )
-        found = key_of(schema, names)
+        found = key_of(given, names)
         if [name for name, _ in found] != list(names):
             raise InvalidArgumentError(f"{self._owner}: a key that is a struct has no windows yet")
-        self._spec = WindowSpec.of(options, names, aggregates, schema, self._owner)
+        if (process is None) == (aggregates is None):
+            raise InvalidArgumentError(
+                f"{self._owner}: WindowHarness takes aggregates or process=, one of them"
+            )
+        self._process: WindowProcessSpec | None = None
+        self._spec: WindowSpec
+        sides = parse_sides(side_outputs, self._owner)
+        self.side_outputs: dict[str, list[Any]] = {tag: [] for tag in sides}
+        if process is None:
+            assert aggregates is not None
+            self._spec = WindowSpec.of(options, names, aggregates, given, self._owner)
+        else:
+            if schema is None:
+                raise InvalidArgumentError(f"{self._owner}: process= needs schema=, its columns")
+            rows = self._spec = WindowRowsSpec.of_rows(options, names, given, self._owner)
+            output = parse_columns(schema, self._owner)
+            self._process = WindowProcessSpec(process, rows, given, output, sides, self._owner)
+        self._uid = uid
         self._backend = KeyedStateBackend.of(self._spec.operator(uid, found))
         self._clock = Clock(milliseconds(processing_time, "processing_time"))
         self._bound: int | None = None
@@ -152,33 +184,49 @@ class WindowHarness:
         clock = replace(clock, epoch=clock.epoch + 1)
         late: list[Any] = []
         emitted: list[Any] = []
-        operator = make_operator(
-            self._spec,
-            self._backend,
-            EpochTimes(clock.processing_time, self._bound),
-            lambda piece: late.extend(rows_of(piece)),
-            self._owner,
-        )
+        times = EpochTimes(clock.processing_time, self._bound)
+        aside: dict[str, list[Any]] = {tag: [] for tag in self.side_outputs}
+
+        def keep(piece: pa.RecordBatch) -> None:
+            late.extend(rows_of(piece))
+
+        run: Any
+        if self._process is None:
+            run = operator = make_operator(self._spec, self._backend, times, keep, self._owner)
+        else:
+            run = WindowProcess(
+                self._process,
+                self._backend,
+                times,
+                WindowContext(self._uid, clock.processing_time),
+                keep,
+                lambda tag, piece: aside[tag].extend(rows_of(piece)),
+            )
+            operator = run.operator
         try:
+            if self._process is not None:
+                run.open()
             for begin in range(0, 0 if rows is None else rows.num_rows, self._batch_rows):
                 assert rows is not None
-                for piece in operator.process(rows.slice(begin, self._batch_rows)):
+                for piece in run.process(rows.slice(begin, self._batch_rows)):
                     emitted += rows_of(piece)
             clock.see(operator.max_event_time, operator.late_rows)
             clock.end_epoch(self._delay)
-            for piece in operator.finish(clock.watermark):
+            for piece in run.finish(clock.watermark):
                 emitted += rows_of(piece)
         except BaseException:
             self._backend.rollback()
             raise
         finally:
-            operator.close()
+            run.close()
         if self._backend.dirty:
             self._backend.seal(snapshot=False)
         else:
             self._backend.end_idle_epoch()
         self._clock, self._bound = clock, clock.watermark
         self.late += late
+        for tag, found in aside.items():
+            self.side_outputs[tag] += found
         return emitted
 
     @property

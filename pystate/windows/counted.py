@@ -47,10 +47,9 @@ class CountOperator(WindowOperator):
             return
         chosen = [take(column, full) for column in columns]
         done = self.backend.keys(chosen, pa.array(numbers[full]))
-        results = self.columns.results(done)
+        yield self.result(chosen, None, None, self.columns.results(done))
         self.backend.delete(done)
         self._move(columns, numbers)
-        yield self.result(chosen, None, None, results)
 
     def _move(self, columns: Sequence[pa.Array[Any]], numbers: Times) -> None:
         """Make the windows that are open now those under 0."""

@@ -14,6 +14,8 @@ Invariants
    REQUIRES: the late bound of an epoch is not below the watermark of the one before.
 3. A window that is over and is changed by a late row is emitted again at the end of that epoch.
 4. Windows fire in batches of bounded size, whatever their number.
+5. A window is removed only after the result batch with it was yielded and used: of windows whose
+   rows are kept these are read then.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.operator.event_time import event_times
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
-from pystate.windows.columns import Columns
 from pystate.windows.grid import Times
 from pystate.windows.specification import END, START, WindowSpec
 
@@ -106,7 +107,7 @@ class WindowOperator:
         self.max_event_time: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
-        self.columns = Columns(spec.columns, spec.results, backend, owner)
+        self.columns = spec.kept(backend, owner)
         self._late = late
         self._schema = spec.schema(backend.key)
 

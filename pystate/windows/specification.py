@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.arguments import choice
+from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.event_time import event_times
 from pystate.state.aggregating import AggregatingState
@@ -31,9 +32,20 @@ from pystate.windows.assigners import (
     Tumbling,
     checked_assigner,
 )
-from pystate.windows.columns import ROWS, AggregateLike, WindowColumn, aggregated
+from pystate.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
 
-__all__ = ["END", "NEXT", "OPEN", "START", "Emit", "WindowOptions", "WindowSpec", "window_options"]
+__all__ = [
+    "END",
+    "NEXT",
+    "OPEN",
+    "OPEN_TYPE",
+    "START",
+    "Emit",
+    "WindowOptions",
+    "WindowSpec",
+    "time_type_of",
+    "window_options",
+]
 
 Emit = Literal["final", "update"]
 
@@ -43,8 +55,7 @@ START, END = "window_start", "window_end"
 NEXT = "window.next"
 #: The sessions of a key that are open.
 OPEN = "window.open"
-
-_OPEN_TYPE = "array<struct<start:long,end:long>>"
+OPEN_TYPE = "array<struct<start:long,end:long>>"
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,41 @@ def window_options(
     )
 
 
+def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.DataType:
+    """The type of ``window_start`` and ``window_end``, of windows over rows with some columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column that the windows need does not exist.
+    WrongTypeError
+        It is of another type.
+    """
+    time_type: pa.DataType = pa.timestamp("us", "UTC")
+    if options.event_time is not None:
+        if options.event_time not in schema.names:
+            raise InvalidArgumentError(
+                f"{owner}: event_time={options.event_time!r} is not a column; columns: "
+                f"{', '.join(schema.names)}"
+            )
+        found = schema.field(options.event_time).type
+        event_times(pa.array([], found), f"{owner}: event-time column {options.event_time!r}")
+        if at.is_timestamp(found):
+            time_type = pa.timestamp("us", found.tz)
+        elif at.is_integer(found):
+            time_type = pa.int64()
+    gap = options.windows.gap_column if isinstance(options.windows, Session) else None
+    if gap is not None:
+        if gap not in schema.names:
+            raise InvalidArgumentError(f"{owner}: Session: there is no column {gap!r}")
+        if not at.is_integer(schema.field(gap).type):
+            raise WrongTypeError(
+                f"{owner}: Session: column {gap!r} is {schema.field(gap).type}; a gap is a "
+                "whole number of milliseconds"
+            )
+    return time_type
+
+
 @dataclass(frozen=True)
 class WindowSpec:
     """A windowed aggregation; it is pickled and sent to the workers.
@@ -197,28 +243,7 @@ class WindowSpec:
         if not any(column.counts_rows for column in columns):
             rows = AggregatingState(Count(), "long")
             columns = (*columns, WindowColumn(ROWS, rows, None, pa.int64()))
-        time_type: pa.DataType = pa.timestamp("us", "UTC")
-        if options.event_time is not None:
-            if options.event_time not in schema.names:
-                raise InvalidArgumentError(
-                    f"{owner}: event_time={options.event_time!r} is not a column; columns: "
-                    f"{', '.join(schema.names)}"
-                )
-            found = schema.field(options.event_time).type
-            event_times(pa.array([], found), f"{owner}: event-time column {options.event_time!r}")
-            if at.is_timestamp(found):
-                time_type = pa.timestamp("us", found.tz)
-            elif at.is_integer(found):
-                time_type = pa.int64()
-        gap = options.windows.gap_column if isinstance(options.windows, Session) else None
-        if gap is not None:
-            if gap not in schema.names:
-                raise InvalidArgumentError(f"{owner}: Session: there is no column {gap!r}")
-            if not at.is_integer(schema.field(gap).type):
-                raise WrongTypeError(
-                    f"{owner}: Session: column {gap!r} is {schema.field(gap).type}; a gap is a "
-                    "whole number of milliseconds"
-                )
+        time_type = time_type_of(options, schema, owner)
         return cls(options, tuple(key), columns, results, time_type)
 
     @property
@@ -260,8 +285,12 @@ class WindowSpec:
                 if name is not None:
                     states[name] = ValueState("long", default=0)
         if isinstance(self.options.windows, Session):
-            states[OPEN] = ValueState(_OPEN_TYPE)
+            states[OPEN] = ValueState(OPEN_TYPE)
         return states
+
+    def kept(self, backend: KeyedStateBackend, owner: str) -> Columns:
+        """What is kept of each window, in a backend."""
+        return Columns(self.columns, self.results, backend, owner)
 
     def operator(self, uid: str, key: KeyColumns, max_parallelism: int = 128) -> OperatorSpec:
         """Return what determines the tables of the operator."""

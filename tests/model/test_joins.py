@@ -162,3 +162,44 @@ def test_asof_join(how: Any) -> None:
         assert shown(out) == newest(kept, tolerance, how)
 
     check()
+
+
+def test_versions_that_are_ahead_are_not_rewritten_each_time() -> None:
+    left, right, output = inputs()
+    spec = AsofJoinSpec(left, right, "inner", None, output)
+    driver = Driver(spec.states(), left.key, lambda b, bound: AsofJoin(spec, b, bound))
+    # Each batch has a timer at its newest version; the second key's are all far ahead.
+    pieces: list[Any] = [
+        ("right", batch("right", [(1, "", t, t) for t in range(begin, begin + 20)]))
+        for begin in range(1, 2001, 20)
+    ]
+    quiet: list[Row] = [(2, "", t, 9000 + t) for t in range(3000, 3500)]
+    driver.epoch([*pieces, ("right", batch("right", quiet))], 0, NAMES)
+    whole = len(driver.files[0])
+    for watermark in range(20, 2001, 20):
+        rows: list[Row] = [(1, "", watermark, watermark)]
+        out = driver.epoch([("left", batch("left", rows))], watermark + 1, NAMES)
+        assert [(row["lid"], row["rid"]) for row in out] == [(watermark, watermark)]
+    assert sum(map(len, driver.files[1:])) < 5 * whole
+    driver.epoch([], MAX_WATERMARK, NAMES)
+    driver.close()
+
+
+def test_rows_without_a_partner_do_not_wait_for_their_bucket() -> None:
+    left, right, output = inputs()
+    spec = IntervalJoinSpec(left, right, 0, 4000, "left", output)
+    driver = Driver(spec.states(), left.key, lambda b, bound: IntervalJoin(spec, b, bound))
+    rows: list[Row] = [(1, "", 100 * i, i) for i in range(40)]
+    some: list[Row] = [(1, "", 100 * i + 4000, 100 + i) for i in (5, 20)]
+    met = {i for i in range(40) if any(0 <= 100 * (j - i) + 4000 <= 4000 for j in (5, 20))}
+    driver.epoch([("left", batch("left", rows)), ("right", batch("right", some))], 0, NAMES)
+    found: dict[int, int] = {}
+    for watermark in range(4000, 9000, 50):
+        for row in driver.epoch([], watermark, NAMES, fails=watermark == 4500):
+            assert row["rid"] is None and row["lid"] not in found
+            found[row["lid"]] = watermark
+        if watermark % 800 == 0:
+            driver.restart(1 + watermark // 800 % 3)
+    assert met and set(found) == set(range(40)) - met
+    assert all(0 < at - (100 * i + 4000) <= 512 + 50 for i, at in found.items())
+    driver.close()

@@ -265,3 +265,106 @@ def test_a_function_of_two_inputs_is_connected(make_job: MakeJob, spark: SparkSe
     frame = spark.createDataFrame([], "k string, v long")
     with pytest.raises(InvalidArgumentError, match="Priced has two inputs: connect them"):
         job.run_epoch(frame, lambda df: job.key_by(df, "k", uid="j").process(Priced(), "k string"))
+
+
+def test_window_join(make_job: MakeJob, spark: SparkSession, tmp_path: Path) -> None:
+    """Also where the late rows go, of all kinds of joins and of a function of two inputs."""
+
+    class Both(ps.KeyedCoProcessFunction):
+        seen = ps.ValueState("long")
+
+        def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
+            yield "function", row["lid"]
+
+        def process_right(self, key: Any, row: Any, ctx: Any) -> Any:
+            yield "function", row["rid"]
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        def pair(uid: str) -> tuple[Any, Any]:
+            left = df.where("side = 'l'").selectExpr("t", "k", "id AS lid")
+            right = df.where("side = 'r'").selectExpr(
+                "id AS rid", "k AS key", "timestamp_millis(t) AS at"
+            )
+            return (
+                job.key_by(left, "k", uid=uid, event_time="t", allowed_delay=DELAY),
+                job.key_by(right, "key", event_time="at", allowed_delay=DELAY),
+            )
+
+        left, right = pair("windowed")
+        late = {"left": "late_left", "right": "late_right"}
+        windowed = left.join(right, window=ps.Tumbling(700), how="full", late=late)
+        assert windowed.columns == ["k", "window_start", "window_end", "t", "lid", "rid", "at"]
+        left, right = pair("interval")
+        interval = left.interval_join(right, 0, 1, late="late_both")
+        left, right = pair("asof")
+        asof = left.asof_join(right, late={"right": "late_versions"})
+        left, right = pair("function")
+        function = left.connect(right).process(
+            Both(), "kind string, id long", late={"left": "drop", "right": "late_function"}
+        )
+        parts = [
+            windowed.selectExpr("'windowed' AS kind", "k", "window_start AS s", "lid", "rid"),
+            interval.selectExpr("'interval' AS kind", "k", "0L AS s", "lid", "rid"),
+            asof.selectExpr("'asof' AS kind", "k", "0L AS s", "lid", "rid"),
+            function.selectExpr("kind", "'' AS k", "0L AS s", "id AS lid", "0L AS rid"),
+        ]
+        return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
+
+    tags = ("late_left", "late_right", "late_both", "late_versions", "late_function")
+    sinks = {tag: ParquetSink(tmp_path / tag) for tag in tags}
+    stream, out, kept = epochs(11, 4, 40), [], {"l": [], "r": []}  # type: ignore[var-annotated]
+    late: dict[str, list[Any]] = {"l": [], "r": []}
+    below: dict[str, list[Any]] = {"l": [], "r": []}
+    job = make_job(parallelism=3)
+    latest: dict[str, int | None] = {"l": None, "r": None}
+    for number, sides in enumerate(stream):
+        if number == 2:
+            job.close()
+            job = make_job(parallelism=2)
+        seen = [each - DELAY for each in latest.values() if each is not None]
+        bound = min(seen) if len(seen) == 2 else None
+        for side, rows in sides.items():
+            for key, i, t in rows:
+                if t is None:
+                    continue
+                over = bound is not None and t // 700 * 700 + 700 <= bound
+                (late if over else kept)[side].append((key, i, t))
+                if bound is not None and t < bound:
+                    below[side].append(i)
+                latest[side] = max(t, latest[side] if latest[side] is not None else t)
+        rows = [(s, k, i, t) for s, each in sides.items() for k, i, t in each]
+        df = spark.createDataFrame(rows, "side string, k string, id long, t long")
+        last = number == len(stream) - 1
+        result = job.run_epoch(df, pipeline, side_outputs=sinks, drain=last)
+        out += [tuple(row) for row in result.dataframe.collect()]
+    pairs = []
+    for k, i, t in kept["l"]:
+        start = t // 700 * 700
+        met = [j for key, j, at in kept["r"] if key == k and k and at // 700 * 700 == start]
+        pairs += [(k, start, i, j) for j in met or [None]]
+    matched = {j for *_, j in pairs}
+    pairs += [(k, t // 700 * 700, None, j) for k, j, t in kept["r"] if j not in matched]
+    assert Counter(row[1:] for row in out if row[0] == "windowed") == Counter(pairs)
+    assert late["l"] and late["r"]
+
+    def ids(tag: str, column: str) -> list[Any]:
+        found = spark.read.parquet(str(tmp_path / tag))
+        return sorted(row[column] for row in found.collect() if row[column] is not None)
+
+    assert ids("late_left", "lid") == sorted(i for _, i, _ in late["l"])
+    assert ids("late_right", "rid") == sorted(i for _, i, _ in late["r"])
+    assert ids("late_both", "lid") == sorted(below["l"])
+    assert ids("late_both", "rid") == sorted(below["r"])
+    assert ids("late_versions", "rid") == sorted(below["r"])
+    assert ids("late_function", "rid") == sorted(below["r"])
+    assert spark.read.parquet(str(tmp_path / "late_right")).columns[:-1] == ["rid", "key", "at"]
+    assert spark.read.parquet(str(tmp_path / "late_both")).columns[:-1] == [
+        "t",
+        "k",
+        "lid",
+        "rid",
+        "key",
+        "at",
+    ]
+    handled = {row[3] for row in out if row[0] == "function"}
+    assert not handled & {*below["l"], *below["r"]} and len(handled) > 50

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError
+from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.spark import ParquetSink
 
 from .conftest import rows_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MakeJob = Callable[..., "Job"]
 START = datetime.datetime(2026, 1, 1, 10, 0)
+UTC = START.replace(tzinfo=datetime.timezone.utc).timestamp()
 SCHEMA = "k string, at timestamp_ntz, v int"
 
 
@@ -150,3 +151,87 @@ def test_bad_arguments(spark: SparkSession, make_job: MakeJob) -> None:
         strict=True,
     ):
         assert words in message
+
+
+class Spread(ps.WindowFunction):
+    """The spread of a window's values, and its size aside."""
+
+    def process(self, key: Any, window: Any, batch: Any, ctx: Any) -> Any:
+        values = [v for v in batch.column("v").to_pylist() if v is not None]
+        yield key, window.start_time, len(batch), max(values) - min(values) if values else None
+        ctx.output("sizes", (key, batch.num_rows))
+
+
+def test_functions_over_windows(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    windows = [ps.Tumbling("10 min"), ps.Sliding("10 min", "5 min"), ps.Session("5 min")]
+    columns = "k string, start timestamp, n int, spread int"
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        parts = []
+        for i, each in enumerate(windows):
+            keyed = job.key_by(df, "k", uid=f"p{i}", event_time="at", allowed_delay="2 min")
+            part = keyed.window(each, late="late").process(
+                Spread(), columns, side_outputs={"sizes": "k string, n int"}
+            )
+            parts.append(part.selectExpr(f"{i} AS kind", "*"))
+        counted = job.key_by(df, "k", uid="counted").window(ps.CountWindow(2))
+        part = counted.process(lambda key, window, rows: [(key, None, len(rows), 0)], columns)
+        parts.append(part.selectExpr("3 AS kind", "*"))
+        return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
+
+    epochs = [
+        [("a", 1, 1), ("a", 4, 2), ("b", 3, None), ("a", None, 9)],
+        [("a", 8, 4), ("b", 17, 5)],
+        [("a", 6, 7), ("a", 31, 1)],
+        [],
+    ]
+    sinks = {tag: ParquetSink(tmp_path / tag) for tag in ("late", "sizes")}
+    found: list[Any] = []
+    job = make_job()
+    for number, rows in enumerate(epochs):
+        if number == 2:
+            job.close()
+            job = make_job(parallelism=3)
+        result = job.run_epoch(frame(spark, *rows), pipeline, side_outputs=sinks)
+        for kind, key, start, *rest in map(tuple, result.dataframe.collect()):
+            at = None if start is None else round((start.timestamp() - UTC) / 60)
+            found.append((kind, key, at, *rest))
+    assert sorted(each for each in found if each[0] < 3) == [
+        (0, "a", 0, 3, 3),
+        (0, "b", 0, 1, None),
+        (0, "b", 10, 1, 0),
+        (1, "a", -5, 2, 1),
+        (1, "a", 0, 3, 3),
+        (1, "a", 5, 1, 0),
+        (1, "b", -5, 1, None),
+        (1, "b", 0, 1, None),
+        (1, "b", 10, 1, 0),
+        (1, "b", 15, 1, 0),
+        (2, "a", 1, 3, 3),
+        (2, "b", 3, 1, None),
+        (2, "b", 17, 1, 0),
+    ]
+    assert sorted(each[1:4] for each in found if each[0] == 3) == [
+        ("a", None, 2),
+        ("a", None, 2),
+        ("a", None, 2),
+        ("b", None, 2),
+    ]
+    sizes = spark.read.parquet(str(tmp_path / "sizes"))
+    assert sizes.count() == 13 and {type(row.n) for row in sizes.collect()} == {int}
+    late = rows_of(spark.read.parquet(str(tmp_path / "late")).select("k", "at", "v"))
+    assert [(row[0], row[2]) for row in late] == [("a", 7)] * 3
+
+
+def test_what_a_function_over_windows_cannot_be(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        windows = job.key_by(df, "k", uid="bad", event_time="at").window(ps.Tumbling(1), late="l")
+        with pytest.raises(DeclarationError, match="WindowFunction, or a"):
+            windows.process(7, "k string")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="another one"):
+            windows.process(Spread(), "k string", side_outputs={"l": "k string"})
+        return df
+
+    job.run_epoch(frame(spark, ("a", 1, 1)), pipeline)

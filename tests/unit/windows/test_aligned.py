@@ -68,6 +68,11 @@ def test_equals_a_recomputation(
     world = World(windows, aggregates, allowed_lateness=lateness, emit=emit, batch_rows=size)
     results = numbers if all_ else lambda found: (numbers(found)[1], len(found))
     model = Model(expected, results, lateness, emit)
+    compare(world, model, epochs)
+
+
+def compare(world: World, model: Model, epochs: Any) -> None:
+    """Run both over epochs, with crashes and rescales, and to the end."""
     watermark = None
     try:
         for given_, later, crash, parallelism in epochs:
@@ -76,7 +81,7 @@ def test_equals_a_recomputation(
             if parallelism is not None:
                 world.rescale(parallelism)
             emitted = world.epoch(moved, watermark, crash=crash)
-            found = as_dict(emitted) if emit == "final" else {r[:3]: r[3:] for r in emitted}
+            found = as_dict(emitted) if model.emit == "final" else {r[:3]: r[3:] for r in emitted}
             assert found == model.epoch(moved, watermark)
         assert sorted(world.late, key=repr) == sorted(model.late, key=repr)
         assert world.dropped == len(model.late)

@@ -17,11 +17,15 @@ from pystate.backend.keyed import (
     key_groups,
     range_bounds,
 )
+from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
+from pystate.operator.output import OutputColumns
 from pystate.types.keys import parse_key
 from pystate.windows.assigners import Assigner
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
-from pystate.windows.specification import WindowSpec, window_options
+from pystate.windows.process import WindowProcess, WindowProcessSpec
+from pystate.windows.row_windows import WindowRowsSpec
+from pystate.windows.specification import WindowOptions, WindowSpec, window_options
 
 GROUPS = 16
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
@@ -46,10 +50,8 @@ class World:
         more = {"event_time": "t", **options}
         if more.get("processing_time"):
             more["event_time"] = None
-        self.spec = WindowSpec.of(
-            window_options(windows, "test", **more), key, aggregates, schema, "test"
-        )
         self.schema = schema
+        self.spec = self._spec(window_options(windows, "test", **more), key, aggregates)
         self.key = parse_key([(name, schema.field(name).type) for name in key])
         self.operator = self.spec.operator("windows", self.key, GROUPS)
         self.batch_rows = batch_rows
@@ -61,6 +63,14 @@ class World:
         self.most_rows = 0
         self._files: list[bytes] = []
         self._open(parallelism)
+
+    def _spec(self, options: WindowOptions, key: Sequence[str], aggregates: Any) -> WindowSpec:
+        return WindowSpec.of(options, key, aggregates, self.schema, "test")
+
+    def _operator(
+        self, backend: KeyedStateBackend, times: EpochTimes, late: Callable[[pa.RecordBatch], None]
+    ) -> Any:
+        return make_operator(self.spec, backend, times, late)
 
     def _open(self, parallelism: int) -> None:
         self.ranges = []
@@ -122,8 +132,8 @@ class World:
         groups = key_groups(hash_keys([batch.column(n) for n, _ in self.key]), GROUPS)
         for (first, last), backend in self.ranges:
             mine = batch.filter(pa.array((groups >= first) & (groups <= last)))
-            operator = make_operator(
-                self.spec, backend, EpochTimes(now, self.bound), lambda r: late.extend(tuples(r))
+            operator = self._operator(
+                backend, EpochTimes(now, self.bound), lambda r: late.extend(tuples(r))
             )
             for at in range(0, mine.num_rows, self.batch_rows):
                 for piece in operator.process(mine.slice(at, self.batch_rows)):
@@ -141,8 +151,89 @@ class World:
         return sum(backend.stats().keys for _, backend in self.ranges)
 
 
+class RowsWorld(World):
+    """The same with a function over the rows of each window, in place of aggregates.
+
+    Its result is `numbers`; `many` says whether it gets many windows at once.
+    """
+
+    many = False
+
+    def _spec(self, options: WindowOptions, key: Sequence[str], aggregates: Any) -> WindowSpec:
+        return WindowRowsSpec.of_rows(options, key, self.schema, "test")
+
+    def _operator(
+        self, backend: KeyedStateBackend, times: EpochTimes, late: Callable[[pa.RecordBatch], None]
+    ) -> Any:
+        assert isinstance(self.spec, WindowRowsSpec)
+        schema = self.spec.schema(self.key)
+        output = pa.schema([*schema, ("rows", pa.list_(pa.struct(list(self.schema))))])
+        spec = WindowProcessSpec(
+            Whole() if self.many else whole,
+            self.spec,
+            self.schema,
+            RowsAsRead(output, "test"),
+        )
+        return Process(spec, backend, times, WindowContext("test", times.processing_time), late)
+
+
+class ManyWorld(RowsWorld):
+    """With a function of many windows."""
+
+    many = True
+
+
+def whole(key: Any, window: TimeWindow, batch: pa.RecordBatch) -> Any:
+    """A window with all its rows."""
+    keys = key if isinstance(key, tuple) else (key,)
+    yield (*keys, *window, batch.to_pylist())
+
+
+class Whole(WindowFunction):
+    """The same for many windows."""
+
+    def process_windows(self, windows: Any, offsets: Any, batch: Any, ctx: Any) -> Any:
+        assert (np.diff(offsets) > 0).all() and offsets[0] == 0 and offsets[-1] == len(batch)
+        rows = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), batch.to_struct_array())
+        yield windows.append_column("rows", rows)
+
+
+class RowsAsRead(OutputColumns):
+    """Rows of windows, with `numbers` of their rows in place of these."""
+
+    def from_rows(self, rows: Sequence[Any]) -> Any:
+        return Pieces([(*row[:-1], *self._numbers(row)) for row in rows])
+
+    def from_value(self, value: Any) -> Any:
+        return [self.from_rows(tuples(value))]
+
+    def _numbers(self, row: Row) -> Row:
+        kept = [tuple(each.values()) for each in row[-1]]
+        keys = len(self.names) - 3
+        for each in row[-1]:
+            assert tuple(each[name] for name in self.names[:keys]) == row[:keys]
+        return numbers(kept)
+
+
+class Pieces(list):  # type: ignore[type-arg]
+    """Rows that have the look of a batch."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
+
+class Process(WindowProcess):
+    """With the counts of its operator."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.operator, name)
+
+
 def tuples(batch: pa.RecordBatch) -> list[Row]:
     """A batch's rows."""
+    if isinstance(batch, Pieces):
+        return list(batch)
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 

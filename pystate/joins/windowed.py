@@ -1,0 +1,284 @@
+"""The windowed join: rows of two inputs with equal keys that are in the same window.
+
+The rows of both inputs are kept in the windows of one operator, each input's in a list of its own.
+When a window is over, each left row of a key meets each right row.
+
+Thread safety: a `WindowJoin` belongs to one task and thread.
+
+Invariants
+----------
+1. A window is joined once, when the watermark reaches its end, and is then removed; rows for which
+   all windows are over by then are late.
+2. Rows with a null in their key are kept like others, since they are without a partner in their
+   window; they meet nothing. Rows without a time are in no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError
+from pystate.joins.grouping import expanded, taken
+from pystate.joins.inputs import JoinInput, SideName
+from pystate.joins.interval import How, Late
+from pystate.operator.output import OutputColumns
+from pystate.state.declaration import State
+from pystate.types.key_codes import Ints, longs
+from pystate.types.state_type import parse_type
+from pystate.windows.assigners import Aligned, Session
+from pystate.windows.kept_rows import KeptRows, Loaded, RowColumns
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes
+from pystate.windows.row_windows import WindowRowsSpec
+from pystate.windows.specification import END, START, WindowOptions, time_type_of, window_options
+
+__all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "window_time_type"]
+
+#: Columns beside the input's: its time in milliseconds, and the row's place in its batch.
+_TIME, _PLACE = "__pystate_time", "__pystate_place"
+_KEY = "__pystate_key_"
+#: The most rows of an output batch.
+_ROWS = 1 << 16
+
+_SIDES: tuple[SideName, SideName] = ("left", "right")
+
+
+def join_window(windows: Any, owner: str) -> WindowOptions:
+    """Check the windows of a join.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are no windows, or not of two inputs.
+    """
+    options = window_options(windows, owner, event_time=_TIME)
+    kind = options.windows
+    if isinstance(kind, Session) and kind.gap_column is not None:
+        raise InvalidArgumentError(
+            f"{owner}: join: sessions of two inputs have one gap: write ps.Session('30 min'), not "
+            "a column"
+        )
+    if not isinstance(kind, Aligned | Session):
+        raise InvalidArgumentError(
+            f"{owner}: join: {type(kind).__name__} windows do not go by time, so that rows of two "
+            "inputs are in no window together: use Tumbling, Sliding, Cumulating or Session; or "
+            "connect(...).process(...)"
+        )
+    return options
+
+
+def window_time_type(left: JoinInput) -> pa.DataType:
+    """The type of ``window_start`` and ``window_end``: that of the left input's event time."""
+    options = window_options(Session(1), left.owner, event_time=left.event_time)
+    fields = [(name, type_.arrow) for name, type_ in (*left.key, *left.columns)]
+    return time_type_of(options, pa.schema(fields), left.owner)
+
+
+@dataclass(frozen=True)
+class WindowJoinSpec:
+    """A windowed join; pickled for the workers.
+
+    Attributes
+    ----------
+    left, right : JoinInput
+        The inputs.
+    options : WindowOptions
+        The windows, checked by `join_window`.
+    how : {"inner", "left", "right", "full"}
+        The inputs whose rows are emitted even if they match none.
+    output : OutputColumns
+        The key columns, ``window_start`` and ``window_end``, then the other columns of the left
+        input, then those of the right one.
+    """
+
+    left: JoinInput
+    right: JoinInput
+    options: WindowOptions
+    how: How
+    output: OutputColumns
+
+    def input(self, side: SideName) -> JoinInput:
+        """One of the inputs."""
+        return self.left if side == "left" else self.right
+
+    def outer(self, side: SideName) -> bool:
+        """Whether rows of an input are emitted even if they match none."""
+        return self.how in (side, "full")
+
+    @property
+    def rows(self) -> WindowRowsSpec:
+        """The windows and what is kept in them."""
+        key = tuple(f"{_KEY}{i}" for i in range(len(self.left.key)))
+        time = (_TIME, parse_type("long"))
+        # A list needs a column, even of rows that are nothing but a key.
+        kept = tuple(KeptRows(side, self.input(side).columns or (time,)) for side in _SIDES)
+        return WindowRowsSpec(self.options, key, (), 0, window_time_type(self.left), kept)
+
+    def states(self) -> dict[str, State[Any]]:
+        """The states of the join."""
+        return self.rows.states()
+
+
+class WindowJoin:
+    """One task's run of a windowed join.
+
+    Parameters
+    ----------
+    spec : WindowJoinSpec
+        The join.
+    backend : KeyedStateBackend
+        The task's state; with namespaces of the type long, and timers.
+    late_bound : int or None
+        Windows that end at it or before are over, in milliseconds since 1970.
+    late : callable, optional
+        Takes rows of which all windows are over, which are otherwise dropped.
+
+    Attributes
+    ----------
+    max_event_times : dict of str to int or None
+        The largest event time seen of each input.
+    """
+
+    def __init__(
+        self,
+        spec: WindowJoinSpec,
+        backend: KeyedStateBackend,
+        late_bound: int | None,
+        late: Late | None = None,
+    ) -> None:
+        self.spec = spec
+        self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
+        self._late = late
+        self._now: tuple[SideName, pa.RecordBatch] | None = None
+        rows, times = spec.rows, EpochTimes(0, late_bound)
+        self._operator = make_operator(rows, backend, times, self._late_rows, spec.left.owner)
+        columns = self._operator.columns
+        assert isinstance(columns, RowColumns)
+        self._columns = columns
+        self._key = rows.key
+        self._nulls: dict[SideName, list[Any]] = {
+            side: [pa.scalar(None, type_.arrow) for _, type_ in spec.input(side).columns]
+            for side in _SIDES
+        }
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows were late: all their windows were over."""
+        return self._operator.dropped_rows
+
+    def process_left(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of the left input."""
+        return self.process("left", batch)
+
+    def process_right(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of the right input."""
+        return self.process("right", batch)
+
+    def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Put rows of an input into their windows."""
+        spec = self.spec.input(side)
+        rows = spec.ready(batch)
+        latest, seen = rows.latest(), self.max_event_times[side]
+        if latest is not None and (seen is None or latest > seen):
+            self.max_event_times[side] = latest
+        arrays = [*rows.keys, *rows.values, rows.times, longs(np.arange(len(rows)))]
+        names = [*self._key, *spec.names, _TIME, _PLACE]
+        self._now = side, batch
+        self._columns.input = _SIDES.index(side)
+        ready = pa.RecordBatch.from_arrays(arrays, names=names)
+        for windows in self._operator.process(ready):
+            yield from self._joined(windows)
+
+    def _late_rows(self, rows: pa.RecordBatch) -> None:
+        if self._late is not None and self._now is not None:
+            side, batch = self._now
+            self._late(side, batch.take(rows.column(_PLACE)))
+
+    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Join the windows that are over.
+
+        Parameters
+        ----------
+        watermark : int or None
+            The watermark after the epoch's rows.
+        """
+        for windows in self._operator.finish(watermark):
+            yield from self._joined(windows)
+
+    # -- results
+
+    def _joined(self, windows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for loaded in self._columns.load():
+            part = windows.slice(loaded.begin, loaded.end - loaded.begin)
+            heads = [*part.columns]
+            lefts, rights = (np.diff(offsets) for offsets in loaded.offsets)
+            meets = np.ones(len(lefts), bool)
+            for column in heads[: len(self._key)]:
+                if column.null_count:
+                    meets &= column.is_valid().to_numpy(zero_copy_only=False)
+            yield from self._pairs(heads, loaded, np.where(meets, lefts * rights, 0), rights)
+            for number, others in ((0, rights), (1, lefts)):
+                if self.spec.outer(_SIDES[number]):
+                    yield from self._alone(number, heads, loaded, ~meets | (others == 0))
+
+    def _pairs(
+        self, heads: list[pa.Array[Any]], loaded: Loaded, pairs: Ints, rights: Ints
+    ) -> Iterator[pa.RecordBatch]:
+        """All pairs of rows of each window, of which there are `pairs`; some at a time."""
+        ends = np.cumsum(pairs)
+        total = int(ends[-1]) if len(ends) else 0
+        one, two = loaded.offsets
+        for begin in range(0, total, _ROWS):
+            number = np.arange(begin, min(begin + _ROWS, total))
+            window = np.searchsorted(ends, number, "right")
+            nth: Ints = number - (ends - pairs)[window]
+            per_left: Ints = rights[window]
+            left: Ints = one[window] + nth // per_left
+            right: Ints = two[window] + nth % per_left
+            mine, others = self._values(0, loaded, left), self._values(1, loaded, right)
+            yield from self._batch([*taken(heads, window), *mine, *others])
+
+    def _alone(
+        self, number: int, heads: list[pa.Array[Any]], loaded: Loaded, which: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of an input in some windows, in which they have no partner."""
+        offsets, windows = loaded.offsets[number], np.flatnonzero(which)
+        of, rows = expanded(offsets[windows], np.diff(offsets)[windows])
+        for begin in range(0, len(rows), _ROWS):
+            some = slice(begin, begin + _ROWS)
+            mine = self._values(number, loaded, rows[some])
+            nulls = self._nulls[_SIDES[1 - number]]
+            none: list[Any] = [pa.repeat(each, len(rows[some])) for each in nulls]
+            both = [*mine, *none] if number == 0 else [*none, *mine]
+            yield from self._batch([*taken(heads, windows[of[some]]), *both])
+
+    def _values(self, number: int, loaded: Loaded, rows: Ints) -> list[pa.Array[Any]]:
+        columns = self.spec.input(_SIDES[number]).columns
+        return taken(loaded.values[number][: len(columns)], rows)
+
+    def _batch(self, arrays: list[pa.Array[Any]]) -> list[pa.RecordBatch]:
+        output = self.spec.output
+        return output.from_value(pa.RecordBatch.from_arrays(arrays, names=list(output.names)))
+
+
+def window_names(names: tuple[str, ...], keys: int, owner: str) -> tuple[str, ...]:
+    """The columns of the result, those of the window after the key.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column of an input has the name of one of them.
+    """
+    for name in names:
+        if name.lower() in (START, END):
+            raise InvalidArgumentError(
+                f"{owner}: join: {name!r} is a column of the result that says which window it is: "
+                "rename the input's"
+            )
+    return (*names[:keys], START, END, *names[keys:])

@@ -1,0 +1,275 @@
+"""A function over the rows of windows, run in one task.
+
+Thread safety: a `WindowProcess` belongs to its task.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.functions.windows import (
+    TimeWindow,
+    WindowContext,
+    WindowFunction,
+    WindowFunctionLike,
+    window_shape,
+)
+from pystate.operator.call_shapes import (
+    OUTPUT_ROWS,
+    are_batches,
+    are_rows,
+    is_arrow_batch,
+    is_batch,
+)
+from pystate.operator.output import Output
+from pystate.operator.rows import python_values
+from pystate.windows.kept_rows import Loaded, RowColumns
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes, LateRows, take
+from pystate.windows.row_windows import WindowRowsSpec
+
+__all__ = ["WindowProcess", "WindowProcessSpec"]
+
+Side = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True)
+class WindowProcessSpec:
+    """A function over windows and how it is called; pickled for the workers.
+
+    Attributes
+    ----------
+    function : WindowFunction or callable
+        The function.
+    rows : WindowRowsSpec
+        The windows and their rows.
+    schema : pyarrow.Schema
+        The input's columns.
+    output : Output
+        The declared output.
+    side_outputs : mapping of str to Output
+        By tag, the rows that `WindowContext.output` takes.
+    owner : str
+        What errors name.
+    """
+
+    function: WindowFunctionLike
+    rows: WindowRowsSpec
+    schema: pa.Schema
+    output: Output
+    side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    owner: str = "windows"
+
+    def __post_init__(self) -> None:
+        window_shape(self.function, self.owner)
+
+
+class WindowProcess:
+    """One task's run of a function over windows.
+
+    Parameters
+    ----------
+    spec : WindowProcessSpec
+        The function.
+    backend : KeyedStateBackend
+        The state of `WindowSpec.operator`.
+    times : EpochTimes
+        The epoch's times.
+    context : WindowContext
+        The function's context.
+    late : callable, optional
+        Takes the rows that are too late.
+    side : callable, optional
+        Takes a tag and a piece of that side output.
+
+    Attributes
+    ----------
+    operator : WindowOperator
+        The windows; it counts rows and notes event times.
+    """
+
+    def __init__(
+        self,
+        spec: WindowProcessSpec,
+        backend: KeyedStateBackend,
+        times: EpochTimes,
+        context: WindowContext,
+        late: LateRows | None = None,
+        side: Side | None = None,
+    ) -> None:
+        self._spec = spec
+        self._context = context
+        self._shape = window_shape(spec.function, spec.owner)
+        self._side = side
+        self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
+        self._rows: list[Any] = []
+        self.operator = make_operator(spec.rows, backend, times, late, spec.owner)
+        columns = self.operator.columns
+        assert isinstance(columns, RowColumns)
+        self._columns = columns
+        context.watermark = times.late_bound
+        context._output = self._emit_aside
+
+    def open(self) -> None:
+        """Call the function's `open`."""
+        if isinstance(self._spec.function, WindowFunction):
+            self._spec.function.open(self._context)
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Add rows to their windows; yield the output for windows that this completes."""
+        for windows in self.operator.process(rows):
+            yield from self._called(windows)
+        yield from self._flushed(0)
+
+    def finish(self, watermark: int | None) -> Iterator[Any]:
+        """Call the function for windows that are over or are to be emitted; yield its output."""
+        if watermark is not None:
+            self._context.watermark = watermark
+        for windows in self.operator.finish(watermark):
+            yield from self._called(windows)
+        yield from self._flushed(0)
+        for tag in self._side_rows:
+            self._flush_aside(tag)
+
+    def close(self) -> None:
+        """Call the function's `close`."""
+        self.operator.close()
+        if isinstance(self._spec.function, WindowFunction):
+            self._spec.function.close()
+
+    # -- calls
+
+    def _called(self, windows: pa.RecordBatch) -> Iterator[Any]:
+        call = self._many if self._shape == "windows" else self._one_by_one
+        for loaded in self._columns.load():
+            part = windows.slice(loaded.begin, loaded.end - loaded.begin)
+            yield from call(part, loaded.offsets[0], self._batch(part, loaded))
+
+    def _batch(self, windows: pa.RecordBatch, loaded: Loaded) -> pa.RecordBatch:
+        """The rows as they came: the key's columns among the others."""
+        spec = self._spec
+        [offsets], [values] = loaded.offsets, loaded.values
+        owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        found = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
+        for name in spec.rows.key:
+            found[name] = take(windows.column(name), owners)
+        arrays = []
+        for each in spec.schema:
+            array = found[each.name]
+            arrays.append(array if array.type == each.type else array.cast(each.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
+
+    def _one_by_one(
+        self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch
+    ) -> Iterator[Any]:
+        function: Any = self._spec.function
+        call = function.process if isinstance(function, WindowFunction) else function
+        more = () if self._shape == "plain" else (self._context,)
+        keys = [python_values(windows.column(name), name) for name in self._spec.rows.key]
+        found: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
+        start, end = (_ms(windows.column(name)) for name in self.operator.names)
+        begins, ends = offsets[:-1].tolist(), offsets[1:].tolist()
+        for i, (key, at_, to) in enumerate(zip(found, begins, ends, strict=True)):
+            window = TimeWindow(start[i], end[i])
+            rows = batch.slice(at_, to - at_)
+            try:
+                returned = call(key, window, rows, *more)
+                if returned is not None:
+                    self._collect(returned)
+            except Exception as error:
+                self._note(error, f"key {key!r:.80}, window {window.start} to {window.end}")
+                raise
+            yield from self._flushed(OUTPUT_ROWS)
+
+    def _collect(self, returned: Any) -> None:
+        if is_arrow_batch(returned):
+            returned = [returned]
+        elif not are_rows(returned):
+            shown = " ".join(repr(returned).split())
+            raise WrongTypeError(
+                f"{self._spec.owner}: the function over windows returned {shown:.80} of type "
+                f"{type(returned).__qualname__}: yield rows, each of them a tuple, Row or dict, or "
+                "return a list of them, or a batch of Arrow"
+            )
+        self._rows.extend(returned)
+
+    def _flushed(self, least: int) -> Iterator[Any]:
+        """Output what the function has emitted, if it is enough: rows and batches in order."""
+        if len(self._rows) < max(least, 1):
+            return
+        emitted, self._rows = self._rows, []
+        output, begin = self._spec.output, 0
+        for i, each in enumerate(emitted):
+            if is_arrow_batch(each):
+                if begin < i:
+                    yield output.from_rows(emitted[begin:i])
+                yield from output.from_value(each)
+                begin = i + 1
+        if begin < len(emitted):
+            yield output.from_rows(emitted[begin:])
+
+    def _many(self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch) -> Iterator[Any]:
+        function: Any = self._spec.function
+        try:
+            returned = function.process_windows(windows, offsets, batch, self._context)
+            if returned is None:
+                return
+            if not are_batches(returned):
+                raise WrongTypeError(
+                    f"{self._spec.owner}: process_windows returned a "
+                    f"{type(returned).__qualname__}: return or yield batches of Arrow, or dicts of "
+                    "arrays by column"
+                )
+            for each in [returned] if is_batch(returned) else returned:
+                yield from self._spec.output.from_value(each)
+        except Exception as error:
+            self._note(error, f"{windows.num_rows} windows with {batch.num_rows} rows")
+            raise
+
+    def _note(self, error: Exception, what: str) -> None:
+        if sys.version_info >= (3, 11):
+            function = self._spec.function
+            name = getattr(function, "__name__", type(function).__name__)
+            error.add_note(f"in {name} of {self._spec.owner}: {what}")
+
+    # -- side outputs
+
+    def _emit_aside(self, tag: str, row: Any) -> None:
+        rows = self._side_rows.get(tag)
+        if rows is None or self._side is None:
+            known = ", ".join(map(repr, self._side_rows)) or "none"
+            raise InvalidArgumentError(
+                f"{self._spec.owner}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if is_arrow_batch(row):
+            for piece in self._spec.side_outputs[tag].from_value(row):
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush_aside(tag)
+
+    def _flush_aside(self, tag: str) -> None:
+        rows = self._side_rows[tag]
+        if rows and self._side is not None:
+            self._side_rows[tag] = []
+            self._side(tag, self._spec.side_outputs[tag].from_rows(rows))
+
+
+def _ms(times: pa.Array[Any]) -> list[int | None]:
+    """Times of results in milliseconds."""
+    if at.is_timestamp(times.type):
+        micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        times = pc.divide(micros, pa.scalar(1000, pa.int64()))
+    found: list[int | None] = times.to_pylist()
+    return found
