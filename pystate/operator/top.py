@@ -239,8 +239,10 @@ class TopRows:
             name: pa.concat_arrays([stored.field(i), own[name].take(at)])
             for i, name in enumerate(own)
         }
-        scores = [_score(rows_of[name], down) for name, down in spec.by]
-        best = _best(owners, len(heads), scores, spec.k)
+        first_by, *more_by = spec.by
+        score = _score(rows_of[first_by.column], first_by.descending)
+        more = [(rows_of[name], down) for name, down in more_by]
+        best = _best(owners, len(heads), score, more, spec.k)
         changed = _changed(best, sizes)
         if not changed.any():
             return
@@ -257,9 +259,9 @@ class TopRows:
         if self._bar is not None:
             lowest = best.rows[written][ends - 1]
             none = sizes < spec.k
-            if scores[0].unknown is not None:
-                none = none | scores[0].unknown[lowest]
-            self._bar.update_all(to, pa.array(scores[0].values[lowest], mask=none))
+            if score.unknown is not None:
+                none = none | score.unknown[lowest]
+            self._bar.update_all(to, pa.array(score.values[lowest], mask=none))
 
     def _above_bar(self, keys: KeyBatch, column: pa.Array[Any]) -> _Longs:
         """The rows that may enter."""
@@ -328,20 +330,62 @@ class _Best(NamedTuple):
     owners: _Longs
 
 
-def _best(owners: _Longs, keys: int, scores: Sequence[_Score], k: int) -> _Best:
+def _best(
+    owners: _Longs,
+    keys: int,
+    first: _Score,
+    more: Sequence[tuple[pa.Array[Any], bool]],
+    k: int,
+) -> _Best:
     """The `k` best rows of each key; equal ones in their order."""
-    order = np.arange(len(owners))
-    for values, unknown in reversed(scores):
-        order = order[np.argsort(~values[order], kind="stable")]
-        if unknown is not None:
-            order = order[np.argsort(unknown[order], kind="stable")]
+    order = np.argsort(~first.values, kind="stable")
+    if first.unknown is not None:
+        order = order[np.argsort(first.unknown[order], kind="stable")]
     order = _grouped(order, owners, keys)
+    if more and len(order):
+        owned = owners[order]
+        tied = np.zeros(len(order), np.bool_)
+        tied[1:] = (owned[1:] == owned[:-1]) & _equal(first, order[1:], order[:-1])
+        _break_ties(order, tied, more)
     sizes = np.bincount(owners, minlength=keys)
     ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     if sizes.max() > k:
         among = ranks < k
         order, ranks, sizes = order[among], ranks[among], np.minimum(sizes, k)
     return _Best(order, ranks, sizes, owners[order])
+
+
+def _break_ties(order: _Longs, tied: _Flags, more: Sequence[tuple[pa.Array[Any], bool]]) -> None:
+    """Order the rows that are tied with the one before by further columns, in place.
+
+    Most rows differ in the first column; the others, which may be long texts, are not looked at.
+    """
+    for column, down in more:
+        within = tied.copy()
+        within[:-1] |= tied[1:]
+        places = np.flatnonzero(within)
+        if not len(places):
+            return
+        rows = order[places]
+        at: Any = pa.array(rows)
+        score = _score(column.take(at), down)
+        run = np.cumsum(~tied[places])
+        by = (~score.values, run) if score.unknown is None else (~score.values, score.unknown, run)
+        sorted_ = np.lexsort(by)
+        order[places] = rows[sorted_]
+        # Runs keep their places.
+        still = np.zeros(len(places), np.bool_)
+        still[1:] = (run[1:] == run[:-1]) & _equal(score, sorted_[1:], sorted_[:-1])
+        tied[places] = still
+
+
+def _equal(score: _Score, one: _Longs, other: _Longs) -> _Flags:
+    """Whether rows are as good as others."""
+    same: _Flags = score.values[one] == score.values[other]
+    if score.unknown is not None:
+        a, b = score.unknown[one], score.unknown[other]
+        same = (same & ~a & ~b) | (a & b)
+    return same
 
 
 def _grouped(order: _Longs, owners: _Longs, keys: int) -> _Longs:
