@@ -46,6 +46,7 @@ class BroadcastState(OperatorState["BroadcastHandle"]):
     __slots__ = ("_key",)
 
     _key: StateType
+    _function = "KeyedBroadcastProcessFunction"
 
     def __init__(self, key: TypeLike, type: TypeLike) -> None:
         try:

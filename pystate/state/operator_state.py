@@ -24,7 +24,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +159,9 @@ class OperatorState(State[H]):
 
     __slots__ = ()
 
+    #: The class of functions that may declare it.
+    _function: ClassVar[str] = "ProcessFunction"
+
     def stored(self) -> State[Any]:
         """The keyed state as which it is stored."""
         raise NotImplementedError
@@ -210,7 +213,7 @@ class OperatorState(State[H]):
     def _column(self, name: str) -> Column:
         raise DeclarationError(
             f"state {name!r}: {self!r} belongs to an instance of an operator, and not to a key: "
-            "declare it in a ps.ProcessFunction; here, take a "
+            f"declare it in a ps.{self._function}; here, take a "
             f"ps.{builtins.type(self.stored()).__name__}"
         )
 

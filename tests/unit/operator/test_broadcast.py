@@ -456,7 +456,7 @@ def test_declarations() -> None:
         BroadcastHarness(Plain(), KEY)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="has a broadcast input: connect it"):
         Harness(Base(), KEY)
-    with pytest.raises(DeclarationError, match="belongs to an instance"):
+    with pytest.raises(DeclarationError, match=r"declare it in a ps\.KeyedBroad"):
         Harness(Plain(), KEY)
     with pytest.raises(DeclarationError, match=r"write process_broadcast\(self, row, ctx\)"):
 
