@@ -10,6 +10,7 @@ A module imports only modules that are listed above its own line, or on the same
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and the operators there, `bodies` and `row_bodies`;
+* `initial`, what operators begin with;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
   `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;

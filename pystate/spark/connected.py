@@ -29,9 +29,11 @@ from pystate.operator.function_spec import (
 from pystate.spark.arguments import side_columns
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import FunctionBody
+from pystate.spark.initial import Given, initial_of
 from pystate.spark.joined import (
     JoinedFrame,
     asof_join,
+    earlier_rows,
     interval_join,
     one_uid,
     parted,
@@ -88,6 +90,8 @@ class ConnectedFrames:
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: Literal["process", "drop"] = "process",
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
     ) -> DataFrame:
         """Run a function over the rows of both inputs.
 
@@ -102,6 +106,8 @@ class ConnectedFrames:
         late : {"process", "drop"}
             What happens to rows below the watermark, the smaller one of both inputs. Late rows are
             always counted.
+        initial_state, initial_timers : DataFrame or callable, optional
+            As in `KeyedFrame.process`; the key has the names of the left input.
 
         Returns
         -------
@@ -138,14 +144,22 @@ class ConnectedFrames:
         )
         require_state(function, owner)
         sent(function, cloudpickle.dumps)
+        body = partial(CoFunctionBody, spec)
+        initial = initial_of(
+            earlier_rows((left, right), left.keys, (others[0], others[1]), body),
+            initial_state,
+            initial_timers,
+            owner,
+        )
         plan = left.evaluation.declare(
             operator_spec(function, self._uid, parse_key(self._key)),
             self._key,
             inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
             sides={tag: columns.schema for tag, columns in sides.items()},
+            initial=initial,
         )
         routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
-        out = arrow_map(routed, plan, names, partial(CoFunctionBody, spec), declared)
+        out = arrow_map(routed, plan, names, body, declared)
         return left.evaluation.output(self._uid, out)
 
 

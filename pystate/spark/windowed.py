@@ -18,6 +18,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import DROP_LATE
 from pystate.operator.output import OutputColumns
+from pystate.spark.initial import InitialRows
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns
 from pystate.spark.schemas import KeySchema, names_twice, output_columns, parse_schema
@@ -58,6 +59,9 @@ class WindowInput:
         Whose rows they are, for the watermark.
     apply : callable
         Routes a frame's rows to the operator's tasks, and runs a body there.
+    initial_rows : callable
+        Returns the rows before the first epoch, if there are any, for columns of the frame, a
+        body, and the names of the columns that it needs.
     """
 
     evaluation: Evaluation
@@ -68,6 +72,7 @@ class WindowInput:
     keys: KeySchema
     input: Input
     apply: Callable[[DataFrame, OperatorPlan, Any, st.StructType], DataFrame]
+    initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
 
 
 class WindowedFrame:
@@ -132,15 +137,17 @@ class WindowedFrame:
                 "columns and aggregates have names that differ in more than case"
             )
         tag = None if self._late == DROP_LATE else self._late
+        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
+        names = frame.columns if tag is not None else _needed(spec, frame.columns)
+        names = [*map(quoted, names)]
         plan = given.evaluation.declare(
             spec.operator(given.uid, key),
             given.keys,
             inputs=(given.input,),
             sides={} if tag is None else {tag: schema},
+            initial=given.initial_rows(columns, body, names),
         )
-        if tag is None:
-            frame = frame.select(*map(quoted, _needed(spec, frame.columns)))
-        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
+        frame = frame.select(*names)
         return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
 
 
