@@ -68,6 +68,7 @@ from pystate.functions.base import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     RuntimeContext,
+    VectorizedCoFunction,
     VectorizedFunction,
 )
 from pystate.maintenance.collection import collect
@@ -189,6 +190,7 @@ __all__ = [
     "ValueHandle",
     "ValueState",
     "Variance",
+    "VectorizedCoFunction",
     "VectorizedFunction",
     "Verification",
     "Versioned",

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,17 +33,27 @@ from pystate.errors import (
     NoEventTimeError,
 )
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import bind, declarations, has_timers, namespace_type, shape, unbind
+from pystate.functions.binding import (
+    Shape,
+    bind,
+    declarations,
+    has_timers,
+    in_batches,
+    namespace_type,
+    shape,
+    unbind,
+)
 from pystate.functions.context import RuntimeContext, TimeDomain
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
-    SHAPES,
     Calls,
-    CoCalls,
+    KeyRowsCalls,
     RowCalls,
+    VectorCalls,
     is_arrow_batch,
     is_batch,
 )
+from pystate.operator.co_shapes import CoCalls, CoVectorCalls, InputName, TwoInputs
 from pystate.operator.drain import MAX_WATERMARK, EndingTimers
 from pystate.operator.event_time import event_times, instants
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
@@ -55,6 +65,14 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("pystate.operator.runtime")
+
+_SHAPES: dict[Shape, type[Calls]] = {
+    "process": RowCalls,
+    "process_rows": KeyRowsCalls,
+    "vectorized": VectorCalls,
+    "co": CoCalls,
+    "co_vectorized": CoVectorCalls,
+}
 
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
@@ -132,7 +150,7 @@ class FunctionRuntime:
         self.row_clock: Callable[[int | None], None] | None = (
             self._set_clock if "event" in domains else None
         )
-        self._calls: Calls = SHAPES[shape(spec.function)](self)
+        self._calls: Calls = _SHAPES[shape(spec.function)](self)
 
     def open(self) -> None:
         """Give the function its handles and call its `open`."""
@@ -191,10 +209,10 @@ class FunctionRuntime:
             yield from self._calls.process(rows, times)
             self.leave_namespace()
 
-    def process_input(self, side: Literal["left", "right"], rows: pa.RecordBatch) -> Iterator[Any]:
+    def process_input(self, side: InputName, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call a function of two inputs for some rows of one of them; yield its output."""
         calls, right = self._calls, self.spec.right
-        assert isinstance(calls, CoCalls) and right is not None, "a function of two inputs"
+        assert isinstance(calls, TwoInputs) and right is not None, "a function of two inputs"
         column = self.spec.event_time if side == "left" else right.event_time
         times = None
         before, self.max_event_time = self.max_event_time, self.max_event_times.get(side)
@@ -202,8 +220,7 @@ class FunctionRuntime:
             rows, times = self._on_time(rows, column)
         self.max_event_times[side], self.max_event_time = self.max_event_time, before
         if rows.num_rows:
-            calls.turn(side)
-            yield from calls.process(rows, times)
+            yield from calls.input(side).process(rows, times)
             self.leave_namespace()
 
     def process_elements(
@@ -332,7 +349,7 @@ class _SideOutputs:
     def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
         self._outputs = spec.side_outputs
         self._uid = uid
-        self._is_batch = is_batch if shape(spec.function) == "vectorized" else is_arrow_batch
+        self._is_batch = is_batch if in_batches(spec.function) else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         if side is None:
             if spec.side_outputs or spec.late_tag is not None:
@@ -409,7 +426,7 @@ class _NoTimers:
 
     def __init__(self, function: StatefulFunction) -> None:
         self._name = type(function).__name__
-        vectorized = shape(function) == "vectorized"
+        vectorized = in_batches(function)
         self._wanted = (
             "on_timers(self, keys, timestamps, ctx)"
             if vectorized

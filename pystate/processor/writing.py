@@ -36,7 +36,7 @@ from pystate.checkpoint.savepoint import (
 )
 from pystate.coordinator.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
-from pystate.functions.base import KeyedProcessFunction, VectorizedFunction
+from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import declarations
 from pystate.processor.epochs import storage_at
 from pystate.processor.range_rows import write_range
@@ -93,9 +93,9 @@ class StateRows:
         DeclarationError
             A state cannot be written.
         """
-        function = (KeyedProcessFunction, VectorizedFunction)
         given = self.states
-        if isinstance(given, function) or (isinstance(given, type) and issubclass(given, function)):
+        cls = given if isinstance(given, type) else type(given)
+        if issubclass(cls, StatefulFunction):
             given = declarations(given)
         example = "states={'n': ps.ValueState('long')}"
         states: dict[str, State[Any]] = {}

@@ -16,7 +16,7 @@ from pyspark.sql import types as st
 
 from pystate.coordinator.range_report import InputSeen
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.base import KeyedCoProcessFunction
+from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.joins.inputs import SideName
 from pystate.operator.function_spec import (
@@ -85,7 +85,7 @@ class ConnectedFrames:
 
     def process(
         self,
-        function: KeyedCoProcessFunction,
+        function: KeyedCoProcessFunction | VectorizedCoFunction,
         schema: str | st.StructType,
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
@@ -97,7 +97,7 @@ class ConnectedFrames:
 
         Parameters
         ----------
-        function : KeyedCoProcessFunction
+        function : KeyedCoProcessFunction or VectorizedCoFunction
             An instance; it is pickled to the workers.
         schema : str or StructType
             The columns that it yields, as DDL.
@@ -180,7 +180,7 @@ class Connectable:
         Returns
         -------
         ConnectedFrames
-            Call `process` on it, with a `KeyedCoProcessFunction`.
+            Call `process` on it, with a `KeyedCoProcessFunction` or a `VectorizedCoFunction`.
 
         Raises
         ------

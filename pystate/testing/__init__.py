@@ -1,6 +1,20 @@
-"""Stateful functions in a unit test: no Spark, no Java."""
+"""Stateful functions and other operators in a unit test: no Spark, no Java."""
 
 from pystate.testing.harness import Harness, HarnessSnapshot
+from pystate.testing.operator_harness import OperatorSnapshot
+from pystate.testing.row_operators import Deduplicate, RowHarness, Top
+from pystate.testing.two_inputs import AsofJoin, IntervalJoin, TwoInputHarness
 from pystate.testing.windows import WindowHarness
 
-__all__ = ["Harness", "HarnessSnapshot", "WindowHarness"]
+__all__ = [
+    "AsofJoin",
+    "Deduplicate",
+    "Harness",
+    "HarnessSnapshot",
+    "IntervalJoin",
+    "OperatorSnapshot",
+    "RowHarness",
+    "Top",
+    "TwoInputHarness",
+    "WindowHarness",
+]
