@@ -18,9 +18,10 @@ from pystate.backend.timers import TimeDomain
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_range, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.processor.equality import lengths_of
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
+from pystate.state.aggregating import AggregatingState
 from pystate.state.columns import NAMESPACE
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListState
@@ -29,7 +30,22 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.types.arrays import as_array, hash_keys, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["TIMER_DOMAINS", "put_rows", "put_timers", "sealed_range", "write_range"]
+__all__ = [
+    "NOT_ITS_RESULT",
+    "TIMER_DOMAINS",
+    "is_kept",
+    "put_rows",
+    "put_timers",
+    "sealed_range",
+    "write_range",
+]
+
+#: Why a column of results is no state, for a declaration.
+NOT_ITS_RESULT = (
+    "what {!r} keeps does not follow from its result: give it as "
+    "read_state(..., accumulators=True) does, or keep counts and sums in states of their own"
+)
+
 
 TIMER_DOMAINS: tuple[TimeDomain, ...] = ("event", "processing")
 _BATCH_ROWS = 1 << 17
@@ -243,10 +259,22 @@ def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) 
         handle.put_all_entries(
             several, reference(names, declaration.key_type), reference(values, declaration.type)
         )
+    elif isinstance(declaration, AggregatingState) and not pickled and handle._kept is None:
+        if not is_kept(column.type):
+            raise DeclarationError(f"{what}: {NOT_ITS_RESULT.format(declaration)}")
+        kept = column.cast(declaration.accumulator_type)
+        handle.merge_all(keys, kept)
+        handle.results(keys)  # bytes that the aggregate cannot have kept are an error
     elif pickled:
         keys.put(handle.column, reference(as_array(column, _BINARY, what), declaration.type))
     else:
-        handle.update_all(keys, column)
+        # Of a fold the value's own handle.
+        (getattr(handle, "_kept", None) or handle).update_all(keys, column)
+
+
+def is_kept(type_: pa.DataType) -> bool:
+    """Whether a column of this type may have what an aggregate keeps."""
+    return pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
 
 
 def _stored(type_: StateType) -> pa.DataType:

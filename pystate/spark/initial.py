@@ -40,7 +40,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operator.event_time import event_times
-from pystate.processor.range_rows import put_rows, put_timers, sealed_range
+from pystate.processor.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS, present
 from pystate.spark.connection import at_once
 from pystate.spark.described import plan_name
@@ -270,10 +270,11 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
             )
     own = [name for name in known if name in frame.columns]
     for name in () if timers else own:
-        if operator.states[name].columns(name)[0].is_accumulator:
+        state, data_type = operator.states[name], frame.schema[name].dataType
+        if state.columns(name)[0].is_accumulator and data_type.simpleString() != "binary":
             raise DeclarationError(
-                f"{what}: what state {name!r}, {operator.states[name]!r}, keeps does not follow "
-                "from its result: leave it out, or give earlier rows, key_by(initial_rows=...)"
+                f"{what}: state {name!r}: {NOT_ITS_RESULT.format(state)}, or leave it out, or give "
+                "earlier rows, key_by(initial_rows=...)"
             )
     selected = frame.select(
         *(key_column(frame, name).alias(name) for name in keys),
@@ -379,8 +380,7 @@ class _StateTable:
         self._states = list(states)
         # As files know them: without defaults and times to live.
         kept = {
-            name: state if state.columns(name)[0].is_accumulator else declared_as(state.stored_as())
-            for name, state in plan.operator.states.items()
+            name: declared_as(state.stored_as()) for name, state in plan.operator.states.items()
         }
         operator = replace(plan.operator, states=kept)
         bounds = self._state.first_key_group, self._state.last_key_group

@@ -150,6 +150,7 @@ READ = {
     "key_groups": (["3", "'x'", "[999]", "[-1]"], "key.group"),
     "explode": ([*NO_FLAG, "True"], "^explode"),
     "timers": ([*NO_FLAG, "True"], "timers"),
+    "accumulators": (NO_FLAG, "^accumulators is True or False"),
 }
 CHANGES = {
     **SELECTED,
