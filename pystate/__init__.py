@@ -68,6 +68,7 @@ from pystate.functions.base import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     RuntimeContext,
+    VectorizedCoFunction,
     VectorizedFunction,
 )
 from pystate.functions.broadcast import (
@@ -210,6 +211,7 @@ __all__ = [
     "ValueState",
     "Variance",
     "VectorizedBroadcastFunction",
+    "VectorizedCoFunction",
     "VectorizedFunction",
     "Verification",
     "Versioned",

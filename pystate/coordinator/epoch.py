@@ -38,6 +38,7 @@ from pystate.checkpoint.manifest import (
     has_timers,
     uid_folder,
 )
+from pystate.checkpoint.refs import InputState
 from pystate.coordinator.evolution import evolved_ranges
 from pystate.coordinator.interval import Step
 from pystate.coordinator.listeners import News
@@ -150,6 +151,8 @@ class Epoch:
         self.head = head
         self.step = step
         self.discarded_evaluations: list[str] = []
+        #: What operators begin with that begin in this epoch; its evaluations share it.
+        self.begun: dict[str, tuple[tuple[InputState, ...], tuple[RangeState, ...]]] = {}
         self._job = job
         self._parallelism = parallelism
         self._allow_unclaimed_state = allow_unclaimed_state
@@ -205,6 +208,7 @@ class Epoch:
         inputs: Sequence[Input] = (),
         timers: bool | None = None,
         fills: Mapping[str, Fills] = MappingProxyType({}),
+        seen: Sequence[InputState] = (),
     ) -> tuple[RangeState, ...]:
         """Declare an operator of the current evaluation.
 
@@ -223,6 +227,8 @@ class Epoch:
             Whether it has timers; by default it has if it had any, or reports one.
         fills : mapping of str to Fills, optional
             What fields have that are added to structs, by state.
+        seen : sequence of InputState, optional
+            What an operator that is not in the base has seen of its inputs before this epoch.
 
         Returns
         -------
@@ -274,12 +280,28 @@ class Epoch:
                 allow_unclaimed_state=self._allow_unclaimed_state,
                 fills=fills,
             )
-        known = () if stored is None else stored.inputs
-        self._declared[uid] = OperatorState(
-            uid, width, keys, states, ranges, timers or False, known
-        )
-        self._watermarks.declare(uid, inputs, stored)
+        known = tuple(seen) if stored is None else stored.inputs
+        declared = OperatorState(uid, width, keys, states, ranges, timers or False, known)
+        self._declared[uid] = declared
+        self._watermarks.declare(uid, inputs, declared if stored is None else stored)
         return ranges
+
+    def begins(self, uid: str) -> bool:
+        """Whether the base does not have an operator, so that it begins with this epoch."""
+        return self.base is None or self.base.operator(uid) is None
+
+    def begin_with(self, uid: str, ranges: Sequence[RangeState]) -> None:
+        """Give a declared operator, which begins with this epoch, the state that it begins with.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        ranges : sequence of RangeState
+            All of its ranges, by index; their files are durable.
+        """
+        assert self.begins(uid), f"operator {uid!r} is in the base"
+        self._declared[uid] = replace(self._declared[uid], ranges=tuple(ranges))
 
     def time(self, uid: str) -> OperatorTime | None:
         """Return the event time of a declared operator; None if it has none."""

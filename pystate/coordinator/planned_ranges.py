@@ -124,7 +124,15 @@ class PlannedRange(RangeState):
     @cached_property
     def _loaded(self) -> RangeState:
         if self.origin is None:
-            return self
+            # No manifest has the operator yet, and what it begins with came with the closure.
+            return RangeState(
+                self.index,
+                self.first_key_group,
+                self.last_key_group,
+                self._stored_id,
+                deltas=self.deltas,
+                since=self.since,
+            )
         found = self.origin.load(self.index)
         planned = (self._stored_id, self.first_key_group, self.last_key_group)
         if (found.id, found.first_key_group, found.last_key_group) != planned:
@@ -142,7 +150,7 @@ class PlannedRange(RangeState):
     @property
     def files(self) -> tuple[FileRef, ...]:
         """All files to restore from, oldest first, held deltas among them."""
-        if self._stored_id == EMPTY_ID or self._loaded is self:
+        if self._stored_id == EMPTY_ID:
             return self.held
         return (*self._loaded.files, *self.held)
 
@@ -171,7 +179,7 @@ class PlannedRange(RangeState):
         for position in range(len(self.held) - 1, -1, -1):
             if self.held[position].parent == table_id:
                 return self.held[position:]
-        found = None if self._loaded is self else self._loaded.deltas_after(table_id)
+        found = self._loaded.deltas_after(table_id)
         return None if found is None else (*found, *self.held)
 
 
@@ -190,6 +198,11 @@ class PlannedRanges(Sequence[RangeState]):
         The checkpoint, as tasks can reach it.
     max_parallelism : int
         Number of key groups.
+
+    Notes
+    -----
+    Of an operator that begins with the epoch no manifest names the files. There is one for each
+    range at most, which is pickled with it.
     """
 
     def __init__(
@@ -209,6 +222,9 @@ class PlannedRanges(Sequence[RangeState]):
         self._since = [shared.setdefault(state.since, state.since) for state in ranges]
         self._held = {state.index: state.held for state in ranges if state.held}
         stored = None if base is None else base.operator(uid)
+        self._begun: dict[int, tuple[FileRef, ...]] = {}
+        if stored is None:
+            self._begun = {state.index: state.deltas for state in ranges if state.deltas}
         self._origin = None
         if base is not None and stored is not None:
             self._origin = RangeOrigin(storage, base.path, uid, len(ranges), stored.parallelism)
@@ -230,6 +246,7 @@ class PlannedRanges(Sequence[RangeState]):
             index,
             *range_bounds(index, self._groups, len(self)),
             id=self._ids[16 * index : 16 * index + 16].hex(),
+            deltas=self._begun.get(index, ()),
             next_event_timer_ms=event_ms,
             next_processing_timer_ms=processing_ms,
             since=self._since[index],

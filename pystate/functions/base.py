@@ -28,6 +28,7 @@ __all__ = [
     "KeyedProcessFunction",
     "RuntimeContext",
     "StatefulFunction",
+    "VectorizedCoFunction",
     "VectorizedFunction",
 ]
 
@@ -39,6 +40,8 @@ RESERVED = frozenset(
         "process_left",
         "process_right",
         "process_broadcast",
+        "process_left_rows",
+        "process_right_rows",
         "on_timer",
         "on_timers",
         "on_epoch_end",
@@ -62,6 +65,8 @@ CALLED = frozenset(
         "process_left",
         "process_right",
         "process_broadcast",
+        "process_left_rows",
+        "process_right_rows",
         "on_timer",
         "on_timers",
         "on_epoch_end",
@@ -87,6 +92,8 @@ _NEVER_CALLED = {
     "processRows": "process_rows(self, key, batch, ctx)",
     "processBroadcastElement": _BROADCAST,
     "process_broadcast_element": _BROADCAST,
+    "processElement1": "process_left(self, key, row, ctx), of a KeyedCoProcessFunction",
+    "processElement2": "process_right(self, key, row, ctx), of a KeyedCoProcessFunction",
 }
 
 
@@ -355,6 +362,10 @@ class KeyedProcessFunction(StatefulFunction):
 class KeyedCoProcessFunction(StatefulFunction):
     """A function of two inputs, over one key's state: `KeyedFrame.connect` gives it both.
 
+    Write a method for each input: the one with a row, or the one with all rows of a key in the
+    epoch, which is faster if a key has many. Rows of the second kind wait until both inputs end;
+    then the left one's are handled, then the right one's.
+
     Examples
     --------
     >>> import pystate as ps
@@ -375,6 +386,20 @@ class KeyedCoProcessFunction(StatefulFunction):
     def process_right(self, key: Any, row: Any, ctx: RuntimeContext) -> Any:
         """Handle one row of the right input; see `KeyedProcessFunction.process`."""
         raise DeclarationError(f"{type(self).__name__} has no process_right(self, key, row, ctx)")
+
+    def process_left_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle all rows of a key of the left input in the epoch.
+
+        It is written instead of `process_left`; see `KeyedProcessFunction.process_rows`.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process_left_rows")
+
+    def process_right_rows(self, key: Any, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle all rows of a key of the right input in the epoch.
+
+        It is written instead of `process_right`; see `KeyedProcessFunction.process_rows`.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process_right_rows")
 
     def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
         """Handle a timer that fires; see `KeyedProcessFunction.on_timer`."""
@@ -435,6 +460,41 @@ class VectorizedFunction(StatefulFunction):
         RecordBatch, iterable of RecordBatch or None
             What the operator emits.
         """
+        raise DeclarationError(
+            f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
+        )
+
+
+class VectorizedCoFunction(StatefulFunction):
+    """A function of two inputs that handles whole batches, with the keys of their rows.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Stock(ps.VectorizedCoFunction):
+    ...     n = ps.ValueState("long", default=0)
+    ...
+    ...     def process_left(self, keys, batch, ctx):
+    ...         self.n.add(keys, batch.column("bought"))
+    ...
+    ...     def process_right(self, keys, batch, ctx):
+    ...         yield {"key": keys.key_arrays()[0], "n": self.n.values(keys)}
+    """
+
+    def process_left(self, keys: KeyBatch, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle a batch of the left input; see `VectorizedFunction.process`."""
+        raise DeclarationError(f"{type(self).__name__} has no process_left(self, keys, batch, ctx)")
+
+    def process_right(self, keys: KeyBatch, batch: pa.RecordBatch, ctx: RuntimeContext) -> Any:
+        """Handle a batch of the right input; see `VectorizedFunction.process`."""
+        raise DeclarationError(
+            f"{type(self).__name__} has no process_right(self, keys, batch, ctx)"
+        )
+
+    def on_timers(
+        self, keys: KeyBatch, timestamps: np.ndarray[Any, Any], ctx: RuntimeContext
+    ) -> Any:
+        """Handle timers that fire; see `VectorizedFunction.on_timers`."""
         raise DeclarationError(
             f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
         )

@@ -16,6 +16,7 @@ from pystate.functions.base import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     StatefulFunction,
+    VectorizedCoFunction,
     VectorizedFunction,
 )
 from pystate.functions.broadcast import (
@@ -30,9 +31,15 @@ from pystate.state.operator_state import OperatorState
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
-#: The shapes of a function; "co" is that of two inputs, the last two are those of instances.
+#: The shapes of a function; those with "co" have two inputs, the last two are those of instances.
 Shape: TypeAlias = Literal[
-    "process", "process_rows", "vectorized", "co", "instance", "instance_rows"
+    "process",
+    "process_rows",
+    "vectorized",
+    "co",
+    "co_vectorized",
+    "instance",
+    "instance_rows",
 ]
 
 __all__ = [
@@ -44,6 +51,7 @@ __all__ = [
     "declarations",
     "has_broadcast",
     "has_timers",
+    "in_batches",
     "instance_states",
     "keyed_states",
     "namespace_type",
@@ -51,6 +59,7 @@ __all__ = [
     "require_state",
     "sent",
     "shape",
+    "takes_rows",
     "unbind",
 ]
 
@@ -193,6 +202,8 @@ def has_timers(function: StatefulFunction) -> bool:
         return False
     if isinstance(function, VectorizedFunction):
         base, name = VectorizedFunction, "on_timers"
+    elif isinstance(function, VectorizedCoFunction):
+        base, name = VectorizedCoFunction, "on_timers"
     elif isinstance(function, KeyedCoProcessFunction):
         base = KeyedCoProcessFunction
     return getattr(type(function), name, None) is not getattr(base, name)
@@ -328,10 +339,22 @@ def shape(function: StatefulFunction) -> Shape:
         raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
     if isinstance(function, ProcessFunction):
         return _instance_shape(function)
+    if isinstance(function, VectorizedCoFunction):
+        for name in ("process_left", "process_right"):
+            if not _has(function, VectorizedCoFunction, name):
+                raise DeclarationError(
+                    f"{type(function).__name__} has no {name}(self, keys, batch, ctx): write it"
+                )
+        return "co_vectorized"
     if isinstance(function, KeyedCoProcessFunction):
         for name in ("process_left", "process_right"):
-            if getattr(type(function), name) is getattr(KeyedCoProcessFunction, name):
-                raise DeclarationError(f"{type(function).__name__} has no {name}: write it")
+            of_row = _has(function, KeyedCoProcessFunction, name)
+            if of_row == _has(function, KeyedCoProcessFunction, f"{name}_rows"):
+                raise DeclarationError(
+                    f"{type(function).__name__} has {'both' if of_row else 'neither'} "
+                    f"{name}(self, key, row, ctx) {'and' if of_row else 'nor'} "
+                    f"{name}_rows(self, key, batch, ctx): write one of them"
+                )
         return "co"
     if not isinstance(function, KeyedProcessFunction):
         hint = "; pass an instance" if isinstance(function, type) else ""
@@ -371,6 +394,21 @@ def _one_of_both(function: StatefulFunction, base: type, key: str) -> str:
         f"{name} has neither process(self, {key}row, ctx) nor process_rows(self, {key}batch, "
         "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
     )
+
+
+def in_batches(function: StatefulFunction) -> bool:
+    """Whether a function handles whole batches, with the keys of their rows."""
+    return isinstance(function, (VectorizedFunction, VectorizedCoFunction))
+
+
+def takes_rows(function: StatefulFunction, side: Literal["left", "right"]) -> bool:
+    """Whether a `KeyedCoProcessFunction` gets all rows of a key of an input at once."""
+    return _has(function, KeyedCoProcessFunction, f"process_{side}_rows")
+
+
+def _has(function: StatefulFunction, base: type, name: str) -> bool:
+    """Whether a function's class has a method of its own."""
+    return getattr(type(function), name) is not getattr(base, name)
 
 
 def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The three shapes of a stateful function, and how each is called for rows and for timers.
+"""The shapes of a stateful function, and how each is called for rows and for timers.
 
 Thread safety: an object belongs to its task.
 """
@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,12 @@ from pystate.types.keys import leaf
 
 __all__ = [
     "OUTPUT_ROWS",
-    "SHAPES",
     "Calls",
-    "CoCalls",
+    "KeyRowsCalls",
+    "KeyedCalls",
     "RowCalls",
     "RowsOut",
+    "VectorCalls",
     "are_batches",
     "are_rows",
     "is_arrow_batch",
@@ -71,13 +72,33 @@ class Run(Protocol):
 
 
 class Calls:
-    """How a function of one shape is called; the shapes below fill it in."""
+    """How a function of one shape is called for an input; the shapes below fill it in.
+
+    Parameters
+    ----------
+    run : Run
+        The function's run.
+    method : str, optional
+        The method that is called for rows, if it is not the shape's own.
+    key, columns : tuple of str, optional
+        The input's key columns and all of its columns, if they are not those of the specification.
+    """
 
     #: Whether a call handles one key, which is the current one.
     one_key = True
+    method = "process"
 
-    def __init__(self, run: Run) -> None:
+    def __init__(
+        self,
+        run: Run,
+        method: str | None = None,
+        key: tuple[str, ...] | None = None,
+        columns: tuple[str, ...] | None = None,
+    ) -> None:
         self.run = run
+        self.method = method or type(self).method
+        self.key = run.spec.key if key is None else key
+        self.columns = run.spec.columns if columns is None else columns
         self.function: Any = run.spec.function
         self.context = run.context
         self.backend = run.backend
@@ -115,7 +136,7 @@ class Calls:
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
         """The key columns of some rows."""
-        return [leaf(rows, name) for name in self.run.spec.key]
+        return [leaf(rows, name) for name in self.key]
 
     def returns(self, method: str) -> bool:
         """Whether a method's return value must be checked; a generator need not be."""
@@ -143,7 +164,7 @@ class Calls:
 
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples if there are several columns."""
-        values = map(python_values, columns, self.run.spec.key)
+        values = map(python_values, columns, self.key)
         if self.run.spec.key_types:
             return map(key_maker(self.run.spec.key_types), zip(*values, strict=True))
         return next(values) if len(columns) == 1 else zip(*values, strict=True)
@@ -152,8 +173,8 @@ class Calls:
 class RowsOut(Calls):
     """Base of the shapes that yield rows, which are collected into batches."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
+    def __init__(self, run: Run, *of: Any) -> None:
+        super().__init__(run, *of)
         self.emitted: list[Any] = []
         #: Values of these types can be iterated over.
         self.iterables: set[type] = {list, GeneratorType}
@@ -177,20 +198,22 @@ class RowsOut(Calls):
             yield self.output.from_rows(emitted)
 
 
-class _KeyedCalls(RowsOut):
+class KeyedCalls(RowsOut):
     """Base of `KeyedProcessFunction`'s shapes: `on_timer`, and rows that are held back."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
+    def __init__(self, run: Run, *of: Any) -> None:
+        super().__init__(run, *of)
         self._timers_return = self.returns("on_timer")
 
     def fire(self, domain: TimeDomain, until: int) -> Firing:
+        """Call the function for every due timer."""
         fired = yield from super().fire(domain, until)
         yield from self.drain()
         self.context.timestamp = None
         return fired
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
         run, context, on_timer = self.run, self.context, self.function.on_timer
         clock = run.row_clock
         fired = 0
@@ -220,14 +243,12 @@ class _KeyedCalls(RowsOut):
         return fired
 
 
-class RowCalls(_KeyedCalls):
+class RowCalls(KeyedCalls):
     """`KeyedProcessFunction.process`: one call per row, keys looked up a batch at a time."""
 
-    method = "process"
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._factory = RowFactory(run.spec.columns)
+    def __init__(self, run: Run, *of: Any) -> None:
+        super().__init__(run, *of)
+        self._factory = RowFactory(self.columns)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         """Call the function for each row of a batch."""
@@ -275,40 +296,21 @@ class RowCalls(_KeyedCalls):
         yield from self.drain()
 
 
-class CoCalls(RowCalls):
-    """`KeyedCoProcessFunction`: one call per row, of the method of the row's input."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        right = run.spec.right
-        assert right is not None, "a function of two inputs"
-        self._inputs = {
-            "left": ("process_left", run.spec.key, self._factory),
-            "right": ("process_right", right.key, RowFactory(right.columns)),
-        }
-        self.turn("left")
-
-    def turn(self, side: Literal["left", "right"]) -> None:
-        """Say which input the next rows are of."""
-        self.method, self._key, self._factory = self._inputs[side]
-
-    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
-        """The key columns of some rows, under the names of their input."""
-        return [leaf(rows, name) for name in self._key]
-
-
-class _KeyRowsCalls(_KeyedCalls):
+class KeyRowsCalls(KeyedCalls):
     """`KeyedProcessFunction.process_rows`: one call per key with all of its rows.
 
     The task's rows of the epoch are held until the input ends.
     """
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
+    method = "process_rows"
+
+    def __init__(self, run: Run, *of: Any) -> None:
+        super().__init__(run, *of)
         self._batches: list[pa.RecordBatch] = []
         self._times: list[pa.Array[Any]] = []
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Hold rows."""
         self._batches.append(rows)
         if times is not None:
             self._times.append(times)
@@ -329,7 +331,8 @@ class _KeyRowsCalls(_KeyedCalls):
         firsts = [column.take(pa.array(order[starts])) for column in columns]
         keys = self.backend.keys(firsts)
         ends = [*starts[1:].tolist(), len(order)]
-        clock, named = self.run.row_clock, self.run.named
+        clock, named, method = self.run.row_clock, self.run.named, self.method
+        process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
         for i, key in enumerate(self.key_values(firsts)):
             keys.select(i)
@@ -341,12 +344,12 @@ class _KeyRowsCalls(_KeyedCalls):
             else:
                 batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
             try:
-                result = self.function.process_rows(key, batch, self.context)
+                result = process_rows(key, batch, self.context)
                 if result is not None:
-                    self.check("process_rows", result)
+                    self.check(method, result)
                     self.emitted.extend(result)
             except Exception as error:
-                self.note(error, "process_rows", f"key {key!r:.80}")
+                self.note(error, method, f"key {key!r:.80}")
                 raise
             if len(self.emitted) >= OUTPUT_ROWS:
                 yield from self.drain()
@@ -368,18 +371,20 @@ class _KeyRowsCalls(_KeyedCalls):
         return [None if value == unknown else value for value in latest.tolist()]
 
 
-class _VectorCalls(Calls):
+class VectorCalls(Calls):
     """`VectorizedFunction.process`: one call per batch."""
 
     one_key = False
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Call the function for a batch."""
         keys = self.backend.keys(self.key_columns(rows))
         if self.run.row_clock is not None:
             self.run.row_clock(None if times is None else pc.max(times).as_py())
-        yield from self._emit("process", keys, rows)
+        yield from self._emit(self.method, keys, rows)
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
         timestamps = due.timestamps
         if self.run.row_clock is not None:
             self.run.row_clock(int(timestamps.max()) if domain == "event" else None)
@@ -403,14 +408,6 @@ class _VectorCalls(Calls):
         except NoCurrentKeyError as error:
             self.keyless(error, _ROWS_KEYS)
             raise
-
-
-SHAPES: dict[str, type[Calls]] = {
-    "process": RowCalls,
-    "process_rows": _KeyRowsCalls,
-    "vectorized": _VectorCalls,
-    "co": CoCalls,
-}
 
 
 def is_batch(value: object) -> bool:

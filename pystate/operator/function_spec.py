@@ -83,7 +83,7 @@ class FunctionSpec:
         The types of the key's columns, if one of them is a struct; `key` then names the struct's
         fields.
     right : RightInput, optional
-        The right input of a `KeyedCoProcessFunction`; all else is about the left one.
+        The right input of a function of two; all else is about the left one.
     broadcast : BroadcastInput, optional
         The broadcast input of a `KeyedBroadcastProcessFunction`; all else is about the keyed one.
 
@@ -109,12 +109,14 @@ class FunctionSpec:
 
     def __post_init__(self) -> None:
         kind = shape(self.function)
-        if (kind == "co") != (self.right is not None):
+        of_two = kind in ("co", "co_vectorized")
+        if of_two != (self.right is not None):
             name = type(self.function).__name__
             raise InvalidArgumentError(
                 f"{name} has two inputs: connect them, left.connect(right).process(function, ...)"
-                if kind == "co"
-                else f"{name} has one input: a function of two is a KeyedCoProcessFunction"
+                if of_two
+                else f"{name} has one input: a function of two is a KeyedCoProcessFunction or a "
+                "VectorizedCoFunction"
             )
         if has_broadcast(self.function) != (self.broadcast is not None):
             self._refuse_inputs()

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,9 +36,11 @@ from pystate.errors import (
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import (
     Registry,
+    Shape,
     bind,
     declarations,
     has_timers,
+    in_batches,
     namespace_type,
     shape,
     unbind,
@@ -47,13 +49,14 @@ from pystate.functions.context import RuntimeContext, TimeDomain, Timers
 from pystate.operator.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
-    SHAPES,
     Calls,
-    CoCalls,
+    KeyRowsCalls,
     RowCalls,
+    VectorCalls,
     is_arrow_batch,
     is_batch,
 )
+from pystate.operator.co_shapes import CoCalls, CoVectorCalls, InputName, TwoInputs
 from pystate.operator.drain import MAX_WATERMARK, EndingTimers
 from pystate.operator.event_time import event_times, instants
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
@@ -65,6 +68,14 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("pystate.operator.runtime")
+
+_SHAPES: dict[Shape, type[Calls]] = {
+    "process": RowCalls,
+    "process_rows": KeyRowsCalls,
+    "vectorized": VectorCalls,
+    "co": CoCalls,
+    "co_vectorized": CoVectorCalls,
+}
 
 _NO_KEY_YET = (
     "none is in open, which comes before the task's first row; use states and timers in process "
@@ -132,7 +143,7 @@ class FunctionRuntime:
         self.max_event_time: int | None = None
         self.max_event_times: dict[str, int | None] = {}
         #: Takes the late rows of an input that are not for a function of two, if they are kept.
-        self.late_input: Callable[[Literal["left", "right"], pa.RecordBatch], None] | None = None
+        self.late_input: Callable[[InputName, pa.RecordBatch], None] | None = None
         #: Registers timers once event time has ended.
         self.ending: EndingTimers | None = None
         self._drain = drain
@@ -156,7 +167,7 @@ class FunctionRuntime:
         )
 
     def _make_calls(self) -> Calls:
-        return SHAPES[shape(self.spec.function)](self)
+        return _SHAPES[shape(self.spec.function)](self)
 
     def _no_timers(self) -> Timers:
         return _NoTimers(self.spec.function)
@@ -222,10 +233,10 @@ class FunctionRuntime:
             yield from self._calls.process(rows, times)
             self.leave_namespace()
 
-    def process_input(self, side: Literal["left", "right"], rows: pa.RecordBatch) -> Iterator[Any]:
+    def process_input(self, side: InputName, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call a function of two inputs for some rows of one of them; yield its output."""
         calls, right = self._calls, self.spec.right
-        assert isinstance(calls, CoCalls) and right is not None, "a function of two inputs"
+        assert isinstance(calls, TwoInputs) and right is not None, "a function of two inputs"
         left = self.spec.event_time, self.spec.late
         column, word = left if side == "left" else (right.event_time, right.late)
         times = None
@@ -236,8 +247,7 @@ class FunctionRuntime:
             rows, times = self._on_time(rows, column, word, to)
         self.max_event_times[side], self.max_event_time = self.max_event_time, before
         if rows.num_rows:
-            calls.turn(side)
-            yield from calls.process(rows, times)
+            yield from calls.input(side).process(rows, times)
             self.leave_namespace()
 
     def process_broadcast(self, rows: pa.RecordBatch) -> Iterator[Any]:
@@ -399,8 +409,8 @@ class _SideOutputs:
     def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
         self._outputs = spec.side_outputs
         self._uid = uid
-        in_batches = shape(spec.function) in ("vectorized", "instance_rows")
-        self._is_batch = is_batch if in_batches else is_arrow_batch
+        batches = in_batches(spec.function) or shape(spec.function) == "instance_rows"
+        self._is_batch = is_batch if batches else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         if side is None:
             if spec.side_outputs or spec.late_tag is not None:
@@ -477,7 +487,7 @@ class _NoTimers:
 
     def __init__(self, function: StatefulFunction) -> None:
         self._name = type(function).__name__
-        vectorized = shape(function) == "vectorized"
+        vectorized = in_batches(function)
         self._wanted = (
             "on_timers(self, keys, timestamps, ctx)"
             if vectorized

@@ -6,7 +6,7 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from pystate.backend.timers import TimeDomain
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_range, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.processor.equality import lengths_of
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
+from pystate.state.aggregating import AggregatingState
 from pystate.state.columns import NAMESPACE
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListState
@@ -29,7 +30,22 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.types.arrays import as_array, hash_keys, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["TIMER_DOMAINS", "write_range"]
+__all__ = [
+    "NOT_ITS_RESULT",
+    "TIMER_DOMAINS",
+    "is_kept",
+    "put_rows",
+    "put_timers",
+    "sealed_range",
+    "write_range",
+]
+
+#: Why a column of results is no state, for a declaration.
+NOT_ITS_RESULT = (
+    "what {!r} keeps does not follow from its result: give it as "
+    "read_state(..., accumulators=True) does, or keep counts and sums in states of their own"
+)
+
 
 TIMER_DOMAINS: tuple[TimeDomain, ...] = ("event", "processing")
 _BATCH_ROWS = 1 << 17
@@ -80,22 +96,88 @@ def write_range(
     bounds = state.first_key_group, state.last_key_group
     with KeyedStateBackend.of(operator, bounds) as backend:
         _check_unique(backend, rows)
-        for part in _parts(rows):
-            keys = _keys(backend, part)
-            for name in operator.states:
-                try:
-                    _put(backend, keys, part, name)
-                except WrongTypeError as error:
-                    raise WrongTypeError(f"operator {operator.uid!r}, {error}") from error
-        for part in () if timers is None else _parts(timers):
-            _register(backend, part)
-        if not backend.dirty:
-            return state
-        lineage = Lineage(uuid.uuid4().bytes, bytes.fromhex(EMPTY_ID), epoch)
-        path = state_path(operator.uid, *bounds, epoch, lineage.id.hex(), "delta")
-        first = [backend.next_timer(domain) for domain in TIMER_DOMAINS]
-        with backend.seal(lineage) as snapshot, storage.create(path) as out:
-            info = snapshot.write(out)
+        put_rows(backend, rows, list(operator.states))
+        if timers is not None:
+            put_timers(backend, timers)
+        return sealed_range(storage, backend, state, operator.uid, epoch)
+
+
+def put_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) -> None:
+    """Store the states of some rows, each of another key.
+
+    Parameters
+    ----------
+    backend : KeyedStateBackend
+        Where to.
+    rows : Table
+        Key columns, the namespace, and the states.
+    states : sequence of str
+        Which states the rows have.
+
+    Raises
+    ------
+    WrongTypeError
+        A column is of another type than its state.
+    """
+    for part in _parts(rows):
+        keys = _keys(backend, part)
+        for name in states:
+            try:
+                _put(backend, keys, part, name)
+            except WrongTypeError as error:
+                raise WrongTypeError(f"operator {backend.uid!r}, {error}") from error
+
+
+def put_timers(backend: KeyedStateBackend, timers: pa.Table) -> None:
+    """Register timers.
+
+    Parameters
+    ----------
+    backend : KeyedStateBackend
+        Where to.
+    timers : Table
+        Key columns, the namespace, domain and time.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One is no timer.
+    """
+    for part in _parts(timers):
+        _register(backend, part)
+
+
+def sealed_range(
+    storage: CheckpointStorage, backend: KeyedStateBackend, state: RangeState, uid: str, epoch: int
+) -> RangeState:
+    """Seal a table that was filled, and write its file.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        Where the file goes.
+    backend : KeyedStateBackend
+        The table; nothing was sealed in it before.
+    state : RangeState
+        The empty range.
+    uid : str
+        The operator.
+    epoch : int
+        The file's epoch.
+
+    Returns
+    -------
+    RangeState
+        The range with the file; still empty if nothing is in the table.
+    """
+    if not backend.dirty:
+        return state
+    bounds = state.first_key_group, state.last_key_group
+    lineage = Lineage(uuid.uuid4().bytes, bytes.fromhex(EMPTY_ID), epoch)
+    path = state_path(uid, *bounds, epoch, lineage.id.hex(), "delta")
+    first = [backend.next_timer(domain) for domain in TIMER_DOMAINS]
+    with backend.seal(lineage) as snapshot, storage.create(path) as out:
+        info = snapshot.write(out)
     return replace(
         state,
         id=info.id,
@@ -177,10 +259,22 @@ def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) 
         handle.put_all_entries(
             several, reference(names, declaration.key_type), reference(values, declaration.type)
         )
+    elif isinstance(declaration, AggregatingState) and not pickled and handle._kept is None:
+        if not is_kept(column.type):
+            raise DeclarationError(f"{what}: {NOT_ITS_RESULT.format(declaration)}")
+        kept = column.cast(declaration.accumulator_type)
+        handle.merge_all(keys, kept)
+        handle.results(keys)  # bytes that the aggregate cannot have kept are an error
     elif pickled:
         keys.put(handle.column, reference(as_array(column, _BINARY, what), declaration.type))
     else:
-        handle.update_all(keys, column)
+        # Of a fold the value's own handle.
+        (getattr(handle, "_kept", None) or handle).update_all(keys, column)
+
+
+def is_kept(type_: pa.DataType) -> bool:
+    """Whether a column of this type may have what an aggregate keeps."""
+    return pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
 
 
 def _stored(type_: StateType) -> pa.DataType:

@@ -35,6 +35,7 @@ def read_state(
     key_groups: Any = None,
     explode: bool = False,
     timers: bool = False,
+    accumulators: bool = False,
 ) -> pa.Table:
     """Read an operator's state from a checkpoint or savepoint into one table.
 
@@ -63,6 +64,9 @@ def read_state(
     timers : bool
         Read timers in place of states: a row per timer, with the columns ``timer_domain``
         (``event`` or ``processing``) and ``timer_ms``, in milliseconds since 1970.
+    accumulators : bool
+        Of aggregates whose state is more than their result, such as means and sketches, the bytes
+        that are kept, which `write_state` takes, instead of the result.
 
     Returns
     -------
@@ -96,7 +100,7 @@ def read_state(
         storage,
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers),
+        selection=Selection(state, explode, timers, accumulators),
         keys=keys,
         key_groups=key_groups,
     )
@@ -112,12 +116,13 @@ def scan_state(
     key_groups: Any = None,
     explode: bool = False,
     timers: bool = False,
+    accumulators: bool = False,
 ) -> pa.RecordBatchReader:
     """Read an operator's state from a checkpoint or savepoint, lazily.
 
     Parameters
     ----------
-    location, uid, state, epoch, keys, key_groups, explode, timers
+    location, uid, state, epoch, keys, key_groups, explode, timers, accumulators
         As for `read_state`.
 
     Returns
@@ -137,7 +142,7 @@ def scan_state(
         storage_at(location, "scan_state"),
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers),
+        selection=Selection(state, explode, timers, accumulators),
         keys=keys,
         key_groups=key_groups,
     )

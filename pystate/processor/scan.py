@@ -39,6 +39,7 @@ from pystate.processor.selection import (
     exploded_fields,
     wanted_groups,
 )
+from pystate.state.aggregating import AggregatingState
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.kinds import declared_as
@@ -146,7 +147,7 @@ class StateScan:
             name = str(self.selection.state)
             fields += exploded_fields(name, self.states[name])
         else:
-            fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+            fields += [pa.field(name, self._type_of(d)) for name, d in self.read.items()]
         names = [field.name for field in fields]
         for name in names:
             if names.count(name) > 1:
@@ -186,6 +187,22 @@ class StateScan:
         only = self.selection.state
         return {name: d for name, d in self.states.items() if only in (None, name)}
 
+    def _type_of(self, declaration: State[Any]) -> pa.DataType:
+        if self.selection.accumulators and isinstance(declaration, AggregatingState):
+            return declaration.accumulator_type
+        return declaration.arrow_type
+
+    def _exported(self, backend: KeyedStateBackend, keys: KeyBatch) -> pa.RecordBatch:
+        rows = backend.exported(keys)
+        if not self.selection.accumulators:
+            return rows
+        for name, declaration in self.read.items():
+            if isinstance(declaration, AggregatingState):
+                place = rows.schema.get_field_index(name)
+                kept = backend[name].accumulators(keys)
+                rows = rows.set_column(place, pa.field(name, kept.type), kept)
+        return rows
+
     def backend(self, bounds: tuple[int, int]) -> KeyedStateBackend:
         """Make an empty table for some key groups, with the states that are read."""
         operator = OperatorSpec(
@@ -216,7 +233,7 @@ class StateScan:
                 yield from self._timers(backend, wanted)
                 return
             for keys in backend.existing() if wanted is None else backend.found(wanted):
-                yield from self._shaped(backend.exported(keys))
+                yield from self._shaped(self._exported(backend, keys))
 
     def _merged(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""

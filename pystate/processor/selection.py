@@ -50,11 +50,14 @@ class Selection:
         A row per element of it.
     timers : bool
         Timers in place of states.
+    accumulators : bool
+        What aggregates keep in place of their results.
     """
 
     state: str | None = None
     explode: bool = False
     timers: bool = False
+    accumulators: bool = False
 
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
         """Refuse what the operator does not have.
@@ -66,6 +69,7 @@ class Selection:
             `UnknownStateError` for a state that the operator does not have.
         """
         flag(self.explode, "explode")
+        flag(self.accumulators, "accumulators")
         if flag(self.timers, "timers") and (self.state is not None or self.explode):
             raise InvalidArgumentError(
                 "timers=True reads timers alone: read states by another call, without it"

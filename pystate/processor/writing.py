@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from pystate.arguments import text as checked_text
 from pystate.checkpoint.copying import for_all, place
 from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
 from pystate.checkpoint.manifest import FORMAT_VERSION, Manifest, OperatorState, RangeState
-from pystate.checkpoint.refs import only_input
+from pystate.checkpoint.refs import InputState, only_input
 from pystate.checkpoint.savepoint import (
     Savepoint,
     check_destination,
@@ -37,11 +37,12 @@ from pystate.checkpoint.savepoint import (
 from pystate.coordinator.rescale import gathered
 from pystate.coordinator.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
-from pystate.functions.base import KeyedProcessFunction, VectorizedFunction
+from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import declarations
-from pystate.functions.process import ProcessFunction
 from pystate.processor.epochs import storage_at
-from pystate.processor.range_rows import write_range
+from pystate.processor.range_rows import NOT_ITS_RESULT, is_kept, write_range
+from pystate.processor.reading import read_state
+from pystate.processor.scan import StateScan
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
@@ -51,7 +52,14 @@ from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import MAX_PARALLELISM, KeyLike, parse_key
 from pystate.types.state_type import TypeLike, parse_type
 
-__all__ = ["Destination", "StateRows", "check_columns", "checked_operators", "write_state"]
+__all__ = [
+    "Destination",
+    "StateRows",
+    "check_columns",
+    "check_kept",
+    "checked_operators",
+    "write_state",
+]
 
 _PARALLELISM = 8
 
@@ -65,7 +73,8 @@ class StateRows:
     rows : pyarrow.Table, or what `pyarrow.table` takes
         A row per key, as `read_state` gives them: the key columns, the column ``namespace`` if the
         operator has namespaces, and a column per state. A null is an absent value, a null or empty
-        list or map an absent one. Objects are given as their pickled bytes. With
+        list or map an absent one. Objects are given as their pickled bytes, and what means and
+        sketches keep as ``read_state(..., accumulators=True)`` gives it. With
         `pystate.spark.write_state` it is a DataFrame.
     key : type, or mapping or list of (name, type)
         The key, as for `open`.
@@ -75,9 +84,10 @@ class StateRows:
         The type of namespaces.
     timers : pyarrow.Table, or what `pyarrow.table` takes, optional
         A row per timer: the key columns, the namespace, ``timer_domain`` and ``timer_ms``.
-    max_event_time_ms : int, optional
-        The largest event time that the operator has seen, from which its watermark follows; by
-        default it has both from the operator that is replaced.
+    max_event_time_ms : int, or mapping of str to int, optional
+        The largest event time that the operator has seen, from which its watermark follows; of an
+        operator of two inputs those of ``"left"`` and ``"right"``. By default it has both from the
+        operator that is replaced.
     """
 
     rows: Any
@@ -85,7 +95,52 @@ class StateRows:
     states: Any
     namespace: TypeLike | None = None
     timers: Any = None
-    max_event_time_ms: int | None = None
+    max_event_time_ms: int | Mapping[str, int] | None = None
+
+    @classmethod
+    def read(
+        cls, location: str | os.PathLike[str], uid: str | None = None, *, epoch: int | None = None
+    ) -> StateRows:
+        """Read all that a checkpoint or savepoint has of an operator, whatever its kind.
+
+        Parameters
+        ----------
+        location : str or path
+            The checkpoint of a job or store, or a savepoint.
+        uid : str, optional
+            The operator. It may be left out if there is only one.
+        epoch : int, optional
+            A retained epoch; by default the newest.
+
+        Returns
+        -------
+        StateRows
+            Its states, timers and event times. Written under the same uid, the operator goes on
+            as if nothing had happened; `dataclasses.replace` changes the rows before.
+
+        Raises
+        ------
+        CheckpointError
+            As for `read_state`.
+        """
+        scan = StateScan.of(storage_at(location, "StateRows.read"), uid, epoch=epoch)
+        operator = scan.operator
+        timers = None
+        if operator.timers:
+            timers = read_state(location, operator.uid, timers=True, epoch=scan.epoch)
+        seen = {
+            given.name: given.max_event_time_ms
+            for given in operator.inputs
+            if given.max_event_time_ms is not None
+        }
+        return cls(
+            read_state(location, operator.uid, accumulators=True, epoch=scan.epoch),
+            dict(operator.key_schema),
+            scan.states,
+            None if scan.namespace is None else scan.namespace.ddl,
+            timers,
+            seen or None,
+        )
 
     def operator(self, uid: str, max_parallelism: int) -> OperatorSpec:
         """Return what determines the operator's tables.
@@ -95,9 +150,9 @@ class StateRows:
         DeclarationError
             A state cannot be written.
         """
-        function = (KeyedProcessFunction, VectorizedFunction, ProcessFunction)
         given = self.states
-        if isinstance(given, function) or (isinstance(given, type) and issubclass(given, function)):
+        cls = given if isinstance(given, type) else type(given)
+        if issubclass(cls, StatefulFunction):
             given = declarations(given)
         example = "states={'n': ps.ValueState('long')}"
         states: dict[str, State[Any]] = {}
@@ -108,11 +163,6 @@ class StateRows:
                 )
             # As files know it: without its default and time to live.
             states[name] = declared_as(state.stored_as())
-            if states[name].columns(name)[0].is_accumulator:
-                raise DeclarationError(
-                    f"operator {uid!r}, state {name!r}: what {state!r} keeps does not follow from "
-                    "its result: keep counts and sums in states of their own"
-                )
         return OperatorSpec(
             uid=checked_uid(uid),
             key=parse_key(self.key),
@@ -264,7 +314,11 @@ class Destination:
         operator, ranges = written
         replaced = self._manifest.operator(operator.uid)
         time_ms = rows.max_event_time_ms
-        inputs, watermark_ms = only_input(time_ms), None
+        watermark_ms = None
+        if isinstance(time_ms, Mapping):
+            inputs = tuple(InputState(name, each) for name, each in time_ms.items())
+        else:
+            inputs = only_input(time_ms)
         if time_ms is None and replaced is not None:
             inputs, watermark_ms = replaced.inputs, replaced.watermark_ms
         written_state = OperatorState(
@@ -356,6 +410,28 @@ def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = Fa
     return wanted
 
 
+def check_kept(operator: OperatorSpec, is_binary: Callable[[str], bool]) -> None:
+    """Refuse the results of aggregates whose state is more than their result.
+
+    Parameters
+    ----------
+    operator : OperatorSpec
+        The operator.
+    is_binary : callable
+        Whether a state's column has bytes.
+
+    Raises
+    ------
+    DeclarationError
+        A column has results.
+    """
+    for name, state in operator.states.items():
+        if state.columns(name)[0].is_accumulator and not is_binary(name):
+            raise DeclarationError(
+                f"operator {operator.uid!r}, state {name!r}: {NOT_ITS_RESULT.format(state)}"
+            )
+
+
 def _write(
     made: Destination, operator: OperatorSpec, given: StateRows
 ) -> tuple[OperatorSpec, tuple[RangeState, ...]]:
@@ -385,6 +461,8 @@ def _split(
             f"of columns, not {shown(given)}: {error}"
         ) from error
     table = table.select(check_columns(operator, table.column_names, timers=timers))
+    if not timers:
+        check_kept(operator, lambda name: is_kept(table.schema.field(name).type))
     columns = [
         as_array(table.column(name), type_, f"operator {operator.uid!r}, key column {name!r}")
         for name, type_ in operator.key

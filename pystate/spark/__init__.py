@@ -11,6 +11,7 @@ A module imports only modules that are listed above its own line, or on the same
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `paired_task`, `worker`, and the operators there, `bodies`,
   `row_bodies`, `processed` and `instances`;
+* `initial`, what operators begin with;
 * `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
   `broadcast`, `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`, `rdd`,
   `pipeline`;

@@ -42,6 +42,7 @@ from pystate.operator.runtime import FunctionRuntime
 from pystate.spark.arguments import OrderBy, as_columns, frame_input
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import FunctionBody
+from pystate.spark.initial import Given
 from pystate.spark.instances import instance_of
 from pystate.spark.paired_task import PairedTask
 from pystate.spark.range_task import OperatorPlan, RangeTask
@@ -166,6 +167,8 @@ class BroadcastFrames:
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
         interleave: Interleave = None,
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
     ) -> DataFrame:
         """Run a function over the keyed rows and, on each instance, over all broadcast rows.
 
@@ -184,6 +187,8 @@ class BroadcastFrames:
             Handle the rows of both inputs in the order of their event times, broadcast rows first
             where they are equal, and rows without a time before all others. By default an epoch's
             broadcast rows come before its keyed rows.
+        initial_state, initial_timers : DataFrame or callable, optional
+            The keyed states before the operator's first epoch, as in `KeyedFrame.process`.
 
         Returns
         -------
@@ -219,7 +224,8 @@ class BroadcastFrames:
         applied = BroadcastApplied(
             self._rules, None if interleave is None else self._event_time, self._owner
         )
-        return self._apply(function, schema, side_outputs, late, applied)
+        initial = initial_state, initial_timers
+        return self._apply(function, schema, side_outputs, late, initial, applied)
 
 
 class BroadcastApplied(NamedTuple):

@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 from pystate.arguments import shown
 from pystate.coordinator.range_report import InputSeen
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.base import KeyedCoProcessFunction
+from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.joins.inputs import SideName
 from pystate.joins.late import LateInputs, LateLike
@@ -31,9 +31,11 @@ from pystate.spark.arguments import side_columns
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import FunctionBody
 from pystate.spark.broadcast import BroadcastFrame, BroadcastFrames
+from pystate.spark.initial import Given, initial_of
 from pystate.spark.joined import (
     JoinedFrame,
     asof_join,
+    earlier_rows,
     interval_join,
     late_inputs,
     one_uid,
@@ -89,17 +91,19 @@ class ConnectedFrames:
 
     def process(
         self,
-        function: KeyedCoProcessFunction,
+        function: KeyedCoProcessFunction | VectorizedCoFunction,
         schema: str | st.StructType,
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: LateLike = "process",
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
     ) -> DataFrame:
         """Run a function over the rows of both inputs.
 
         Parameters
         ----------
-        function : KeyedCoProcessFunction
+        function : KeyedCoProcessFunction or VectorizedCoFunction
             An instance; it is pickled to the workers.
         schema : str or StructType
             The columns that it yields, as DDL.
@@ -110,6 +114,8 @@ class ConnectedFrames:
             handles them, or they are dropped, or go to the side output of a tag. One word for both
             inputs, or ``{"left": …, "right": …}``. A tag has the columns of its input; a tag for
             both has those of both, and nulls. Late rows are always counted.
+        initial_state, initial_timers : DataFrame or callable, optional
+            As in `KeyedFrame.process`; the key has the names of the left input.
 
         Returns
         -------
@@ -147,14 +153,22 @@ class ConnectedFrames:
         )
         require_state(function, owner)
         sent(function, cloudpickle.dumps)
+        body = partial(CoFunctionBody, spec, lates)
+        initial = initial_of(
+            earlier_rows((left, right), left.keys, (others[0], others[1]), body),
+            initial_state,
+            initial_timers,
+            owner,
+        )
         plan = left.evaluation.declare(
             operator_spec(function, self._uid, parse_key(self._key)),
             self._key,
             inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
             sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
+            initial=initial,
         )
         routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
-        out = arrow_map(routed, plan, names, partial(CoFunctionBody, spec, lates), declared)
+        out = arrow_map(routed, plan, names, body, declared)
         return left.evaluation.output(self._uid, out)
 
 
@@ -183,8 +197,8 @@ class Connectable:
         Returns
         -------
         ConnectedFrames or BroadcastFrames
-            Call `process` on it, with a `KeyedCoProcessFunction`, or with a
-            `KeyedBroadcastProcessFunction` if `right` is a broadcast.
+            Call `process` on it, with a `KeyedCoProcessFunction` or a `VectorizedCoFunction`; or
+            with a `KeyedBroadcastProcessFunction` if `right` is a broadcast.
 
         Raises
         ------

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
-from pystate.checkpoint.manifest import EMPTY_ID
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
@@ -42,6 +42,7 @@ from pystate.spark.delta import HeldPlan
 from pystate.spark.described import JobDescription
 from pystate.spark.environment import require_classic
 from pystate.spark.failures import original_error
+from pystate.spark.initial import Initial
 from pystate.spark.once import OperatorOutputs, executors
 from pystate.spark.range_task import STAGING, OperatorPlan
 from pystate.spark.reports import ReportBox
@@ -195,6 +196,7 @@ class Evaluation:
         *,
         inputs: Sequence[Input] = (),
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
+        initial: Initial | None = None,
     ) -> OperatorPlan:
         """Declare an operator to the epoch; return what its tasks must know.
 
@@ -208,6 +210,8 @@ class Evaluation:
             Its inputs.
         sides : mapping from tag to schema, optional
             Its side outputs.
+        initial : Initial, optional
+            What it begins with, if this is its first epoch.
         """
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
@@ -215,6 +219,11 @@ class Evaluation:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
+        if not epoch.begins(uid):
+            initial = None
+        seen, begun = epoch.begun.get(uid, ((), None))
+        if initial is not None and begun is None:
+            seen = initial.seen()
         ranges = epoch.declare(
             uid,
             key_schema=keys,
@@ -222,11 +231,12 @@ class Evaluation:
             inputs=inputs,
             timers=operator.timers,
             fills=operator.fills(),
+            seen=seen,
         )
         time = epoch.time(uid)
-        planned = PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
+        planned = self._planned(uid, ranges)
         stored = any(state.id != EMPTY_ID for state in ranges)
-        return OperatorPlan(
+        plan = OperatorPlan(
             operator=operator,
             # The epoch has compared the declarations; other states in the files were dropped.
             options=replace(self._tables, allow_unclaimed_state=True),
@@ -249,6 +259,17 @@ class Evaluation:
             reports=self._box.accumulator,
             marks=self._marks,
         )
+        if initial is None:
+            return plan
+        if begun is None:
+            begun = initial.begin(plan)
+            epoch.begun[uid] = seen, begun
+        epoch.begin_with(uid, begun)
+        return replace(plan, ranges=self._planned(uid, begun))
+
+    def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
+        epoch = self.epoch
+        return PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
 
     def note_split(
         self,

@@ -33,10 +33,12 @@ from pystate.joins.windowed import (
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.output import OutputColumns
 from pystate.spark.arrow_map import arrow_map
+from pystate.spark.initial import InitialRows, RowsOf
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import column_named
 from pystate.spark.routing import route
 from pystate.spark.schemas import key_schema, output_columns, parse_schema, refuse_reserved
+from pystate.spark.worker import Body
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 from pystate.types.state_type import parse_type
@@ -50,6 +52,7 @@ __all__ = [
     "JoinBody",
     "JoinedFrame",
     "asof_join",
+    "earlier_rows",
     "interval_join",
     "late_inputs",
     "one_uid",
@@ -78,6 +81,8 @@ class JoinedFrame(NamedTuple):
     event_time: str | None
     input: Input
     ordered: bool
+    earlier: Callable[[], DataFrame] | None = None
+    """Makes the rows of before the first epoch, with the frame's columns."""
 
 
 def interval_join(
@@ -204,6 +209,8 @@ class _Pair(NamedTuple):
         lates = late_inputs(late, self.frames, self.owner)
         evaluation = self.frames[0].evaluation
         keys = key_schema(self.frames[0].frame.schema, self.frames[0].keys, self.owner)
+        key, others = [name for name, _ in keys], (self.left.names, self.right.names)
+        body = partial(JoinBody, spec, make, lates)
         plan = evaluation.declare(
             OperatorSpec(self.uid, self.left.key, spec.states(), parse_type("long"), timers=True),
             keys,
@@ -212,13 +219,43 @@ class _Pair(NamedTuple):
                 for side, each in zip(_SIDES, self.frames, strict=True)
             ],
             sides=lates.schemas,
+            initial=earlier_rows(self.frames, key, others, body),
         )
-        routed, names = united(
-            self.frames, [name for name, _ in keys], (self.left.names, self.right.names), plan
-        )
-        body = partial(JoinBody, spec, make, lates)
+        routed, names = united(self.frames, key, others, plan)
         out = arrow_map(routed, plan, names, body, self.declared)
         return evaluation.output(self.uid, out)
+
+
+def earlier_rows(
+    frames: Sequence[JoinedFrame],
+    key: Sequence[str],
+    others: tuple[Sequence[str], Sequence[str]],
+    body: Callable[[RangeTask], Body],
+) -> InitialRows | None:
+    """The earlier rows of both inputs; None if neither has any.
+
+    Parameters
+    ----------
+    frames, key, others
+        As for `united`.
+    body : callable
+        Makes a task's body.
+    """
+    if all(each.earlier is None for each in frames):
+        return None
+
+    def routed(earlier: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+        given = [each._replace(frame=rows) for each, rows in zip(frames, earlier, strict=True)]
+        return united(given, key, others, plan)
+
+    def rows_of(each: JoinedFrame) -> Callable[[], DataFrame]:
+        return each.earlier or (lambda: each.frame.where(F.lit(False)))
+
+    inputs = [
+        RowsOf(side, rows_of(each), each.event_time if each.earlier else None)
+        for side, each in zip(_SIDES, frames, strict=True)
+    ]
+    return InitialRows(inputs, routed, body)
 
 
 def united(

@@ -5,7 +5,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import checked_uid, choice
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import StatefulFunction
@@ -38,6 +39,7 @@ from pystate.spark.arrow_map import arrow_map
 from pystate.spark.bodies import AggregateBody, FunctionBody, StateUpdate
 from pystate.spark.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.connected import Connectable
+from pystate.spark.initial import Given, InitialRows, RowsOf, checked_given, initial_of, like
 from pystate.spark.joined import JoinedFrame
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns, column_named, key_column
@@ -92,6 +94,8 @@ class KeyedFrame(RowOperators, Connectable):
         How late a row may be by its event time.
     idle_after : str, timedelta or int, optional
         After how long without rows the input is idle.
+    initial_rows : DataFrame or callable, optional
+        The rows before the operator's first epoch.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class KeyedFrame(RowOperators, Connectable):
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
+        initial_rows: Given | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
@@ -118,6 +123,7 @@ class KeyedFrame(RowOperators, Connectable):
         self._names = names
         self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
         self._event_time = event_time
+        self._earlier = checked_given(initial_rows, f"{self._owner}: initial_rows")
         fed = evaluation.fed(frame)
         self._input = frame_input(
             frame,
@@ -136,6 +142,8 @@ class KeyedFrame(RowOperators, Connectable):
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
     ) -> DataFrame:
         """Run a stateful function over the rows.
 
@@ -154,6 +162,14 @@ class KeyedFrame(RowOperators, Connectable):
             the tag of the side output that they go to, with the columns of the input;
             `side_outputs` may give these in another order or with other types. Late rows are always
             counted.
+        initial_state : DataFrame or callable, optional
+            What the states of keys are before the operator's first epoch: a row per key, with the
+            key columns, the column ``namespace`` if the function has namespaces, and a column for
+            each state or some of them, as `pystate.read_state` gives them. Once the checkpoint has
+            the operator, it is not read. A function without arguments makes the frame only when it
+            is needed.
+        initial_timers : DataFrame or callable, optional
+            The timers before the first epoch, as ``read_state(..., timers=True)`` gives them.
 
         Returns
         -------
@@ -167,7 +183,8 @@ class KeyedFrame(RowOperators, Connectable):
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
-        return self._applied(function, schema, side_outputs, late)
+        initial = initial_state, initial_timers
+        return self._applied(function, schema, side_outputs, late, initial)
 
     def _applied(
         self,
@@ -175,6 +192,7 @@ class KeyedFrame(RowOperators, Connectable):
         schema: str | st.StructType,
         side_outputs: Mapping[str, str | st.StructType] | None,
         late: str,
+        initial: tuple[Given | None, Given | None],
         broadcast: BroadcastApplied | None = None,
     ) -> DataFrame:
         uid = checked_uid(self._uid)
@@ -201,18 +219,20 @@ class KeyedFrame(RowOperators, Connectable):
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
+        body = partial(FunctionBody, spec)
+        routed = partial(self._routed, order_by=self._order_by)
+        rows = self._initial_rows(self._columns, body, routed)
         plan = self._evaluation.declare(
             operator_spec(function, uid, parse_key(self._keys)),
             self._keys,
             inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
             sides=written,
+            initial=initial_of(rows, *initial, self._owner),
         )
         if broadcast is not None:
             keys = [name for name, _ in self._keys]
             return broadcast.run(spec, self._frame, keys, self._order_by, plan, declared)
-        routed = self._routed(self._frame, plan, self._order_by)
-        body = partial(FunctionBody, spec)
-        out = arrow_map(routed, plan, self._frame.columns, body, declared)
+        out = arrow_map(routed(self._frame, plan), plan, self._frame.columns, body, declared)
         return self._evaluation.output(uid, out)
 
     def _joined(self) -> JoinedFrame:
@@ -224,11 +244,40 @@ class KeyedFrame(RowOperators, Connectable):
             self._event_time,
             self._input,
             bool(self._order_by),
+            None if self._earlier is None else partial(self._earlier_rows, self._columns),
         )
 
     def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
         checked_uid(self._uid)
+        if self._earlier is not None:
+            raise InvalidArgumentError(
+                f"{self._owner}: initial_rows would come without the broadcast rows before them: "
+                "begin with states, connect(...).process(..., initial_state=frame)"
+            )
         return BroadcastFrames(self._owner, self._event_time, rules, self._applied)
+
+    def _earlier_rows(self, columns: FrameColumns) -> DataFrame:
+        """The rows before the first epoch, with some columns."""
+        return like(columns, self._earlier, self._owner)
+
+    def _initial_rows(
+        self,
+        columns: FrameColumns,
+        body: Any,
+        routed: Callable[[DataFrame, OperatorPlan], DataFrame],
+    ) -> InitialRows | None:
+        """The rows before the first epoch, brought to the tasks as those of the input are."""
+        if self._earlier is None:
+            return None
+
+        def brought(
+            frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
+            found = routed(frames[0], plan)
+            return found, found.columns[:-1]
+
+        rows = RowsOf(INPUT, partial(self._earlier_rows, columns), self._event_time)
+        return InitialRows([rows], brought, body)
 
     def _key_types(self) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
@@ -255,11 +304,16 @@ class KeyedFrame(RowOperators, Connectable):
             return sides[tag].schema
         return output_columns(self._frame.schema, self._owner).schema
 
-    def aggregate(self, *unnamed: Any, **aggregates: Aggregate) -> DataFrame:
+    def aggregate(
+        self, *unnamed: Any, initial_state: Given | None = None, **aggregates: Aggregate
+    ) -> DataFrame:
         """Keep aggregates of each key over all epochs, in the core.
 
         Parameters
         ----------
+        initial_state : DataFrame or callable, optional
+            As in `process`: the aggregates before the operator's first epoch, under the names of
+            the result columns; of a mean the two columns ``<name>.sum`` and ``<name>.count``.
         **aggregates
             Result columns: ``n=ps.count(), total=ps.sum("delay")``.
 
@@ -296,11 +350,6 @@ class KeyedFrame(RowOperators, Connectable):
         self._check_results([*self._names, *aggregates])
         declared = st.StructType(fields + plan.fields)
         output = output_columns(declared, self._owner)
-        operator = self._evaluation.declare(
-            OperatorSpec(uid, parse_key(self._keys), plan.states),
-            self._keys,
-            inputs=(self._input,),
-        )
         # Only aggregated columns are sent, cast by Spark if the state is wider.
         selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
         event_time = None
@@ -310,15 +359,24 @@ class KeyedFrame(RowOperators, Connectable):
         names = [*keys, *plan.inputs]
         if event_time is not None:
             names.append(event_time)
-        if plan.ordered and self._order_by:
-            # The order may use any column: Spark prunes those that neither it nor an aggregate
-            # needs.
-            routed = self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
-        else:
-            routed = self._routed(frame.select(*selected), operator)
         updates, results = tuple(plan.updates), tuple(plan.results)
         body = partial(_aggregate_body, updates, results, output, event_time)
-        out = arrow_map(routed, operator, names, body, declared)
+
+        def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
+            if not (plan.ordered and self._order_by):
+                return self._routed(frame.select(*selected), operator)
+            # The order may use any column: Spark prunes those that neither it nor an aggregate
+            # needs.
+            return self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
+
+        rows = self._initial_rows(columns, body, routed)
+        operator = self._evaluation.declare(
+            OperatorSpec(uid, parse_key(self._keys), plan.states),
+            self._keys,
+            inputs=(self._input,),
+            initial=initial_of(rows, initial_state, None, self._owner),
+        )
+        out = arrow_map(routed(frame, operator), operator, names, body, declared)
         if keys != self._names:
             # The fields that were sent on their own become structs again.
             whole = [_whole(self._frame.schema[name]) for name in self._names]
@@ -340,15 +398,16 @@ class KeyedFrame(RowOperators, Connectable):
         tag = late_tag(spec.late)
         if tag is not None:
             sides[tag] = self._late_schema(tag, {})
+        body = partial(RowsBody, spec, output_columns(declared, self._owner))
+        routed = partial(self._routed, order_by=order_by)
         plan = self._evaluation.declare(
             OperatorSpec(uid, parse_key(self._keys), spec.states()),
             self._keys,
             inputs=(self._input,),
             sides=sides,
+            initial=self._initial_rows(self._columns, body, routed),
         )
-        body = partial(RowsBody, spec, output_columns(declared, self._owner))
-        routed = self._routed(frame, plan, order_by)
-        out = arrow_map(routed, plan, frame.columns, body, declared)
+        out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         if declared.names != list(result):
             keys = {name: _whole(frame.schema[name]) for name in self._names}
             out = out.select(*(keys.get(name, column_named(name)) for name in result))
@@ -411,11 +470,17 @@ class KeyedFrame(RowOperators, Connectable):
                 "are too late there is no window; how long one is kept, allowed_lateness= says"
             )
 
+        routed = partial(self._routed, order_by=self._order_by)
+
         def apply(
             frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
         ) -> DataFrame:
-            routed = self._routed(frame, plan, self._order_by)
-            return arrow_map(routed, plan, frame.columns, body, declared)
+            return arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
+
+        def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:
+            return self._initial_rows(
+                columns, body, lambda rows, plan: routed(rows.select(*names), plan)
+            )
 
         given = WindowInput(
             self._evaluation,
@@ -426,6 +491,7 @@ class KeyedFrame(RowOperators, Connectable):
             self._keys,
             self._input,
             apply,
+            initial,
         )
         return WindowedFrame(given, options, late)
 

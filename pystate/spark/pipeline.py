@@ -22,6 +22,7 @@ from pystate.operator.function_spec import PROCESS_LATE
 from pystate.spark.broadcast import BroadcastFrame
 from pystate.spark.environment import require_classic
 from pystate.spark.evaluation import Evaluation
+from pystate.spark.initial import Given
 from pystate.spark.keyed import KeyedFrame
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.requirements import require_pandas
@@ -73,6 +74,7 @@ class PipelineContext:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
+        initial_rows: Given | None = None,
     ) -> KeyedFrame:
         """Partition one epoch's rows by key, for a stateful operator.
 
@@ -109,6 +111,12 @@ class PipelineContext:
             no watermark back; by default it never is. The next row ends that, and may then be late,
             since a watermark never goes back. If all inputs of an operator are idle, its watermark
             stays where it is, and other operators do not wait for it.
+        initial_rows : DataFrame or callable, optional
+            Rows of the time before the operator's first epoch, with the columns of `df`, in any
+            order of rows. They go through the operator as an epoch of their own whose output is
+            dropped. So the first epoch has the watermark that they give, and what is due by then,
+            such as a window, is done. Once the checkpoint has the operator, they are not read. A
+            function without arguments makes the frame only when it is needed.
 
         Returns
         -------
@@ -121,7 +129,15 @@ class PipelineContext:
         require_pandas("key_by")
         name = None if uid is None else checked_uid(uid)
         return KeyedFrame(
-            evaluation, df, columns, name, order_by, event_time, allowed_delay, idle_after
+            evaluation,
+            df,
+            columns,
+            name,
+            order_by,
+            event_time,
+            allowed_delay,
+            idle_after,
+            initial_rows,
         )
 
     def operator(
@@ -249,6 +265,8 @@ class PipelineContext:
         schema: str | StructType | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
     ) -> Callable[[Iterator[Routed]], Iterator[Any]]:
         """Return a stateful function in a form for ``rdd.mapPartitions``.
 
@@ -266,6 +284,9 @@ class PipelineContext:
             What happens to elements whose event time is below the watermark, as in
             `KeyedFrame.process`. A tag is one of `side_outputs`: the elements must then be rows,
             tuples, lists or dicts with a value for each of its columns.
+        initial_state, initial_timers : DataFrame or callable, optional
+            As in `KeyedFrame.process`. The key's column is ``key``; the parts of a key of several
+            are ``key0``, ``key1`` and so on.
 
         Returns
         -------
@@ -274,7 +295,16 @@ class PipelineContext:
         """
         evaluation = self._current("partitions")
         name = checked_uid(uid)
-        return rdd_operator(evaluation, function, name, schema, side_outputs, late)
+        return rdd_operator(
+            evaluation,
+            function,
+            name,
+            schema,
+            side_outputs,
+            late,
+            initial_state,
+            initial_timers,
+        )
 
     def _current(self, method: str) -> Evaluation:
         """The evaluation that a method is called in."""

@@ -22,6 +22,7 @@ from pystate.operator.output import RowsAsYielded
 from pystate.spark.arguments import element_input, side_columns
 from pystate.spark.bodies import RoutedBody
 from pystate.spark.connection import at_once
+from pystate.spark.initial import Given, initial_of
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.schemas import output_columns, parse_schema
@@ -89,6 +90,8 @@ def rdd_operator(
     schema: str | StructType | None,
     side_outputs: Mapping[str, str | StructType] | None,
     late: str,
+    initial_state: Given | None = None,
+    initial_timers: Given | None = None,
 ) -> RoutedOperator:
     """The implementation of ``Job.partitions``."""
     if shape(function) != "process":
@@ -127,6 +130,7 @@ def rdd_operator(
         split.keys,
         inputs=(split.input,),
         sides={tag: columns.schema for tag, columns in sides.items()},
+        initial=initial_of(None, initial_state, initial_timers, owner),
     )
     return RoutedOperator(plan, spec)
 

@@ -119,12 +119,14 @@ class FrameColumns:
 
     Attributes
     ----------
+    given : DataFrame
+        The operator's input.
     frame : DataFrame
         The input with the columns that were added.
     """
 
     def __init__(self, frame: DataFrame, owner: str) -> None:
-        self.frame = frame
+        self.given = self.frame = frame
         self._owner = owner
         conf = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")
         self._case_sensitive = str(conf).lower() == "true"
@@ -135,6 +137,12 @@ class FrameColumns:
         made = copy.copy(self)
         made._added = dict(self._added)
         return made
+
+    def applied(self, frame: DataFrame) -> DataFrame:
+        """Another frame that has the columns of the input, with those that were added."""
+        for parts, name in self._added.items():
+            frame = frame.withColumn(name, column_named(*parts))
+        return frame
 
     def find(self, name: Any, what: str = "") -> ColumnPath:
         """A column, or a field inside of one."""

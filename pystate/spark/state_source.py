@@ -46,7 +46,7 @@ from pystate.types.keys import parse_key
 __all__ = ["StateSource", "register_state_source"]
 
 SOURCE = "pystate"
-_OPTIONS = ("path", "uid", "state", "epoch", "explode", "timers", "metadata")
+_OPTIONS = ("path", "uid", "state", "epoch", "explode", "timers", "accumulators", "metadata")
 _ALL = "all"
 #: The columns of the option ``metadata``.
 _EPOCH, _KEY_GROUP = "epoch", "key_group"
@@ -72,9 +72,9 @@ class StateSource(DataSource):
 
     The executors read the files, a part of the key groups at a time. Columns are those of
     `pystate.read_state`. The argument of ``load`` (or the option ``path``) is the checkpoint. Other
-    options are ``uid``, ``state``, ``epoch``, ``explode`` and ``timers``, as there. ``metadata``
-    adds the columns ``epoch`` and ``key_group``; with it, the epoch ``all`` stands for all that are
-    retained.
+    options are ``uid``, ``state``, ``epoch``, ``explode``, ``timers`` and ``accumulators``, as
+    there. ``metadata`` adds the columns ``epoch`` and ``key_group``; with it, the epoch ``all``
+    stands for all that are retained.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -91,7 +91,8 @@ class StateSource(DataSource):
                 "which checkpoint? session.read.format('pystate').option('uid', UID).load(PATH)"
             )
         selection = Selection(
-            options.get("state"), _flag(options, "explode"), _flag(options, "timers")
+            options.get("state"),
+            *(_flag(options, name) for name in ("explode", "timers", "accumulators")),
         )
         storage = open_storage(path)
         self._metadata = _flag(options, "metadata")

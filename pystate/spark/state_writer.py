@@ -25,7 +25,13 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, WrongTypeError
 from pystate.processor.range_rows import write_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
-from pystate.processor.writing import Destination, StateRows, check_columns, checked_operators
+from pystate.processor.writing import (
+    Destination,
+    StateRows,
+    check_columns,
+    check_kept,
+    checked_operators,
+)
 from pystate.spark.environment import require_classic, use_this_python
 from pystate.spark.resolve import column_named
 from pystate.spark.routing import route, split_markers
@@ -109,6 +115,8 @@ def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataF
     what = f"operator {operator.uid!r}, {'timers' if timers else 'rows'}"
     frame = require_classic(given, what)
     columns = check_columns(operator, frame.columns, timers=timers)
+    if not timers:
+        check_kept(operator, lambda name: frame.schema[name].dataType.simpleString() == "binary")
     names = [name for name, _ in operator.key]
     found = key_schema(frame.schema, names, what)
     wanted = tuple((name, type_.ddl) for name, type_ in operator.key)

@@ -20,6 +20,7 @@ from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import checked_late, late_tag
 from pystate.operator.output import OutputColumns
 from pystate.spark.arguments import side_columns
+from pystate.spark.initial import InitialRows
 from pystate.spark.processed import WindowProcessBody
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns
@@ -63,6 +64,9 @@ class WindowInput:
         Whose rows they are, for the watermark.
     apply : callable
         Routes a frame's rows to the operator's tasks, and runs a body there.
+    initial_rows : callable
+        Returns the rows before the first epoch, if there are any, for columns of the frame, a
+        body, and the names of the columns that it needs.
     """
 
     evaluation: Evaluation
@@ -73,6 +77,7 @@ class WindowInput:
     keys: KeySchema
     input: Input
     apply: Callable[[DataFrame, OperatorPlan, Any, st.StructType], DataFrame]
+    initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
 
 
 class WindowedFrame:
@@ -132,15 +137,17 @@ class WindowedFrame:
                 "columns and aggregates have names that differ in more than case"
             )
         tag = late_tag(self._late)
+        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
+        names = frame.columns if tag is not None else _needed(spec, frame.columns)
+        names = [*map(quoted, names)]
         plan = given.evaluation.declare(
             spec.operator(given.uid, key),
             given.keys,
             inputs=(given.input,),
             sides={} if tag is None else {tag: schema},
+            initial=given.initial_rows(columns, body, names),
         )
-        if tag is None:
-            frame = frame.select(*map(quoted, _needed(spec, frame.columns)))
-        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
+        frame = frame.select(*names)
         return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
 
     def process(
@@ -198,13 +205,15 @@ class WindowedFrame:
         written = {name: columns.schema for name, columns in sides.items()}
         if tag is not None:
             written[tag] = input_schema
+        body = partial(WindowProcessBody, spec, tag)
+        names = [*map(quoted, frame.columns)]
         plan = given.evaluation.declare(
             rows.operator(given.uid, parse_key(given.keys)),
             given.keys,
             inputs=(given.input,),
             sides=written,
+            initial=given.initial_rows(given.columns, body, names),
         )
-        body = partial(WindowProcessBody, spec, tag)
         return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
 
     def _schema(self, frame: DataFrame) -> pa.Schema:

@@ -135,6 +135,14 @@ class AggregatingState(State["AggregatingHandle"]):
         """The type of the results; bytes (pickled accumulators) for an `AggregateFunction`."""
         return self._type.arrow if self._bound is None else self._bound.result_type
 
+    @property
+    def accumulator_type(self) -> pa.DataType:
+        """The type of what is kept: of `AggregatingHandle.accumulators` in the core."""
+        bound = self._bound
+        if bound is None or bound.column is not None:
+            return self.arrow_type
+        return pa.binary() if bound.width is None else pa.binary(bound.width)
+
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the aggregate whose accumulators were stored under this spelling."""

@@ -1,15 +1,25 @@
-"""Stateful functions in a unit test: no Spark, no Java."""
+"""Stateful functions and other operators in a unit test: no Spark, no Java."""
 
 from pystate.testing.broadcast import BroadcastHarness, BroadcastSnapshot
 from pystate.testing.harness import Harness, HarnessSnapshot
 from pystate.testing.instances import ProcessHarness
+from pystate.testing.operator_harness import OperatorSnapshot
+from pystate.testing.row_operators import Deduplicate, RowHarness, Top
+from pystate.testing.two_inputs import AsofJoin, IntervalJoin, TwoInputHarness
 from pystate.testing.windows import WindowHarness
 
 __all__ = [
+    "AsofJoin",
     "BroadcastHarness",
     "BroadcastSnapshot",
+    "Deduplicate",
     "Harness",
     "HarnessSnapshot",
+    "IntervalJoin",
+    "OperatorSnapshot",
     "ProcessHarness",
+    "RowHarness",
+    "Top",
+    "TwoInputHarness",
     "WindowHarness",
 ]

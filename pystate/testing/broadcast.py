@@ -6,7 +6,7 @@ Thread safety: all objects belong to one thread.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -18,7 +18,7 @@ from pystate.arguments import choice, shown, text
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError, ReplayError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import broadcast_states, keyed_states, shape
+from pystate.functions.binding import broadcast_states, keyed_states, operator_spec, shape
 from pystate.functions.broadcast import BroadcastFunction
 from pystate.operator.broadcast import BroadcastStates
 from pystate.operator.event_time import event_times
@@ -26,7 +26,8 @@ from pystate.operator.function_spec import BroadcastInput, FunctionSpec
 from pystate.operator.instance_state import InstanceState, instance_spec
 from pystate.operator.output import SchemaLike
 from pystate.operator.runtime import FunctionRuntime
-from pystate.state.operator_state import Instance
+from pystate.state.operator_spec import OperatorSpec
+from pystate.state.operator_state import Instance, OperatorState
 from pystate.testing.clock import Clock
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
@@ -288,9 +289,8 @@ class BroadcastHarness(Harness):
 
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
-        ranges = BroadcastTables(
-            self._function, key, options.max_parallelism, self._parallelism, options.uid
-        )
+        spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
+        ranges = BroadcastTables(spec, self._parallelism, broadcast_states(self._function))
         self._operator = BroadcastOperator(self._function, options, ranges)
         return ranges
 
@@ -351,19 +351,14 @@ class BroadcastTables(RangeTables):
     """The tables of an operator, and those of its instances' broadcast states."""
 
     def __init__(
-        self,
-        function: StatefulFunction,
-        key: KeyColumns,
-        max_parallelism: int,
-        parallelism: int,
-        uid: str,
+        self, operator: OperatorSpec, parallelism: int, states: Mapping[str, OperatorState[Any]]
     ) -> None:
-        super().__init__(function, key, max_parallelism, parallelism, uid)
-        self._states = broadcast_states(function)
-        self._uid = f"{uid}, broadcast"
+        super().__init__(operator, parallelism)
+        self._states = states
+        self._uid = f"{operator.uid}, broadcast"
         self._instances = []
         for index in range(parallelism):
-            instance = Instance(index, parallelism, max_parallelism)
+            instance = Instance(index, parallelism, operator.max_parallelism)
             table = RangeTable(*instance.key_groups, self._backend(instance.key_groups))
             self._instances.append((instance, table))
 

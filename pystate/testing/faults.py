@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from pystate.errors import ReplayError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import shape
+from pystate.functions.binding import in_batches, shape, takes_rows
 from pystate.operator.call_shapes import are_batches, are_rows, is_batch
+from pystate.operator.co_shapes import SIDES
 from pystate.operator.rows import RowFactory
 
 __all__ = ["Fault", "InjectedFailureError", "Observer", "check_replay", "rows_of"]
@@ -82,15 +83,15 @@ class Observer:
     def __init__(self, function: StatefulFunction, fault: Fault | None) -> None:
         self.seen: list[Any] = []
         self._fault = fault
-        kind = shape(function)
         # A function of another shape yields rows, which may be dicts.
-        self._in_batches = kind in ("vectorized", "instance_rows")
-        by_row = kind in ("process", "instance")
-        name = {"vectorized": "process", "instance": "process", "instance_rows": "process_rows"}
-        self._watch(function, name.get(kind, kind), "rows", (lambda _: 1) if by_row else _rows)
+        kind, vectorized = shape(function), in_batches(function)
+        self._in_batches = vectorized or kind == "instance_rows"
+        for name in _methods(function):
+            whole = vectorized or name.endswith("_rows")
+            self._watch(function, name, "rows", _rows if whole else (lambda _: 1))
         if kind in ("instance", "instance_rows"):
             self._watch(function, "on_epoch_end", "rows", lambda _: 0)
-        elif kind == "vectorized":
+        elif vectorized:
             self._watch(function, "on_timers", "timers", len)
         else:
             self._watch(function, "on_timer", "timers", lambda _: 1)
@@ -118,6 +119,19 @@ class Observer:
         for result in results:
             self.seen += rows_of(result) if self._in_batches and is_batch(result) else [result]
             yield result
+
+
+def _methods(function: StatefulFunction) -> list[str]:
+    """The methods that are called for rows."""
+    kind = shape(function)
+    if kind == "co":
+        takes = [(side, takes_rows(function, side)) for side in SIDES]
+        return [f"process_{side}_rows" if rows else f"process_{side}" for side, rows in takes]
+    if kind == "co_vectorized":
+        return [f"process_{side}" for side in SIDES]
+    if kind == "instance_rows":
+        return ["process_rows"]
+    return ["process" if kind in ("vectorized", "instance") else kind]
 
 
 def _rows(batch: pa.RecordBatch) -> int:

@@ -17,12 +17,13 @@ from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import declarations
+from pystate.functions.binding import declarations, operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.state.registry import unknown_state
+from pystate.testing.beginning import as_table, begin_with_state
 from pystate.testing.clock import Clock
 from pystate.testing.faults import Fault, rows_of
 from pystate.testing.input_rows import InputRows, key_of
@@ -73,6 +74,8 @@ class Harness:
         Number of key groups.
     batch_rows : int
         The most rows that a `VectorizedFunction` gets in one call.
+    initial_state, initial_timers, initial_rows : Table, or what `pyarrow.table` takes, optional
+        What the operator begins with, as in `KeyedFrame.process` and ``key_by(initial_rows=...)``.
     uid : str
         The operator's name in errors and in `ctx`.
     allow_pickle : bool
@@ -125,6 +128,9 @@ class Harness:
         parallelism: int = 1,
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
+        initial_state: Any = None,
+        initial_timers: Any = None,
+        initial_rows: Any = None,
         uid: str = "harness",
         allow_pickle: bool = True,
     ) -> None:
@@ -149,6 +155,10 @@ class Harness:
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
         if not options.names_only:
             self._make_ranges(parse_key(options.key))
+        if initial_state is not None or initial_timers is not None:
+            self._begin_with_state(initial_state, initial_timers)
+        if initial_rows is not None:
+            self._begin_with_rows(initial_rows)
 
     def _begin(
         self,
@@ -509,11 +519,29 @@ class Harness:
 
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
-        ranges = RangeTables(
-            self._function, key, options.max_parallelism, self._parallelism, options.uid
-        )
+        spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
+        ranges = RangeTables(spec, self._parallelism)
         self._operator = LocalOperator(self._function, options, ranges)
         return ranges
+
+    def _begin_with_state(self, state: Any, timers: Any) -> None:
+        options = self._options
+        ranges = self._ranges
+        if ranges is None:
+            name, given = ("timers", timers) if state is None else ("state", state)
+            table = as_table(given, f"operator {options.uid!r}: initial_{name}")
+            ranges = self._make_ranges(key_of(table.schema, options.key))
+        most = options.max_parallelism
+        spec = operator_spec(self._function, options.uid, ranges.key, most)
+        begin_with_state(ranges, spec, state, timers)
+
+    def _begin_with_rows(self, rows: Any) -> None:
+        self._process(rows)
+        # What is due by the watermark that they give.
+        self._epoch(None, self._clock)
+        self._clock = replace(self._clock, epoch=0, late_rows=0)
+        self.output = []
+        self._sides = {tag: [] for tag in self._sides}
 
     @property
     def _ranges(self) -> RangeTables | None:

@@ -204,7 +204,7 @@ class _InstanceTables(RangeTables):
         #: The rows of the instances before a change of their number, until the next epoch is over.
         self.old: KeyedStateBackend | None = None
         self._operator = instance_spec(uid, states, max_parallelism)
-        self._make(self._operator, parallelism)
+        super().__init__(self._operator, parallelism)
 
     def instance(self, share: RangeTable) -> Instance:
         """The instance that a table belongs to."""

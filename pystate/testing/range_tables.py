@@ -16,12 +16,10 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
-from pystate.types.keys import KeyColumns, key_columns
+from pystate.types.keys import key_columns
 
 __all__ = ["RangeTable", "RangeTables"]
 
@@ -41,27 +39,13 @@ class RangeTables:
 
     Parameters
     ----------
-    function : StatefulFunction
-        Declares the states.
-    key : tuple of (name, StateType)
-        The key columns.
-    max_parallelism, parallelism : int
-        Number of key groups, and of ranges.
-    uid : str
-        The operator's name in errors.
+    operator : OperatorSpec
+        The operator.
+    parallelism : int
+        Number of ranges.
     """
 
-    def __init__(
-        self,
-        function: StatefulFunction,
-        key: KeyColumns,
-        max_parallelism: int,
-        parallelism: int,
-        uid: str,
-    ) -> None:
-        self._make(operator_spec(function, uid, key, max_parallelism), parallelism)
-
-    def _make(self, operator: OperatorSpec, parallelism: int) -> None:
+    def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
         self.key = operator.key
         self._max_parallelism = operator.max_parallelism
         self._ranges: list[RangeTable] = []
@@ -85,10 +69,16 @@ class RangeTables:
             for share in self._ranges:
                 yield share, rows
             return
-        owners = self._owners(key_columns(self.key, rows))
-        for index, share in enumerate(self._ranges):
+        yield from zip(self._ranges, self.parts(rows, key_columns(self.key, rows)), strict=True)
+
+    def parts(
+        self, rows: pa.RecordBatch, columns: Iterable[Any]
+    ) -> Iterator[pa.RecordBatch | None]:
+        """The rows of each range; `columns` are their key columns."""
+        owners = self._owners(columns)
+        for index in range(len(self._ranges)):
             own = np.flatnonzero(owners == index).astype(np.int64)
-            yield share, rows.take(pa.array(own, pa.int64())) if len(own) else None
+            yield rows.take(pa.array(own, pa.int64())) if len(own) else None
 
     def find(self, key: Any) -> RangeTable:
         """The range of one key, which is a tuple if it has several columns."""

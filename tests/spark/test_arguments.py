@@ -50,6 +50,14 @@ class Refers(Counts):
             yield key, 1
 
 
+def frames(name: str) -> list[tuple[Any, str]]:
+    """What is wrong for a frame."""
+    return [
+        ("df", f"^operator 'one': {name} is a DataFrame of Spark, not 'df'"),
+        (FRAME, f"^operator 'one': {name} is a .*pandas.core.frame.DataFrame; .*createDataFrame"),
+    ]
+
+
 #: Of each method: a call that is right, and by argument what is wrong and how its message begins.
 KEY_BY: dict[str, list[tuple[Any, str]]] = {
     "df": [
@@ -86,6 +94,7 @@ KEY_BY: dict[str, list[tuple[Any, str]]] = {
         ("soon", "^operator 'one': idle_after='soon': write a length of time"),
         (0, "^operator 'one': idle_after=0 "),
     ],
+    "initial_rows": frames("initial_rows"),
 }
 PROCESS: dict[str, list[tuple[Any, str]]] = {
     "function": [
@@ -112,6 +121,8 @@ PROCESS: dict[str, list[tuple[Any, str]]] = {
         (None, "^operator 'one': late is a string, not None, but 'process', 'drop' or the tag"),
         ("dropp", "^operator 'one'.*'dropp'.* side_outputs="),
     ],
+    "initial_state": frames("initial_state"),
+    "initial_timers": frames("initial_timers"),
 }
 RUN: dict[str, list[tuple[Any, str]]] = {
     "data": [
@@ -194,6 +205,8 @@ PARTITIONS: dict[str, list[tuple[Any, str]]] = {
     "schema": PROCESS["schema"][:1] + PROCESS["schema"][2:],
     "side_outputs": PROCESS["side_outputs"],
     "late": PROCESS["late"],
+    "initial_state": PROCESS["initial_state"],
+    "initial_timers": PROCESS["initial_timers"],
 }
 ALL = [
     (Job.key_by, KEY_BY),

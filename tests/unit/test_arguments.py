@@ -150,6 +150,7 @@ READ = {
     "key_groups": (["3", "'x'", "[999]", "[-1]"], "key.group"),
     "explode": ([*NO_FLAG, "True"], "^explode"),
     "timers": ([*NO_FLAG, "True"], "timers"),
+    "accumulators": (NO_FLAG, "^accumulators is True or False"),
 }
 CHANGES = {
     **SELECTED,
@@ -253,6 +254,9 @@ HARNESS = {
     "parallelism": (["0", "129", *NO_COUNT], "parallelism"),
     "max_parallelism": (["0", *NO_COUNT], "max_parallelism is"),
     "batch_rows": (["0", *NO_COUNT], "^operator 'harness': batch_rows is"),
+    "initial_state": (["3", "'x'", "{'x': [1]}"], "initial_state is a pyarrow|'k' is not among x"),
+    "initial_timers": (["3", "'x'", "{'k': [1]}"], "initial_timers is a pyarrow|no column 'timer"),
+    "initial_rows": (["3", "'x'", "[3]"], "^the harness's input"),
     "uid": (["3", "None", "''"], "^Harness: uid is a string, not"),
     "allow_pickle": (NO_FLAG, "^operator 'harness': allow_pickle is True or False"),
 }

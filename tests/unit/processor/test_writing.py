@@ -194,7 +194,11 @@ def _rows(**columns: Any) -> ps.StateRows:
         (ps.StateRows(5, {"k": "long"}, {"n": LONG}), "rows are a pyarrow.Table"),
         (ps.StateRows({}, {"k": "long"}, {"n": "long"}), "expected a declaration, not 'long'"),
         (
-            ps.StateRows({}, {"k": "long"}, {"m": ps.AggregatingState(ps.Mean(), "long")}),
+            ps.StateRows(
+                {"k": [1], "m": [1.0]},
+                {"k": "long"},
+                {"m": ps.AggregatingState(ps.Mean(), "long")},
+            ),
             "does not follow from its result",
         ),
     ],

@@ -1,0 +1,293 @@
+"""A harness for operators that pass rows on or rank them: `deduplicate` and `top`.
+
+Thread safety: a `RowHarness` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from pystate.arguments import choice, integer, text
+from pystate.backend.options import checked_parallelism
+from pystate.errors import InvalidArgumentError
+from pystate.operator.deduplicate import DeduplicateSpec
+from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
+from pystate.operator.output import SchemaLike
+from pystate.operator.top import By, TopSpec, has_order
+from pystate.state.operator_spec import OperatorSpec
+from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.operator_harness import (
+    Attempt,
+    HarnessInput,
+    OperatorHarness,
+    Running,
+)
+from pystate.testing.range_tables import RangeTable
+from pystate.types.durations import Duration, milliseconds
+from pystate.types.state_type import parse_type
+
+__all__ = ["Deduplicate", "RowHarness", "Top"]
+
+_INPUT = "input"
+
+
+@dataclass(frozen=True)
+class Deduplicate:
+    """``keyed.deduplicate(within, keep=...)``, for a harness."""
+
+    within: Duration | None = None
+    keep: Literal["first", "last"] = "first"
+
+
+@dataclass(frozen=True)
+class Top:
+    """``keyed.top(k, by, descending=..., rank=...)``, for a harness."""
+
+    k: int
+    by: str | Sequence[str]
+    descending: bool | Sequence[bool] = True
+    rank: str = "rank"
+
+
+class RowHarness(OperatorHarness):
+    """Runs ``deduplicate`` or ``top`` over rows that a test feeds it, epoch by epoch.
+
+    Parameters
+    ----------
+    operator : Deduplicate or Top
+        The operator: ``ps.testing.Top(5, by="price")``.
+    key : str or sequence of str
+        The key columns.
+    columns : str, mapping or pyarrow.Schema
+        The input's columns.
+    event_time : str, optional
+        The column of the rows' times.
+    allowed_delay : str, timedelta or int in milliseconds, optional
+        Move the watermark after each epoch to the largest event time seen minus this, as a job
+        does. Otherwise only `advance_watermark` moves it.
+    late : {"process", "drop"} or str
+        What happens to rows below the watermark; as in `KeyedFrame.deduplicate`.
+    initial_rows : rows, optional
+        Rows of the time before the first epoch, as for ``key_by(initial_rows=...)``.
+    processing_time : int or datetime
+        The first epoch's processing time.
+    parallelism, max_parallelism : int
+        Number of key-group ranges, and of key groups.
+    batch_rows : int
+        The most rows that the operator gets at once.
+    uid : str
+        The operator's name in errors.
+
+    Notes
+    -----
+    Every call of `process`, `advance_watermark` and `advance_processing_time` is one epoch. The
+    rows of an epoch come in the order in which they are given, as with ``key_by(order_by=...)``;
+    ``keep="first"`` with an event time sorts them by it first, as a job does.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> with ps.testing.RowHarness(
+    ...     ps.testing.Deduplicate(within="1 min"), "id", columns="id string, at long",
+    ...     event_time="at",
+    ... ) as harness:
+    ...     [tuple(row) for row in harness.process([("a", 0), ("a", 59_999), ("a", 60_000)])]
+    [('a', 0), ('a', 60000)]
+    """
+
+    def __init__(
+        self,
+        operator: Deduplicate | Top,
+        key: str | Sequence[str],
+        *,
+        columns: SchemaLike,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_rows: Any = None,
+        processing_time: int | datetime = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        batch_rows: int = 10_000,
+        uid: str = "harness",
+    ) -> None:
+        owner = self._owner = f"operator {text(uid, 'RowHarness: uid')!r}"
+        arguments = {
+            "key": key,
+            "columns": columns,
+            "event_time": event_time,
+            "allowed_delay": allowed_delay,
+            "late": late,
+            "max_parallelism": checked_parallelism(max_parallelism),
+            "batch_rows": batch_rows,
+            "uid": uid,
+        }
+        names = (key,) if isinstance(key, str) else tuple(key)
+        rows = InputRows(names, columns)
+        schema = rows.schema
+        assert schema is not None
+        delay = None if allowed_delay is None else milliseconds(allowed_delay, "allowed_delay")
+        if event_time is None and (delay is not None or late != PROCESS_LATE):
+            raise InvalidArgumentError(
+                f"{owner}: allowed_delay and late are about how late rows are by their event time: "
+                "also name its column, event_time='column'"
+            )
+        if event_time is not None and event_time not in schema.names:
+            raise InvalidArgumentError(
+                f"{owner}: event_time={event_time!r} is not a column; columns: "
+                f"{', '.join(schema.names)}"
+            )
+        found = key_of(schema, names)
+        checked_late(late, (), owner)
+        self._spec: DeduplicateSpec | TopSpec
+        if isinstance(operator, Deduplicate):
+            self._spec = _deduplicate(
+                operator, tuple(name for name, _ in found), event_time, late, owner
+            )
+        elif isinstance(operator, Top):
+            self._spec = _top(operator, names, schema, event_time, late, owner)
+        else:
+            raise InvalidArgumentError(
+                f"{owner}: {operator!r:.80} is no ps.testing.Deduplicate or Top"
+            )
+        # Without an order of their own, the first rows are those of the smallest event times.
+        first = isinstance(operator, Deduplicate) and operator.keep == "first"
+        self._sorted_by = event_time if first else None
+        tag = late_tag(late)
+        super().__init__(
+            OperatorSpec(uid, found, self._spec.states(), max_parallelism=max_parallelism),
+            [HarnessInput(_INPUT, names, rows, event_time, delay)],
+            parallelism=parallelism,
+            batch_rows=batch_rows,
+            processing_time=processing_time,
+            arguments=arguments,
+            tags=[] if tag is None else [tag],
+        )
+        if initial_rows is not None:
+            self._begin_with_rows({_INPUT: initial_rows})
+
+    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
+        return _RowRun(self._spec, share, attempt, self._operator.uid)
+
+    def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
+        found = super()._batches(given)
+        if self._sorted_by is None:
+            return found
+        return {name: rows.sort_by(self._sorted_by) for name, rows in found.items()}
+
+    def process(self, rows: Any = ()) -> list[Any]:
+        """Run one epoch over some rows; return those that it emits, as named tuples.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            The rows. An epoch without rows is one, too.
+        """
+        return self._epoch(self._batches({_INPUT: rows}), self._times.copy())
+
+    def advance_watermark(self, to: int | datetime) -> list[Any]:
+        """Move the watermark, and run an epoch without rows; return what it emits.
+
+        Parameters
+        ----------
+        to : int or datetime
+            Milliseconds since 1970, or a datetime with a time zone.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It would go back.
+        """
+        return self._advance_watermark(to, [_INPUT])
+
+    def __repr__(self) -> str:
+        return f"<RowHarness of {type(self._spec).__name__} after {self.epoch} epochs>"
+
+
+class _RowRun:
+    """An operator's run over one range."""
+
+    def __init__(
+        self, spec: DeduplicateSpec | TopSpec, share: RangeTable, attempt: Attempt, uid: str
+    ) -> None:
+        self._fault = attempt.fault
+        self._run = spec.start(
+            share.backend,
+            processing_time=attempt.times.processing_time,
+            watermark=None if attempt.time is None else attempt.time.late_bound_ms,
+            side=lambda tag, piece: attempt.sides.append((tag, piece)),
+            uid=uid,
+        )
+        self._run.open()
+
+    @property
+    def late_rows(self) -> int:
+        return self._run.events.late_rows
+
+    @property
+    def max_event_times(self) -> Mapping[str, int | None]:
+        return {_INPUT: self._run.events.max_event_time}
+
+    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
+        if self._fault is not None:
+            self._fault.count("rows", rows.num_rows)
+        return self._run.process(rows)
+
+    def finish(self) -> Iterator[Any]:
+        return self._run.finish()
+
+    def close(self) -> None:
+        pass
+
+
+def _deduplicate(
+    given: Deduplicate, key: tuple[str, ...], event_time: str | None, late: str, owner: str
+) -> DeduplicateSpec:
+    within = None
+    if given.within is not None:
+        within = milliseconds(given.within, f"{owner}: within", least=1)
+    choice(given.keep, f"{owner}: keep", ("first", "last"))
+    return DeduplicateSpec(key, within, given.keep, event_time, False, late)
+
+
+def _top(
+    given: Top,
+    key: tuple[str, ...],
+    schema: pa.Schema,
+    event_time: str | None,
+    late: str,
+    owner: str,
+) -> TopSpec:
+    integer(given.k, f"{owner}: k", least=1, most=(1 << 31) - 1)
+    names = [given.by] if isinstance(given.by, str) else list(given.by)
+    down = given.descending
+    downs = [down] * len(names) if isinstance(down, bool) else list(down)
+    if len(downs) != len(names) or not names:
+        raise InvalidArgumentError(
+            f"{owner}: descending has {len(downs)} values for {len(names)} columns of by"
+        )
+    types = {
+        field.name: parse_type(field.type, f"{owner}: column {field.name!r}")
+        for field in schema
+        if field.name not in key
+    }
+    for name in names:
+        if name not in types or not has_order(types[name]):
+            raise InvalidArgumentError(
+                f"{owner}: by={name!r} is no column with an order besides the key; those are "
+                f"{', '.join(name for name, type_ in types.items() if has_order(type_))}"
+            )
+    return TopSpec(
+        key=key,
+        k=given.k,
+        by=tuple(By(name, each) for name, each in zip(names, downs, strict=True)),
+        columns=tuple(types.items()),
+        rank=given.rank,
+        event_time=event_time,
+        late=late,
+    )

@@ -1,0 +1,500 @@
+"""A harness for operators of two inputs, in a unit test: functions and joins. No Spark, no Java.
+
+Thread safety: a `TwoInputHarness` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from pystate.arguments import choice, text
+from pystate.backend.options import checked_parallelism
+from pystate.coordinator.listeners import News
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
+from pystate.functions.binding import copied, declarations, operator_spec, require_state
+from pystate.functions.context import RuntimeContext
+from pystate.joins.asof import AsofJoin as AsofRun
+from pystate.joins.asof import AsofJoinSpec
+from pystate.joins.inputs import JoinInput, check_keys, result_names
+from pystate.joins.interval import How, IntervalJoinSpec
+from pystate.joins.interval import IntervalJoin as IntervalRun
+from pystate.operator.co_shapes import SIDES, InputName
+from pystate.operator.function_spec import (
+    DROP_LATE,
+    PROCESS_LATE,
+    FunctionSpec,
+    RightInput,
+    checked_late,
+)
+from pystate.operator.output import (
+    OutputColumns,
+    RowsAsYielded,
+    SchemaLike,
+    parse_columns,
+    parse_sides,
+)
+from pystate.operator.runtime import FunctionRuntime
+from pystate.state.operator_spec import OperatorSpec
+from pystate.state.registry import unknown_state
+from pystate.testing.faults import Observer
+from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.operator_harness import (
+    Attempt,
+    HarnessInput,
+    OperatorHarness,
+    Running,
+)
+from pystate.testing.range_tables import RangeTable
+from pystate.types.durations import Duration, milliseconds, signed_milliseconds
+from pystate.types.state_type import parse_type
+
+__all__ = ["AsofJoin", "IntervalJoin", "TwoInputHarness"]
+
+_CoFunction = KeyedCoProcessFunction | VectorizedCoFunction
+
+
+@dataclass(frozen=True)
+class IntervalJoin:
+    """``left.interval_join(right, lower, upper, how=..., suffixes=...)``, for a harness."""
+
+    lower: Duration
+    upper: Duration
+    how: How = "inner"
+    suffixes: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class AsofJoin:
+    """``left.asof_join(right, how=..., tolerance=..., suffixes=...)``, for a harness."""
+
+    how: Literal["inner", "left"] = "inner"
+    tolerance: Duration | None = None
+    suffixes: tuple[str, str] | None = None
+
+
+class TwoInputHarness(OperatorHarness):
+    """Runs a function of two inputs or a join over rows that a test feeds it, epoch by epoch.
+
+    Parameters
+    ----------
+    operator : KeyedCoProcessFunction, VectorizedCoFunction, IntervalJoin or AsofJoin
+        An instance of the function, or a join: ``ps.testing.IntervalJoin("-5 minutes", 0)``.
+    key : str or sequence of str
+        The key columns.
+    left, right : str, mapping or pyarrow.Schema
+        The inputs' columns: ``"user string, at timestamp, n long"``.
+    right_key : str or sequence of str, optional
+        The right input's key columns, if they have other names.
+    event_time, right_event_time : str, optional
+        The columns of the rows' event times; the right input's is called as the left one's unless
+        it is given, or does not have that column.
+    allowed_delay : str, timedelta or int in milliseconds, or a pair of them, optional
+        Move each input's watermark after each epoch to the largest event time that it has seen
+        minus this, as a job does. Otherwise only `advance_watermark` moves it.
+    schema : str, mapping or pyarrow.Schema, optional
+        The columns that a function yields; its output is then checked as on Spark.
+    side_outputs : sequence of str, or mapping of str to schema
+        The tags that a function may give to ``ctx.output``.
+    late : {"process", "drop"}
+        What a function does with rows below the watermark. A join drops them.
+    initial_rows : pair, optional
+        Rows of the left and of the right input of the time before the first epoch, as for
+        ``key_by(initial_rows=...)``.
+    initial_state, initial_timers : Table, or what `pyarrow.table` takes, optional
+        As for `ConnectedFrames.process`.
+    processing_time : int or datetime
+        The first epoch's processing time.
+    parallelism, max_parallelism : int
+        Number of key-group ranges, and of key groups.
+    batch_rows : int
+        The most rows that the operator gets at once.
+    uid : str
+        The operator's name in errors and in `ctx`.
+
+    Notes
+    -----
+    Every call of `process`, `push_left`, `push_right`, `advance_watermark` and
+    `advance_processing_time` is one epoch. In an epoch the left rows come first, which on Spark
+    nothing promises: a test of a function should try both orders, in two epochs.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> with ps.testing.TwoInputHarness(
+    ...     ps.testing.IntervalJoin(0, "1 min", how="left", suffixes=("", "_right")),
+    ...     key="id",
+    ...     left="id string, at long, seen string",
+    ...     right="id string, at long, bought string",
+    ...     event_time="at",
+    ... ) as harness:
+    ...     harness.push_left([("a", 1_000, "cup"), ("b", 2_000, "pen")])
+    ...     [tuple(row) for row in harness.push_right([("a", 31_000, "cup")])]
+    ...     [tuple(row) for row in harness.advance_watermark(300_000)]
+    []
+    [('a', 1000, 'cup', 31000, 'cup')]
+    [('b', 2000, 'pen', None, None)]
+    """
+
+    _counts_timers = True
+
+    def __init__(
+        self,
+        operator: _CoFunction | IntervalJoin | AsofJoin,
+        key: str | Sequence[str],
+        *,
+        left: SchemaLike,
+        right: SchemaLike,
+        right_key: str | Sequence[str] | None = None,
+        event_time: str | None = None,
+        right_event_time: str | None = None,
+        allowed_delay: Duration | tuple[Duration, Duration] | None = None,
+        schema: SchemaLike | None = None,
+        side_outputs: Sequence[str] | Mapping[str, SchemaLike] = (),
+        late: Literal["process", "drop"] = "process",
+        initial_rows: tuple[Any, Any] | None = None,
+        initial_state: Any = None,
+        initial_timers: Any = None,
+        processing_time: int | datetime = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        batch_rows: int = 10_000,
+        uid: str = "harness",
+    ) -> None:
+        owner = self._owner = f"operator {text(uid, 'TwoInputHarness: uid')!r}"
+        arguments = {
+            "key": key,
+            "left": left,
+            "right": right,
+            "right_key": right_key,
+            "event_time": event_time,
+            "right_event_time": right_event_time,
+            "allowed_delay": allowed_delay,
+            "schema": schema,
+            "side_outputs": side_outputs,
+            "late": late,
+            "max_parallelism": checked_parallelism(max_parallelism),
+            "batch_rows": batch_rows,
+            "uid": uid,
+        }
+        keys = [_names(key), _names(key if right_key is None else right_key)]
+        delays = allowed_delay if isinstance(allowed_delay, tuple) else (allowed_delay,) * 2
+        inputs = [
+            _input(name, names, columns, delay, owner)
+            for name, names, columns, delay in zip(SIDES, keys, (left, right), delays, strict=True)
+        ]
+        times = [event_time, right_event_time]
+        if right_event_time is None and event_time in _schema(inputs[1]).names:
+            times[1] = event_time
+        self._given = [
+            HarnessInput(i.name, i.key, i.rows, time, i.allowed_delay_ms)
+            for i, time in zip(inputs, times, strict=True)
+        ]
+        for each in self._given:
+            if each.allowed_delay_ms is not None and each.event_time is None:
+                raise InvalidArgumentError(
+                    f"{owner}: allowed_delay is about how late rows are by their event time: also "
+                    f"name its column in the {each.name} input, event_time='column'"
+                )
+        self._function = operator if isinstance(operator, _CoFunction) else None
+        sides = parse_sides(side_outputs, owner)
+        if self._function is not None:
+            columns = RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner)
+            spec = self._of_function(self._function, columns, sides, late, uid, max_parallelism)
+        else:
+            for name, given in (
+                ("schema", schema is not None),
+                ("side_outputs", bool(sides)),
+                ("late", late != PROCESS_LATE),
+                ("initial_state", initial_state is not None or initial_timers is not None),
+            ):
+                if given:
+                    raise InvalidArgumentError(
+                        f"{owner}: {name} is of a function; a join has none: leave it out"
+                    )
+            spec = self._of_join(operator, uid, max_parallelism)
+        super().__init__(
+            spec,
+            self._given,
+            parallelism=parallelism,
+            batch_rows=batch_rows,
+            processing_time=processing_time,
+            arguments=arguments,
+            tags=list(sides),
+        )
+        self._counts_timers = self._function is not None
+        if initial_state is not None or initial_timers is not None:
+            self._begin_with_state(initial_state, initial_timers)
+        if initial_rows is not None:
+            one, two = initial_rows
+            self._begin_with_rows({"left": one, "right": two})
+
+    # -- what is run
+
+    def _of_function(
+        self,
+        function: _CoFunction,
+        output: Any,
+        sides: Mapping[str, Any],
+        late: str,
+        uid: str,
+        max_parallelism: int,
+    ) -> OperatorSpec:
+        left, right = self._given
+        if checked_late(late, sides, self._owner) not in (PROCESS_LATE, DROP_LATE):
+            raise InvalidArgumentError(
+                f"{self._owner}: late={late!r}: of two inputs late rows are handled, 'process', or "
+                "dropped, 'drop'"
+            )
+        require_state(function, self._owner)
+        keys = [key_of(_schema(each), each.key) for each in (left, right)]
+        if [type_.ddl for _, type_ in keys[0]] != [type_.ddl for _, type_ in keys[1]]:
+            raise WrongTypeError(f"{self._owner}: the keys of the inputs have different types")
+
+        def spec(function: _CoFunction) -> FunctionSpec:
+            return FunctionSpec(
+                function,
+                key=left.key,
+                columns=tuple(_schema(left).names),
+                output=output,
+                event_time=left.event_time,
+                side_outputs=sides,
+                late=late,
+                right=RightInput(right.key, tuple(_schema(right).names), right.event_time),
+            )
+
+        spec(function)
+        self._function_spec = spec
+        return operator_spec(function, uid, keys[0], max_parallelism)
+
+    def _of_join(
+        self,
+        operator: Any,
+        uid: str,
+        max_parallelism: int,
+    ) -> OperatorSpec:
+        owner = self._owner
+        if not isinstance(operator, (IntervalJoin, AsofJoin)):
+            raise InvalidArgumentError(
+                f"{owner}: {operator!r:.80} is no function of two inputs, and no "
+                "ps.testing.IntervalJoin or AsofJoin"
+            )
+        left, right = (
+            JoinInput.of(
+                each.name,  # type: ignore[arg-type]
+                each.key,
+                [(field.name, field.type) for field in _schema(each)],
+                each.event_time,
+                owner,
+            )
+            for each in self._given
+        )
+        check_keys(left, right, owner)
+        names = result_names(left, right, operator.suffixes, owner)
+        types = [type_.arrow for _, type_ in (*left.key, *left.columns, *right.columns)]
+        output = OutputColumns(pa.schema(list(zip(names, types, strict=True))), owner)
+        self._join: IntervalJoinSpec | AsofJoinSpec
+        if isinstance(operator, IntervalJoin):
+            choice(operator.how, f"{owner}: how", ("inner", "left", "right", "full"))
+            lower = signed_milliseconds(operator.lower, f"{owner}: lower")
+            upper = signed_milliseconds(operator.upper, f"{owner}: upper")
+            self._join = IntervalJoinSpec(left, right, lower, upper, operator.how, output)
+        else:
+            choice(operator.how, f"{owner}: how", ("inner", "left"))
+            oldest = None
+            if operator.tolerance is not None:
+                oldest = milliseconds(operator.tolerance, f"{owner}: tolerance")
+            self._join = AsofJoinSpec(left, right, operator.how, oldest, output)
+        states = self._join.states()
+        return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
+
+    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
+        if self._function is None:
+            return _JoinRun(self._join, share, attempt)
+        function = copied(self._function)
+        assert isinstance(function, _CoFunction)
+        if attempt.fault is not None or attempt.observe:
+            observer = Observer(function, attempt.fault)
+            attempt.observed.append(observer.seen)
+        context = RuntimeContext(
+            uid=self._operator.uid,
+            epoch=attempt.times.epoch,
+            key_group_range=(share.first, share.last),
+            parallelism=len(self._ranges),
+            max_parallelism=self._operator.max_parallelism,
+            processing_time=attempt.times.processing_time,
+        )
+        return _FunctionRun(self._function_spec(function), share, context, attempt)
+
+    # -- epochs
+
+    def process(self, left: Any = (), right: Any = ()) -> list[Any]:
+        """Run one epoch over rows of both inputs; the left ones come first.
+
+        Parameters
+        ----------
+        left, right : iterable of mapping or tuple, mapping, RecordBatch, Table or pandas frame
+            The rows. Without any it is an epoch, too.
+
+        Returns
+        -------
+        list
+            What the operator has emitted: named tuples, or without a schema what a function yields.
+
+        Raises
+        ------
+        WrongTypeError, InvalidArgumentError
+            The rows, or those that a function yields, do not match the declared columns.
+        ReplayError
+            An injected failure made the epoch run twice, with different results.
+        """
+        batches = self._batches({"left": left, "right": right})
+        return self._epoch(batches, self._times.copy())
+
+    def push_left(self, rows: Any) -> list[Any]:
+        """Run one epoch over rows of the left input; see `process`."""
+        return self.process(left=rows)
+
+    def push_right(self, rows: Any) -> list[Any]:
+        """Run one epoch over rows of the right input; see `process`."""
+        return self.process(right=rows)
+
+    def advance_watermark(
+        self, to: int | datetime, input: Literal["left", "right"] | None = None
+    ) -> list[Any]:
+        """Move the watermark of one input or of both, and run an epoch without rows.
+
+        Parameters
+        ----------
+        to : int or datetime
+            Milliseconds since 1970, or a datetime with a time zone.
+        input : {"left", "right"}, optional
+            Only this input; the operator's watermark is the smaller one of both.
+
+        Returns
+        -------
+        list
+            What the operator has emitted.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It would go back.
+        """
+        if input is not None:
+            choice(input, "advance_watermark: input", SIDES)
+        return self._advance_watermark(to, SIDES if input is None else [input])
+
+    def drain(self, left: Any = (), right: Any = ()) -> list[Any]:
+        """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
+
+        Raises
+        ------
+        NoEventTimeError
+            An input has no event time, and there is no watermark either.
+        """
+        return self._drain({"left": left, "right": right})
+
+    def state(self, name: str, key: Any, namespace: Any = None) -> Any:
+        """One state of one key, of a function; see `Harness.state`."""
+        known = {} if self._function is None else declarations(self._function)
+        if name not in known:
+            raise unknown_state(name, known)
+        return self._ranges.look(name, key, namespace)
+
+    def __repr__(self) -> str:
+        what = type(self._join if self._function is None else self._function).__name__
+        return f"<TwoInputHarness of {what} after {self.epoch} epochs>"
+
+
+class _FunctionRun:
+    """A function's run over one range."""
+
+    def __init__(
+        self, spec: FunctionSpec, share: RangeTable, context: RuntimeContext, attempt: Attempt
+    ) -> None:
+        self._runtime = FunctionRuntime(
+            spec,
+            share.backend,
+            context,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+            time=attempt.time,
+            drain=attempt.drain,
+        )
+        self._runtime.open()
+        if context.epoch > 1:
+            self._runtime.notify(News(complete=context.epoch - 1))
+
+    @property
+    def late_rows(self) -> int:
+        return self._runtime.late_rows
+
+    @property
+    def max_event_times(self) -> Mapping[str, int | None]:
+        return self._runtime.max_event_times
+
+    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
+        side: InputName = "left" if name == "left" else "right"
+        return self._runtime.process_input(side, rows)
+
+    def finish(self) -> Iterator[Any]:
+        return self._runtime.finish()
+
+    def close(self) -> None:
+        self._runtime.close()
+
+
+class _JoinRun:
+    """A join's run over one range."""
+
+    def __init__(
+        self, spec: IntervalJoinSpec | AsofJoinSpec, share: RangeTable, attempt: Attempt
+    ) -> None:
+        bound = None if attempt.time is None else attempt.time.late_bound_ms
+        self._watermark = None if attempt.time is None else attempt.time.watermark_ms
+        self._fault = attempt.fault
+        if isinstance(spec, IntervalJoinSpec):
+            self._join: IntervalRun | AsofRun = IntervalRun(spec, share.backend, bound)
+        else:
+            self._join = AsofRun(spec, share.backend, bound)
+
+    @property
+    def late_rows(self) -> int:
+        return self._join.late_rows
+
+    @property
+    def max_event_times(self) -> Mapping[str, int | None]:
+        return {name: self._join.max_event_times[name] for name in SIDES}
+
+    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
+        if self._fault is not None:
+            self._fault.count("rows", rows.num_rows)
+        return self._join.process("left" if name == "left" else "right", rows)
+
+    def finish(self) -> Iterator[Any]:
+        return self._join.finish(self._watermark)
+
+    def close(self) -> None:
+        pass
+
+
+def _names(key: str | Sequence[str]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _schema(given: HarnessInput) -> pa.Schema:
+    schema = given.rows.schema
+    assert schema is not None
+    return schema
+
+
+def _input(
+    name: str, key: tuple[str, ...], columns: SchemaLike, delay: Duration | None, owner: str
+) -> HarnessInput:
+    delay_ms = None if delay is None else milliseconds(delay, f"{owner}: allowed_delay")
+    return HarnessInput(name, key, InputRows(key, columns), None, delay_ms)

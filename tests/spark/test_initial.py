@@ -1,0 +1,295 @@
+"""What operators begin with, on Spark: states, timers and earlier rows, in the first epoch only."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pystate as ps
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+
+from .conftest import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pystate.spark import Job
+
+MakeJob = Callable[..., "Job"]
+
+HOUR = 3_600_000
+
+
+class Balance(ps.KeyedProcessFunction):
+    """Says the balance, and closes the account an hour after its last row."""
+
+    balance = ps.ValueState("long", default=0)
+    seen = ps.ListState("long")
+    limits = ps.MapState("string", "long")
+    kinds = ps.AggregatingState(ps.Mean(), "long")
+
+    def process(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.balance.update(self.balance.value() + row.n)
+        self.seen.add(row.n)
+        self.kinds.add(row.n)
+        ctx.register_event_time_timer(ctx.timestamp + HOUR)
+        yield key, self.balance.value(), sum(self.seen.get()), self.limits.get("day")
+
+    def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+        yield key, -1, timestamp, None
+
+
+SCHEMA = "k string, balance long, seen long, day long"
+
+
+def never() -> Any:
+    raise AssertionError("the operator is in the checkpoint: nothing is read")
+
+
+def values(result: Any) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, result.dataframe.collect()), key=repr)
+
+
+def test_states_and_timers(spark: SparkSession, make_job: MakeJob) -> None:
+    state = spark.createDataFrame(
+        [("a", 100, [1, 2], {"day": 7}), ("b", 5, None, {}), (None, -1, [], None)],
+        "k string, balance int, seen array<int>, limits map<string,long>",
+    )
+    timers = spark.sql("SELECT 'a' AS k, 'event' AS timer_domain, 5000L AS timer_ms")
+    given: list[Any] = [state, timers]
+    made = []
+
+    def frame() -> DataFrame:
+        made.append(1)
+        return given[0]
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="balance", event_time="t")
+        out = keyed.process(
+            Balance(),
+            SCHEMA,
+            initial_state=frame if given[0] is not never else never,
+            initial_timers=given[1],
+        )
+        # The first epoch is computed again, with what the operator began with.
+        out.count()
+        return out
+
+    rows = "k string, t long, n long"
+    with make_job(parallelism=3) as job:
+        first = spark.createDataFrame([("a", 1, 1), ("c", 10_000, 4)], rows)
+        assert values(job.run_epoch(first, pipeline)) == [("a", 101, 4, 7), ("c", 4, 4, None)]
+        given[:] = [never, never]
+        # The timer of the beginning is due, and nothing is read again.
+        second = spark.createDataFrame([(None, 10_001, 1)], rows)
+        assert values(job.run_epoch(second, pipeline)) == [
+            ("a", -1, 5000, None),
+            (None, 0, 1, None),
+        ]
+        assert made == [1]
+        assert job.read_state("balance").num_rows == 4
+    with make_job(parallelism=2) as job:
+        third = spark.createDataFrame([("b", 10_001, 1)], rows)
+        assert values(job.run_epoch(third, pipeline)) == [("b", 6, 1, None)]
+
+
+def operators(job: Job, df: DataFrame, history: Any) -> DataFrame:
+    """Every kind of operator over the same rows, with their results as text."""
+    from pyspark.sql import functions as F
+
+    def keyed(uid: str, **more: Any) -> Any:
+        earlier = None if history is None else lambda: history(lambda rows: rows)
+        rows = df.selectExpr("k", "t", "n")
+        more.setdefault("event_time", "t")
+        return job.key_by(rows, "k", uid=uid, allowed_delay=1000, initial_rows=earlier, **more)
+
+    def right(**more: Any) -> Any:
+        def other(rows: DataFrame) -> DataFrame:
+            return rows.where("n % 2 = 0").selectExpr("k AS key", "t AS at", "n AS other")
+
+        earlier = None if history is None else lambda: history(other)
+        return job.key_by(
+            other(df), "key", event_time="at", allowed_delay=1000, initial_rows=earlier
+        )
+
+    made = {
+        "process": keyed("process").process(Balance(), SCHEMA),
+        "aggregate": keyed("aggregate").aggregate(n=ps.count(), m=ps.mean("n"), x=ps.max("n")),
+        "tumbling": keyed("tumbling")
+        .window(ps.Tumbling(2000))
+        .aggregate(n=ps.count(), m=(ps.Mean(), "n"), d=(ps.ApproxDistinct(), "n")),
+        "sliding": keyed("sliding").window(ps.Sliding(4000, 1000)).aggregate(s=ps.sum("n")),
+        "session": keyed("session")
+        .window(ps.Session(700), allowed_lateness=500)
+        .aggregate(n=ps.count()),
+        "update": keyed("update").window(ps.Tumbling(3000), emit="update").aggregate(n=ps.count()),
+        "count": keyed("count").window(ps.CountWindow(3)).aggregate(s=ps.sum("n")),
+        "once": keyed("once").deduplicate(within=3000),
+        "last": keyed("last").deduplicate(keep="last"),
+        "top": keyed("top").top(2, by="n"),
+        "interval": keyed("interval").interval_join(right(), -1000, 1000, how="full"),
+        "asof": keyed("asof").asof_join(right(), how="left"),
+        "co": keyed("co").connect(right()).process(Both(), "k string, n long, other long"),
+    }
+    frames = [
+        frame.select(F.lit(name).alias("op"), F.to_json(F.struct("*")).alias("row"))
+        for name, frame in made.items()
+    ]
+    out = frames[0]
+    for frame in frames[1:]:
+        out = out.unionAll(frame)
+    return out
+
+
+class Both(ps.KeyedCoProcessFunction):
+    """Adds up both inputs."""
+
+    left = ps.ValueState("long", default=0)
+    right = ps.ValueState("long", default=0)
+
+    def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.left.update(self.left.value() + row.n)
+
+    def process_right(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.right.update(self.right.value() + row.other)
+        ctx.register_event_time_timer(row.at // 500 * 500)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+        yield key, self.left.value(), self.right.value()
+
+
+def test_earlier_rows_are_an_epoch_of_their_own(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    numbers = iter(range(10_000))
+    epochs = [
+        spark.createDataFrame(
+            # Sums and means of whole numbers do not depend on the order of rows.
+            [
+                (rng.choice([None, "a", "b", "c"]), 3000 * e + rng.randint(-1500, 3000), n)
+                for n in (next(numbers) for _ in range(40))
+            ],
+            "k string, t long, n long",
+        ).orderBy("t")
+        for e in range(3)
+    ]
+    earlier, *later = (epoch.localCheckpoint() for epoch in epochs)
+    reads: list[int] = []
+
+    def history(change: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        reads.append(1)
+        return change(earlier)
+
+    found = []
+    for begins in (True, False):
+        job = make_job(parallelism=2, checkpoint=tmp_path / f"begins-{begins}")
+        given = [] if begins else [earlier, earlier.limit(0)]
+
+        def pipeline(df: DataFrame, job: Job, begins: bool = begins) -> DataFrame:
+            return operators(job, df, history if begins else None)
+
+        with job:
+            out = []
+            for rows in (*given, *later):
+                result = job.run_epoch(rows, pipeline)
+                out.append(Counter(map(tuple, result.dataframe.collect())))
+            result = job.run_epoch(later[0].limit(0), pipeline, drain=True)
+            out.append(Counter(map(tuple, result.dataframe.collect())))
+        found.append(out[len(given) :])
+    # Three operators have two inputs.
+    assert len(reads) == 16
+    for mine, wanted in zip(*found, strict=True):
+        assert {op for op, _ in wanted} == {op for op, _ in mine}
+        assert mine == wanted
+    assert len({op for epoch in found[0] for op, _ in epoch}) == 13
+
+
+def test_a_stream_that_is_killed_in_its_first_epoch(
+    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
+) -> None:
+    state = spark.sql("SELECT 'a' AS k, 100L AS balance, array(1L) AS seen")
+    fails = tmp_path / "fails"
+    fails.touch()
+
+    class Fails(Balance):
+        def process(self, key: Any, row: Any, ctx: Any) -> Any:
+            if fails.exists():
+                raise RuntimeError("killed")
+            yield from super().process(key, row, ctx)
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        rows = df.selectExpr("k", "0L AS t", "v AS n")
+        keyed = job.key_by(rows, "k", uid="balance", event_time="t")
+        return keyed.process(Fails(), SCHEMA, initial_state=state)
+
+    source.add("a,1", "b,1")
+    for _ in range(2):
+        with make_job(parallelism=2) as job:
+            query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
+            if fails.exists():
+                with pytest.raises(Exception, match="killed"):
+                    query.awaitTermination()
+                fails.unlink()
+                assert job.latest_epoch() is None
+            else:
+                query.awaitTermination()
+    got = spark.read.parquet(str(Path(job.checkpoint) / "results")).collect()
+    assert sorted((row.k, row.balance, row.seen) for row in got) == [("a", 101, 2), ("b", 1, 1)]
+
+
+def test_held_epochs_begin_once(spark: SparkSession, make_job: MakeJob, source: Source) -> None:
+    state = spark.sql("SELECT 'a' AS k, 100L AS balance")
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        rows = df.selectExpr("k", "0L AS t", "v AS n")
+        keyed = job.key_by(rows, "k", uid="balance", event_time="t")
+        return keyed.process(Balance(), SCHEMA, initial_state=state)
+
+    options = ps.CheckpointOptions(interval="1 hour")
+    with make_job(parallelism=2, checkpoints=options) as job:
+        for _ in range(3):
+            source.add("a,1", "b,1")
+        query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
+        query.awaitTermination()
+    got = spark.read.parquet(str(Path(job.checkpoint) / "results")).where("k = 'a'").collect()
+    assert sorted(row.balance for row in got) == [101, 102, 103]
+    with make_job(parallelism=2) as job:
+        table = job.read_state("balance", state="balance")
+        assert sorted(table["balance"].to_pylist()) == [3, 103]
+
+
+def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:
+    df = spark.sql("SELECT 'a' AS k, 1L AS t, 1L AS n")
+    state = spark.sql("SELECT 'a' AS k, 100L AS balance")
+
+    def run(match: str, kind: type[Exception], frame: Any = None, **given: Any) -> None:
+        rows = given.pop("initial_rows", None)
+
+        def pipeline(df: DataFrame, job: Job) -> DataFrame:
+            keyed = job.key_by(df, "k", uid="balance", event_time="t", initial_rows=rows)
+            return keyed.process(Balance(), SCHEMA, **given)
+
+        with make_job(parallelism=2) as job, pytest.raises(kind, match=match):
+            job.run_epoch(df, pipeline)
+        assert job.latest_epoch() is None
+
+    twice = state.union(state)
+    run("a key stands in two rows", InvalidArgumentError, initial_state=twice)
+    run("no column 'k'", InvalidArgumentError, initial_state=state.drop("k"))
+    extra = state.selectExpr("*", "1 AS x")
+    run("nothing declares the column 'x'", InvalidArgumentError, initial_state=extra)
+    run("the key is", WrongTypeError, initial_state=state.selectExpr("1L AS k", "balance"))
+    text = state.selectExpr("k", "'x' AS balance")
+    run("'balance'", WrongTypeError, initial_state=text)
+    kinds = state.selectExpr("k", "1.0D AS kinds")
+    run("does not follow from its result", DeclarationError, initial_state=kinds)
+    run("give one of them", InvalidArgumentError, initial_state=state, initial_rows=df)
+    run("is a DataFrame of Spark", InvalidArgumentError, initial_state=lambda: 7)
+    run("no column 'n'", InvalidArgumentError, initial_rows=df.drop("n"))
+    run("cast it", WrongTypeError, initial_rows=df.withColumn("n", df.n.cast("int")))

@@ -1,0 +1,117 @@
+"""The harness of `deduplicate` and `top`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pystate as ps
+from pystate.errors import InvalidArgumentError
+
+rows = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 9)), max_size=8)
+acts = st.sampled_from(["", "rows", "publish", "restore 1", "restore 3"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(rows, acts), max_size=5), st.integers(1, 3), rows)
+def test_top(epochs: list[Any], k: int, earlier: list[Any]) -> None:
+    operator = ps.testing.Top(k, by="n", descending=[False])
+    harness = ps.testing.RowHarness(
+        operator, "k", columns="k string, n long, i long", initial_rows=[(*r, -1) for r in earlier]
+    )
+    best: dict[Any, list[Any]] = {}
+
+    def add(key: Any, n: int, i: int) -> None:
+        best[key] = sorted([*best.get(key, []), (n, i)], key=lambda row: row[0])[:k]
+
+    for key, n in earlier:
+        add(key, n, -1)
+    try:
+        for number, (given, act) in enumerate(epochs):
+            if act == "rows" and given:
+                harness.fail_after(0)
+            elif act == "publish":
+                harness.fail_at("publish")
+            elif act.startswith("restore"):
+                snapshot = harness.snapshot()
+                harness.close()
+                harness = ps.testing.RowHarness.restore(
+                    snapshot, operator, parallelism=int(act.split()[1])
+                )
+            before = {key: list(rows) for key, rows in best.items()}
+            for key, n in given:
+                add(key, n, number)
+            wanted = [
+                (key, *row, rank)
+                for key, rows in best.items()
+                if rows != before.get(key)
+                for rank, row in enumerate(rows, 1)
+            ]
+            found = harness.process([(*row, number) for row in given])
+            assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
+        assert sorted(harness.keys(), key=repr) == sorted(best, key=repr)
+    finally:
+        harness.close()
+
+
+def test_deduplicate_by_event_time_with_earlier_rows() -> None:
+    with ps.testing.RowHarness(
+        ps.testing.Deduplicate("10 s"),
+        ["id"],
+        columns="id string, at long",
+        event_time="at",
+        allowed_delay="2 s",
+        late="late",
+        initial_rows=[("a", 5_000), ("b", 9_000)],
+        parallelism=2,
+    ) as harness:
+        assert harness.watermark == 7_000 and harness.output == []
+        found = harness.process([("a", 15_000), ("a", 14_999), ("b", 18_999), ("c", 6_999)])
+        assert sorted(map(tuple, found)) == [("a", 15_000)]
+        assert harness.side_output("late") == [("c", 6_999)] and harness.late_rows == 1
+        harness.advance_watermark(60_000)
+        assert harness.kept == 0
+        assert repr(harness) == "<RowHarness of DeduplicateSpec after 2 epochs>"
+
+
+def test_deduplicate_by_processing_time() -> None:
+    with ps.testing.RowHarness(
+        ps.testing.Deduplicate("1 min", keep="last"), "id", columns="id string, v long"
+    ) as harness:
+        assert harness.process([("a", 1), ("a", 2)]) == [("a", 2)]
+        assert harness.process([("a", 3)]) == [("a", 3)]
+        harness.advance_processing_time(dt.timedelta(minutes=2))
+        with pytest.raises(InvalidArgumentError, match="never goes back"):
+            harness.advance_processing_time(5)
+
+
+def test_bad_arguments() -> None:
+    def make(operator: Any, **given: Any) -> None:
+        options: dict[str, Any] = {"columns": "k string, n long, s array<long>"} | given
+        ps.testing.RowHarness(operator, "k", **options).close()
+
+    make(ps.testing.Top(1, ["n"]))
+    for operator, match in (
+        (7, "no ps.testing.Deduplicate or Top"),
+        (ps.testing.Top(0, "n"), "k"),
+        (ps.testing.Top(1, "s"), "'s' is no column with an order"),
+        (ps.testing.Top(1, ["n", "k"]), "'k' is no column"),
+        (ps.testing.Top(1, ["n"], [True, False]), "2 values for 1"),
+        (ps.testing.Deduplicate(0), "within"),
+        (ps.testing.Deduplicate(keep="middle"), "keep"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgumentError, match=match):
+            make(operator)
+    with pytest.raises(InvalidArgumentError, match="is not a column"):
+        make(ps.testing.Deduplicate(), event_time="at")
+    with pytest.raises(InvalidArgumentError, match="event_time='column'"):
+        make(ps.testing.Deduplicate(), late="drop")
+    with (
+        ps.testing.RowHarness(ps.testing.Deduplicate(), "k", columns="k string") as harness,
+        pytest.raises(InvalidArgumentError, match="timers"),
+    ):
+        harness.fail_after(timers=1)

@@ -1,0 +1,430 @@
+"""The harness for two inputs: functions in all their shapes, joins, times, failures, beginnings."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pystate as ps
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    NoEventTimeError,
+    ReplayError,
+    UnknownStateError,
+    WrongTypeError,
+)
+from pystate.functions.binding import shape
+
+LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
+
+
+class ByRow(ps.KeyedCoProcessFunction):
+    """Adds up both inputs, and says the sums at each time that a row had."""
+
+    a = ps.ValueState("long", default=0)
+    b = ps.ValueState("long", default=0)
+
+    def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.a.update(self.a.value() + row.n)
+        ctx.register_event_time_timer(row.t)
+
+    def process_right(self, key: Any, row: Any, ctx: Any) -> Any:
+        self.b.update(self.b.value() + row.m)
+        ctx.register_event_time_timer(row.t)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+        yield key, timestamp, self.a.value(), self.b.value()
+
+
+class ByKey(ps.KeyedCoProcessFunction):
+    a = ps.ValueState("long", default=0)
+    b = ps.ValueState("long", default=0)
+
+    def process_left_rows(self, key: Any, batch: pa.RecordBatch, ctx: Any) -> Any:
+        self.a.update(self.a.value() + sum(batch.column("n").to_pylist()))
+        for time in batch.column("t").to_pylist():
+            ctx.register_event_time_timer(time)
+
+    def process_right_rows(self, key: Any, batch: pa.RecordBatch, ctx: Any) -> Any:
+        self.b.update(self.b.value() + sum(batch.column("m").to_pylist()))
+        for time in batch.column("t").to_pylist():
+            ctx.register_event_time_timer(time)
+
+    on_timer = ByRow.on_timer
+
+
+class Mixed(ByRow):
+    process_right = ps.KeyedCoProcessFunction.process_right
+    process_right_rows = ByKey.process_right_rows
+
+
+class Vector(ps.VectorizedCoFunction):
+    a = ps.ValueState("long", default=0)
+    b = ps.ValueState("long", default=0)
+
+    def process_left(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> Any:
+        self.a.add(keys, batch.column("n"))
+        ctx.register_event_time_timers(keys, batch.column("t"))
+
+    def process_right(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> Any:
+        self.b.add(keys, batch.column("m"))
+        ctx.register_event_time_timers(keys, batch.column("t"))
+
+    def on_timers(self, keys: ps.KeyBatch, timestamps: np.ndarray[Any, Any], ctx: Any) -> Any:
+        yield {
+            "k": keys.key_arrays()[0],
+            "t": timestamps,
+            "a": self.a.values(keys),
+            "b": self.b.values(keys),
+        }
+
+
+FUNCTIONS = {"row": ByRow, "key": ByKey, "mixed": Mixed, "vector": Vector}
+
+
+class Model:
+    """What the functions do, with dicts."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay = delay
+        self.sums: dict[Any, list[int]] = {}
+        self.timers: set[tuple[Any, int]] = set()
+        self.latest: list[int | None] = [None, None]
+        self.watermark: int | None = None
+        self.late = 0
+
+    def epoch(self, left: list[Any], right: list[Any]) -> list[Any]:
+        mark = self.watermark
+        for side, rows in enumerate((left, right)):
+            for key, time, n in rows:
+                latest = self.latest[side]
+                self.latest[side] = time if latest is None else max(time, latest)
+                if mark is not None and time < mark:
+                    self.late += 1
+                    continue
+                self.sums.setdefault(key, [0, 0])[side] += n
+                self.timers.add((key, time))
+        due = {timer for timer in self.timers if mark is not None and timer[1] <= mark}
+        self.timers -= due
+        known = [latest for latest in self.latest if latest is not None]
+        if len(known) == 2:
+            new = min(known) - self.delay
+            self.watermark = new if mark is None else max(mark, new)
+        return sorted(((k, t, *self.sums[k]) for k, t in due), key=repr)
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 60), st.integers(-5, 5)),
+    max_size=8,
+)
+acts = st.sampled_from(["", "", "rows", "timers", "seal", "publish", "restore 1", "restore 3"])
+
+
+def right_of(given: list[Any]) -> list[Any]:
+    return [(time, key, n) for key, time, n in given]
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_functions_of_all_shapes(kind: str) -> None:
+    make = FUNCTIONS[kind]
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.tuples(rows, rows, acts), max_size=6), st.sampled_from([0, 7]))
+    def check(epochs: list[Any], delay: int) -> None:
+        model = Model(delay)
+        harness = ps.testing.TwoInputHarness(
+            make(),
+            "k",
+            left=LEFT,
+            right=RIGHT,
+            right_key="key",
+            event_time="t",
+            allowed_delay=delay,
+            late="drop",
+            schema="k string, t long, a long, b long",
+            batch_rows=3,
+        )
+        try:
+            for number, (left, right, act) in enumerate(epochs):
+                moved = [(k, t + 10 * number, n) for k, t, n in left]
+                other = [(k, t + 10 * number, n) for k, t, n in right]
+                if act in ("seal", "publish"):
+                    harness.fail_at(act)
+                elif act in ("rows", "timers"):
+                    harness.fail_after(**{act: 1})
+                elif act:
+                    snapshot = harness.snapshot()
+                    harness.close()
+                    count = int(act.split()[1])
+                    harness = ps.testing.TwoInputHarness.restore(
+                        snapshot, make(), parallelism=count
+                    )
+                found = harness.process(moved, right_of(other))
+                assert sorted(map(tuple, found), key=repr) == model.epoch(moved, other)
+                assert harness.watermark == model.watermark
+            assert harness.late_rows == model.late
+            for key, (a, b) in model.sums.items():
+                assert (harness.state("a", key), harness.state("b", key)) == (a, b)
+        finally:
+            harness.close()
+
+    check()
+
+
+def test_watermarks_of_inputs_and_side_outputs() -> None:
+    class Sides(ByRow):
+        def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+            ctx.output("due", (key, timestamp))
+            assert ctx.watermark is not None and ctx.time_domain == "event"
+
+    with ps.testing.TwoInputHarness(
+        Sides(), "k", left=LEFT, right="k string, m long", event_time="t", side_outputs=["due"]
+    ) as harness:
+        with pytest.raises(NoEventTimeError, match="drain"):
+            harness.drain()
+        harness.push_left([("a", 10, 1)])
+        assert harness.next_timer("event") == 10 and harness.keys() == ["a"]
+        harness.advance_watermark(20, "left")
+        assert harness.watermark is None and harness.side_output("due") == []
+        harness.advance_watermark(10, "right")
+        assert harness.watermark == 10 and harness.side_output("due") == [("a", 10)]
+        with pytest.raises(InvalidArgumentError, match="never goes back"):
+            harness.advance_watermark(15)
+        harness.advance_watermark(dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
+        harness.advance_processing_time(dt.timedelta(seconds=1))
+        assert harness.processing_time == 1000 and harness.epoch == 5
+
+
+def test_a_function_that_remembers_outside_of_its_states() -> None:
+    class Forgetful(ps.KeyedCoProcessFunction):
+        n = ps.ValueState("long")
+        seen: ClassVar[list[Any]] = []
+
+        def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
+            self.seen.append(key)
+            yield key, len(self.seen)
+
+        def process_right_rows(self, key: Any, batch: Any, ctx: Any) -> Any:
+            return None
+
+    with ps.testing.TwoInputHarness(Forgetful(), "k", left="k long", right="k long") as harness:
+        harness.fail_after(2)
+        with pytest.raises(ReplayError):
+            harness.process([(1,), (2,)], [(1,)])
+
+
+# -- joins
+
+
+def model_join(left: list[Any], right: list[Any], lower: int, upper: int) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    pairs = [
+        (one, two)
+        for one in left
+        for two in right
+        if one[0] == two[0] is not None and lower <= two[1] - one[1] <= upper
+    ]
+    found += [(*one, two[1], two[2]) for one, two in pairs]
+    found += [(*one, None, None) for one in left if one not in [p[0] for p in pairs]]
+    alone = [two for two in right if two not in [p[1] for p in pairs]]
+    found += [(two[0], None, None, two[1], two[2]) for two in alone]
+    return sorted(found, key=repr)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
+        max_size=5,
+    ),
+    st.integers(0, 2),
+)
+def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
+    """All rows are in time; some may be rows of before the first epoch."""
+    numbers = iter(range(10_000))
+    stream = [
+        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
+        for left, right, _ in epochs
+    ]
+    first = min(earlier, len(epochs))
+    begin = tuple([row for each in stream[:first] for row in each[i]] for i in (0, 1))
+    operator = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
+    harness = ps.testing.TwoInputHarness(
+        operator,
+        "k",
+        left="k string, t long, n long",
+        right="k string, t long, n long",
+        event_time="t",
+        initial_rows=begin,
+    )
+    found: list[Any] = []
+    try:
+        assert harness.epoch == 0 and harness.output == []
+        for (left, right), (_, _, act) in zip(stream[first:], epochs[first:], strict=True):
+            if act == "rows" and (left or right):
+                harness.fail_after(0)
+            elif act == "seal":
+                harness.fail_at("seal")
+            elif act.startswith("restore"):
+                snapshot = harness.snapshot()
+                harness.close()
+                harness = ps.testing.TwoInputHarness.restore(
+                    snapshot, operator, parallelism=int(act.split()[1])
+                )
+            found += harness.process(left, right)
+        found += harness.drain()
+        assert harness.kept == 0
+    finally:
+        harness.close()
+    # Pairs of earlier rows were emitted before, and rows without a key at once.
+    dropped = model_join(*begin, -5, 10)
+    pairs = {row for row in dropped if row[2] is not None and row[4] is not None}
+    nameless = {row for row in dropped if row[0] is None}
+    both = [[row for each in stream for row in each[i]] for i in (0, 1)]
+    wanted = [row for row in model_join(*both, -5, 10) if row not in pairs | nameless]
+    assert sorted(map(tuple, found), key=repr) == wanted
+
+
+def test_an_asof_join() -> None:
+    with ps.testing.TwoInputHarness(
+        ps.testing.AsofJoin(how="left", tolerance="1 s"),
+        ["k"],
+        left="k string, at long",
+        right="k string, since timestamp, rate double",
+        event_time="at",
+        right_event_time="since",
+        initial_rows=([], [("a", dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc), 0.5)]),
+        parallelism=3,
+    ) as harness:
+        assert harness.process([("a", 900), ("a", 1001), ("b", 3)]) == []
+        found = harness.advance_watermark(10_000)
+        assert sorted((k, at, rate) for k, at, _, rate in found) == [
+            ("a", 900, 0.5),
+            ("a", 1001, None),
+            ("b", 3, None),
+        ]
+        assert repr(harness) == "<TwoInputHarness of AsofJoinSpec after 2 epochs>"
+        with pytest.raises(UnknownStateError):
+            harness.state("versions", "a")
+
+
+# -- beginnings
+
+
+def test_a_function_begins_with_state_and_timers() -> None:
+    state = {"k": ["a", "b"], "b": pa.array([7, 8], pa.int32())}
+    timers = {"k": ["a"], "timer_domain": ["event"], "timer_ms": [5]}
+    with ps.testing.TwoInputHarness(
+        ByKey(),
+        "k",
+        left=LEFT,
+        right=RIGHT,
+        right_key="key",
+        event_time="t",
+        initial_state=state,
+        initial_timers=timers,
+        parallelism=2,
+    ) as harness:
+        assert harness.state("b", "b") == 8 and harness.next_timer("event") == 5
+        harness.push_left([("a", 9, 1)])
+        assert harness.advance_watermark(9) == [("a", 5, 1, 7), ("a", 9, 1, 7)]
+        snapshot = harness.snapshot()
+    with ps.testing.TwoInputHarness.restore(snapshot, ByKey()) as harness:
+        assert harness.state("a", "a") == 1
+
+
+def test_the_harness_of_one_input_begins_with_state_and_rows() -> None:
+    class Sum(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+        tags = ps.ListState("string")
+
+        def process(self, key: Any, row: Any, ctx: Any) -> Any:
+            self.n.update(self.n.value() + row.n)
+            ctx.register_event_time_timer(row.t)
+            yield key, self.n.value(), list(self.tags.get())
+
+        def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
+            yield key, timestamp
+
+    state = {"k": ["a"], "n": [7], "tags": [["x"]]}
+    timers = {"k": ["b"], "timer_domain": ["event"], "timer_ms": [3]}
+    with ps.testing.Harness(
+        Sum(), "k", event_time="t", initial_state=state, initial_timers=timers
+    ) as harness:
+        assert harness.process([{"k": "a", "n": 1, "t": 4}]) == [("a", 8, ["x"])]
+        assert harness.advance_watermark(3) == [("b", 3)]
+    earlier = [{"k": "a", "n": 5, "t": 10}, {"k": "a", "n": 6, "t": 20}]
+    with ps.testing.Harness(
+        Sum(), "k", event_time="t", allowed_delay=5, late="drop", initial_rows=earlier
+    ) as harness:
+        # The timer at 10 has fired by the watermark of the earlier rows, which is 15.
+        assert (harness.epoch, harness.output, harness.watermark) == (0, [], 15)
+        assert harness.next_timer("event") == 20
+        rows = [{"k": "a", "n": 1, "t": 14}, {"k": "a", "n": 1, "t": 15}]
+        assert harness.process(rows) == [("a", 12, []), ("a", 15)]
+        assert harness.late_rows == 1
+
+
+# -- what is refused
+
+
+def test_shapes_and_what_they_lack() -> None:
+    assert shape(Vector()) == "co_vectorized" and shape(Mixed()) == "co"
+
+    class Neither(ps.KeyedCoProcessFunction):
+        def process_left(self, key: Any, row: Any, ctx: Any) -> Any: ...
+
+    class Both(ByRow):
+        process_left_rows = ByKey.process_left_rows
+
+    class Half(ps.VectorizedCoFunction):
+        def process_left(self, keys: Any, batch: Any, ctx: Any) -> Any: ...
+
+    with pytest.raises(DeclarationError, match="neither process_right"):
+        shape(Neither())
+    with pytest.raises(DeclarationError, match="both process_left"):
+        shape(Both())
+    with pytest.raises(DeclarationError, match="no process_right"):
+        shape(Half())
+    with pytest.raises(DeclarationError, match="process_left"):
+
+        class Flink(ps.KeyedCoProcessFunction):
+            def processElement1(self, value: Any, ctx: Any, out: Any) -> Any: ...  # noqa: N802
+
+
+def test_bad_arguments() -> None:
+    def make(operator: Any = None, **given: Any) -> None:
+        options: dict[str, Any] = {"left": LEFT, "right": RIGHT, "right_key": "key"}
+        options |= {"event_time": "t"} | given
+        operator = ByRow() if operator is None else operator
+        ps.testing.TwoInputHarness(operator, "k", **options).close()
+
+    interval = ps.testing.IntervalJoin(0, 1)
+    make()
+    with pytest.raises(InvalidArgumentError, match="no function of two inputs"):
+        make(ps.testing.Top(1, "n"))
+    with pytest.raises(InvalidArgumentError, match="schema is of a function"):
+        make(interval, schema="k string")
+    with pytest.raises(InvalidArgumentError, match="two columns of the result"):
+        make(interval)
+    with pytest.raises(InvalidArgumentError, match="by event time"):
+        make(interval, event_time=None)
+    with pytest.raises(WrongTypeError, match="different types"):
+        make(right="key long, t long, m long")
+    with pytest.raises(InvalidArgumentError, match="'side'"):
+        make(late="side")
+    with pytest.raises(InvalidArgumentError, match="allowed_delay"):
+        make(event_time=None, allowed_delay=1)
+    with pytest.raises(InvalidArgumentError, match="nothing declares the column 'x'"):
+        make(initial_state={"k": ["a"], "x": [1]})
+    with pytest.raises(WrongTypeError, match="initial_state"):
+        make(initial_state=7)
+    with pytest.raises(InvalidArgumentError, match="what snapshot"):
+        ps.testing.TwoInputHarness.restore(7, ByRow())  # type: ignore[arg-type]
