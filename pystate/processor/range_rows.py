@@ -262,7 +262,12 @@ def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) 
     elif isinstance(declaration, AggregatingState) and not pickled and handle._kept is None:
         if not is_kept(column.type):
             raise DeclarationError(f"{what}: {NOT_ITS_RESULT.format(declaration)}")
-        kept = column.cast(declaration.accumulator_type)
+        try:
+            kept = column.cast(declaration.accumulator_type)
+        except pa.ArrowInvalid as error:
+            raise WrongTypeError(
+                f"state {name!r}: bytes that {declaration!r} cannot have kept: {error}"
+            ) from None
         handle.merge_all(keys, kept)
         handle.results(keys)  # bytes that the aggregate cannot have kept are an error
     elif pickled:

@@ -189,7 +189,7 @@ class StateScan:
 
     def _type_of(self, declaration: State[Any]) -> pa.DataType:
         if self.selection.accumulators and isinstance(declaration, AggregatingState):
-            return declaration.accumulator_type
+            return pa.binary()  # also where all have one width: Spark knows no other type
         return declaration.arrow_type
 
     def _exported(self, backend: KeyedStateBackend, keys: KeyBatch) -> pa.RecordBatch:
@@ -199,7 +199,7 @@ class StateScan:
         for name, declaration in self.read.items():
             if isinstance(declaration, AggregatingState):
                 place = rows.schema.get_field_index(name)
-                kept = backend[name].accumulators(keys)
+                kept = backend[name].accumulators(keys).cast(pa.binary())
                 rows = rows.set_column(place, pa.field(name, kept.type), kept)
         return rows
 

@@ -265,7 +265,7 @@ class TwoInputHarness(OperatorHarness):
                 event_time=left.event_time,
                 side_outputs=sides,
                 late=late,
-                right=RightInput(right.key, tuple(_schema(right).names), right.event_time),
+                right=RightInput(right.key, tuple(_schema(right).names), right.event_time, late),
             )
 
         spec(function)

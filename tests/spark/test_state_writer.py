@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,50 @@ def test_state_of_transform_with_state(
         "c": (1, [4], {"4": 1}),
         "d": (1, [20], {"20": 1}),
     }
+
+
+def test_windows_and_joins_go_on_from_what_was_read(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        def keyed(uid: str | None, name: str) -> Any:
+            rows = df.selectExpr("k", "t", f"n AS {name}")
+            return job.key_by(rows, "k", uid=uid, event_time="t")
+
+        windows = keyed("windows", "n").window(ps.Sliding(40, 10))
+        means = windows.aggregate(m=ps.mean("n"), n=ps.count())
+        left, right = keyed("join", "a"), keyed(None, "b")
+        joined = left.interval_join(right, 0, 25, how="left", suffixes=("", "_right"))
+        return means.selectExpr("to_json(struct(*)) AS row").unionAll(
+            joined.selectExpr("to_json(struct(*)) AS row")
+        )
+
+    epochs = [
+        spark.createDataFrame(
+            [(key, 50 * e + 7 * i, i) for i in range(6) for key in ("a", "b")],
+            "k string, t long, n long",
+        )
+        for e in range(3)
+    ]
+    first = make_job(checkpoint=tmp_path / "first")
+    first.run_epoch(epochs[0], pipeline)
+    register_state_source(spark)
+
+    operators = {
+        uid: replace(
+            ps.StateRows.read(first.checkpoint, uid),
+            rows=frame_of(first, spark, uid, accumulators=True),
+            timers=frame_of(first, spark, uid, timers=True),
+        )
+        for uid in ("windows", "join")
+    }
+    made = write_state(tmp_path / "s", operators, parallelism=3)
+    assert operators["join"].max_event_time_ms == {"left": 35, "right": 35}
+    second = make_job(checkpoint=tmp_path / "second", restore=made.location, parallelism=3)
+    for rows in epochs[1:]:
+        results = [rows_of(job.run_epoch(rows, pipeline).dataframe) for job in (first, second)]
+        assert results[0] == results[1] and len(results[0]) > 5
+
+
+def frame_of(job: Job, spark: SparkSession, uid: str, **options: Any) -> DataFrame:
+    return spark.read.format("pystate").option("uid", uid).options(**options).load(job.checkpoint)
