@@ -201,7 +201,8 @@ def has_timers(function: StatefulFunction) -> bool:
 def operator_spec(
     function: StatefulFunction, uid: str, key: KeyColumns, max_parallelism: int = 128
 ) -> OperatorSpec:
-    """Return what determines the tables of a function's operator."""
+    """Return what determines the tables of a keyed function's operator."""
+    _refuse_keyless(function, f"operator {uid!r}")
     return OperatorSpec(
         uid=uid,
         key=key,
@@ -275,12 +276,22 @@ def require_state(function: StatefulFunction, owner: str) -> None:
     Raises
     ------
     DeclarationError
-        It has neither a state nor timers.
+        It has neither a state nor timers; or it is for rows without keys.
     """
+    _refuse_keyless(function, owner)
     if not declarations(function) and not has_timers(function):
         raise DeclarationError(
             f"{owner}: {type(function).__name__} declares no state and has no on_timer: a "
             "function that keeps nothing needs no keys; use mapInArrow, or declare a ps.ValueState"
+        )
+
+
+def _refuse_keyless(function: StatefulFunction, owner: str) -> None:
+    if isinstance(function, ProcessFunction):
+        raise DeclarationError(
+            f"{owner}: {type(function).__name__} is a ps.ProcessFunction, for rows without keys: "
+            "write job.operator(df, uid=...).process(function, schema), in a test "
+            "ps.testing.ProcessHarness(function); or make it a ps.KeyedProcessFunction"
         )
 
 

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import DeclarationError, UnclaimedStateError, WrongTypeError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    UnclaimedStateError,
+    WrongTypeError,
+)
 from pystate.spark import ParquetSink
 
 from .conftest import Source, rows_of, wait_for
@@ -246,7 +251,7 @@ class Broadcasting(Ends):
     rules = ps.BroadcastState("string", "long")
 
 
-def test_functions_that_are_no_process_functions_are_refused(
+def test_functions_are_refused_where_the_others_belong(
     spark: SparkSession, make_job: MakeJob
 ) -> None:
     job = make_job()
@@ -260,3 +265,46 @@ def test_functions_that_are_no_process_functions_are_refused(
                 values(spark),
                 lambda df, function=function: job.operator(df, uid="x").process(function, "v long"),
             )
+    with pytest.raises(DeclarationError, match=r"Ends is a ps[.]ProcessFunction, for rows"):
+        job.run_epoch(
+            values(spark), lambda df: job.key_by(df, "v", uid="x").process(Ends(), "v long")
+        )
+    with pytest.raises(InvalidArgumentError, match="uid"):
+        job.run_epoch(values(spark), lambda df: job.operator(df).process(Ends(), "v long"))
+
+
+class Times(ps.ProcessFunction):
+    """Tells the times of its rows and of its epochs."""
+
+    n = ps.OperatorListState("long")
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        """Tell a row's time."""
+        self.n.update([sum(self.n) + 1])
+        yield ctx.timestamp, ctx.watermark
+
+    def on_epoch_end(self, ctx: ps.InstanceContext) -> Any:
+        """Tell the watermark that the epoch ends with."""
+        if ctx.instance == 0:
+            yield None, ctx.watermark
+
+
+def test_rows_have_event_times_and_may_be_late(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job(parallelism=2)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        timed = job.operator(df.drop("m"), uid="times", event_time="v", allowed_delay=10)
+        return timed.process(Times(), schema="at long, mark long", late="late")
+
+    def epoch(*times: int, **options: Any) -> set[Any]:
+        sides = {"late": ParquetSink(tmp_path / "late")}
+        result = job.run_epoch(values(spark, *times), pipeline, side_outputs=sides, **options)
+        return {tuple(row) for row in result.dataframe.collect()}
+
+    assert epoch(100, 200) == {(100, None), (200, None), (None, None)}
+    assert epoch(189, 190, 300) == {(190, 190), (300, 190), (None, 190)}
+    assert epoch(drain=True) == {(None, ps.MAX_WATERMARK)}
+    assert [row.v for row in spark.read.parquet(str(tmp_path / "late")).collect()] == [189]
+    assert sum(sum(row["n"]) for row in job.read_state("times").to_pylist()) == 4

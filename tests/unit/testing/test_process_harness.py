@@ -175,3 +175,8 @@ def test_operator_state_is_refused_in_a_function_of_keys() -> None:
 
     with pytest.raises(DeclarationError, match=r"declare it in a ps\.ProcessFunction"):
         Harness(Keyed(), key={"k": "long"})
+
+
+def test_a_function_without_keys_is_refused_where_rows_have_keys() -> None:
+    with pytest.raises(DeclarationError, match=r"Columns is a ps\.ProcessFunction, for rows with"):
+        Harness(Columns(), key={"k": "long"})
