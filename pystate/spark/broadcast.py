@@ -9,7 +9,8 @@ The rules are numbered where they are together, in one partition, sorted by what
 then by the whole row. Only then each is copied to all ranges. So all instances see one order, and
 one evaluation of the rules supplies all copies. In front of the tasks the number is all that is
 sorted by: keyed rows and the marker have numbers above those of all rules. Spark sorts by a single
-number with a radix sort.
+number with a radix sort, which costs a fifth of the shuffle. A union of frames that are shuffled
+alike would need no sort, but Spark keeps their partitions apart.
 
 Thread safety: frames are immutable; a body belongs to its task.
 """
