@@ -11,9 +11,10 @@ Invariants
 1. Each pair is emitted exactly once: by whichever of its rows comes second.
 2. A row is stored as long as a row of the other input that is not late could still match it, and
    leaves with its bucket, at a timer that every bucket with rows has.
-3. With an outer join, a row without a partner is emitted exactly once, when its bucket leaves; at
-   once if it can have no partner: without a time, with a null in its key, or if all rows that it
-   could match would be late.
+3. With an outer join, a row without a partner is emitted exactly once: at a timer that comes within
+   an eighth of a bucket after the last row that it could match, and it is then marked as if it were
+   matched; at once if it can have no partner: without a time, with a null in its key, or if all
+   rows that it could match would be late.
 4. Rows of a late input are dropped before they meet anything, so that what is emitted does not
    depend on the moment at which a bucket leaves.
 """
@@ -35,6 +36,7 @@ from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import Ints, key_codes, longs
 
 __all__ = ["How", "IntervalJoin", "IntervalJoinSpec", "Late"]
@@ -50,6 +52,10 @@ _CANDIDATES = 1 << 18
 _TIMERS = 1 << 13
 #: Buckets have 2 to this power milliseconds at least, and at most.
 _LEAST_SHIFT, _MOST_SHIFT = 10, 45
+#: Rows without a partner are looked for this often, as a power of two, while their bucket passes:
+#: each time all rows of the bucket are read.
+_LOOKS = 3
+_NEVER = np.iinfo(np.int64).max
 
 _SIDES: tuple[SideName, SideName] = ("left", "right")
 
@@ -258,7 +264,23 @@ class IntervalJoin:
         buckets = buckets[groups.first]
         keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets))
         self._stored[side].append(keys, starts, rows.take(order), matched[order])
-        self._backend.register_timers(keys, "event", longs(self._leaves(side, buckets)))
+        leaves = self._leaves(side, buckets)
+        self._backend.register_timers(keys, "event", longs(leaves))
+        if self.spec.outer(side):
+            due = np.where(matched[order], _NEVER, self._over(side, rows.known[order]))
+            self._look(keys, np.minimum.reduceat(due, starts[:-1]), leaves)
+
+    def _over(self, side: SideName, times: Ints) -> Ints:
+        """The watermark at which rows without a partner are emitted."""
+        _, upper = self.spec.reach(side)
+        step = self.spec.shift - _LOOKS
+        found: Ints = ((times + upper) >> step) + 1 << step
+        return found
+
+    def _look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
+        """Have rows without a partner emitted before their buckets leave."""
+        if (due < leaves).any():
+            self._backend.register_timers(keys, "event", pa.array(due, mask=due >= leaves))
 
     def _leaves(self, side: SideName, buckets: Ints) -> Ints:
         """The watermark at which no row that is not late can match one of a bucket."""
@@ -289,6 +311,10 @@ class IntervalJoin:
             old = (times[once] != known[0]) & (times[once] != known[1])
             for side, leaves in zip(_SIDES, known, strict=True):
                 yield from self._leave(side, columns, buckets, leaves <= watermark)
+                if self.spec.outer(side):
+                    stays = np.flatnonzero(leaves > watermark)
+                    part = taken(columns, stays), buckets[stays], leaves[stays]
+                    yield from self._emit_over(side, *part, watermark)
                 later = np.flatnonzero(old & (leaves > watermark))
                 if len(later):
                     # The timer is of a run with another interval; this one's is still to come.
@@ -319,6 +345,29 @@ class IntervalJoin:
                 rows, of = alone[at : at + _ROWS], lists[at : at + _ROWS] + begin
                 keys, values = taken(columns, of), taken(loaded.values, rows)
                 yield from self._result.alone(side, keys, values, np.arange(len(rows)))
+
+    def _emit_over(
+        self,
+        side: SideName,
+        columns: list[pa.Array[Any]],
+        buckets: Ints,
+        leaves: Ints,
+        watermark: int,
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit rows that can have no partner any more, of buckets that stay."""
+        stored = self._stored[side]
+        for begin, end, loaded in stored.load(columns, buckets):
+            assert loaded.matched is not None
+            due = np.where(loaded.matched, _NEVER, self._over(side, loaded.times))
+            alone, later = np.flatnonzero(due <= watermark), np.flatnonzero(due != _NEVER)
+            lists = np.repeat(np.arange(end - begin), np.diff(loaded.offsets))
+            stored.mark(loaded, alone)
+            later = later[due[later] > watermark]
+            first = np.full(end - begin, _NEVER)
+            np.minimum.at(first, lists[later], due[later])
+            self._look(loaded.keys, first, leaves[begin:end])
+            keys, values = taken(columns, lists[alone] + begin), taken(loaded.values, alone)
+            yield from self._result.alone(side, keys, values, np.arange(len(alone)))
 
 
 def _pieces(counts: Ints) -> Iterator[tuple[int, int]]:

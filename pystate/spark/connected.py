@@ -228,10 +228,10 @@ class Connectable:
         Notes
         -----
         As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
-        an outer join emits such rows at once. Late rows are counted. A pair is emitted
-        in the epoch in which the second of its rows comes. A row without a partner is emitted, and
-        rows leave the state, up to twice the interval's width after that would be possible, since
-        rows leave together.
+        an outer join emits such rows at once. Late rows are counted. A pair is emitted in the epoch
+        in which the second of its rows comes. A row without a partner is emitted up to a quarter of
+        the interval's width, or an eighth of a second, after that would be possible, and rows leave
+        the state up to twice its width after it, since they leave together.
         """
         return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes, late)
 

@@ -183,3 +183,23 @@ def test_versions_that_are_ahead_are_not_rewritten_each_time() -> None:
     assert sum(map(len, driver.files[1:])) < 5 * whole
     driver.epoch([], MAX_WATERMARK, NAMES)
     driver.close()
+
+
+def test_rows_without_a_partner_do_not_wait_for_their_bucket() -> None:
+    left, right, output = inputs()
+    spec = IntervalJoinSpec(left, right, 0, 4000, "left", output)
+    driver = Driver(spec.states(), left.key, lambda b, bound: IntervalJoin(spec, b, bound))
+    rows: list[Row] = [(1, "", 100 * i, i) for i in range(40)]
+    some: list[Row] = [(1, "", 100 * i + 4000, 100 + i) for i in (5, 20)]
+    met = {i for i in range(40) if any(0 <= 100 * (j - i) + 4000 <= 4000 for j in (5, 20))}
+    driver.epoch([("left", batch("left", rows)), ("right", batch("right", some))], 0, NAMES)
+    found: dict[int, int] = {}
+    for watermark in range(4000, 9000, 50):
+        for row in driver.epoch([], watermark, NAMES, fails=watermark == 4500):
+            assert row["rid"] is None and row["lid"] not in found
+            found[row["lid"]] = watermark
+        if watermark % 800 == 0:
+            driver.restart(1 + watermark // 800 % 3)
+    assert met and set(found) == set(range(40)) - met
+    assert all(0 < at - (100 * i + 4000) <= 512 + 50 for i, at in found.items())
+    driver.close()
