@@ -162,11 +162,13 @@ def copied(function: StatefulFunction) -> StatefulFunction:
 Sent = TypeVar("Sent")
 
 
-def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
+def sent(function: Any, send: Callable[[Any], Sent]) -> Sent:
     """The function in the form that goes to the tasks, made by `send`.
 
     Parameters
     ----------
+    function : StatefulFunction, WindowFunction or callable
+        The function.
     send : callable
         Copies or pickles an object.
 
@@ -179,8 +181,10 @@ def sent(function: StatefulFunction, send: Callable[[Any], Sent]) -> Sent:
         return send(function)
     except Exception as error:
         reason = " ".join(str(error).split())
-        name = type(function).__name__
-        for attribute, value in StatefulFunction.__getstate__(function).items():
+        name = getattr(function, "__name__", type(function).__name__)
+        stateful = isinstance(function, StatefulFunction)
+        kept = function.__getstate__() if stateful else getattr(function, "__dict__", {})
+        for attribute, value in kept.items():
             try:
                 send(value)
             except Exception:

@@ -132,6 +132,11 @@ class ConnectedFrames:
             output_columns(each.frame.schema, f"{owner}: its input")
         sides = side_columns(side_outputs, owner)
         lates = late_inputs(late, (left, right), owner, processes=True, sides=tuple(sides))
+        if isinstance(late, Mapping) and "right" in late and right.event_time is None:
+            raise InvalidArgumentError(
+                f"{owner}: late={late!r}: rows of the right input are late by their event time: "
+                "name its column, key_by(..., event_time='column')"
+            )
         words = {
             side: PROCESS_LATE if word == PROCESS_LATE else DROP_LATE
             for side, word in lates.words.items()

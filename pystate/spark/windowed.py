@@ -11,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError
+from pystate.functions.binding import sent
 from pystate.functions.windows import WindowFunctionLike
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import checked_late, late_tag
@@ -202,6 +204,7 @@ class WindowedFrame:
         rows = WindowRowsSpec.of_rows(self._options, given.names, input_schema, given.owner)
         output = output_columns(declared, given.owner)
         spec = WindowProcessSpec(function, rows, input_schema, output, sides, given.owner)
+        sent(function, cloudpickle.dumps)
         written = {name: columns.schema for name, columns in sides.items()}
         if tag is not None:
             written[tag] = input_schema

@@ -299,6 +299,9 @@ def test_window_join(make_job: MakeJob, spark: SparkSession, tmp_path: Path) -> 
         left, right = pair("asof")
         asof = left.asof_join(right, late={"right": "late_versions"})
         left, right = pair("function")
+        with pytest.raises(InvalidArgumentError, match="late by their event time"):
+            timeless = job.key_by(df, "k")
+            left.connect(timeless).process(Both(), "kind string", late={"right": "late_function"})
         function = left.connect(right).process(
             Both(), "kind string, id long", late={"left": "drop", "right": "late_function"}
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,6 +231,18 @@ def test_what_a_function_over_windows_cannot_be(spark: SparkSession, make_job: M
         windows = job.key_by(df, "k", uid="bad", event_time="at").window(ps.Tumbling(1), late="l")
         with pytest.raises(DeclarationError, match="WindowFunction, or a"):
             windows.process(7, "k string")  # type: ignore[arg-type]
+        function = Spread()
+        function.lock = threading.Lock()  # type: ignore[attr-defined]
+        with pytest.raises(DeclarationError, match=r"Spread\.lock = .* cannot go to the tasks"):
+            windows.process(function, "k string")
+        with pytest.raises(DeclarationError, match="process cannot go to the tasks"):
+            lock = threading.Lock()
+
+            def process(key: Any, window: Any, batch: Any) -> Any:
+                with lock:
+                    return []
+
+            windows.process(process, "k string")
         with pytest.raises(InvalidArgumentError, match="another one"):
             windows.process(Spread(), "k string", side_outputs={"l": "k string"})
         return df
