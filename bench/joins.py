@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.measure import Spread, spread
-from bench.processes import processor_seconds
+from bench.processes import ProcessorTime
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import JoinInput, result_names
@@ -111,19 +111,14 @@ def on_spark(epochs: int, count: int, keys: int, rounds: int) -> None:
             # The first round of a JVM takes two to three times as long: it compiles its own code.
             for turn in range(-1, rounds):
                 for name, run in (("pystate", _pystate), ("Spark", _spark)):
-                    began, worked = time.perf_counter(), processor_seconds()
+                    began, worked = time.perf_counter(), ProcessorTime()
                     found = run(spark, home)
-                    took, work = time.perf_counter() - began, processor_seconds() - worked
+                    took, work = time.perf_counter() - began, worked.seconds()
                     shutil.rmtree(home / "checkpoint")
                     shutil.rmtree(home / "out")
-                    kind = (
-                        "not counted"
-                        if turn < 0
-                        else f"{2 * epochs * count / took / 1e3:.0f} k rows/s"
-                    )
-                    print(
-                        f"{name:8} {took:7.2f} s, {work:7.2f} s of processors, {kind}, {found} out"
-                    )
+                    rate = f"{2 * epochs * count / took / 1e3:7.0f} k rows/s"
+                    kind = "    not counted" if turn < 0 else rate
+                    print(f"{name:8} {took:7.2f} s, {work:7.2f} of processors, {kind}, {found} out")
                     if turn >= 0:
                         taken[name].append((took, work))
         for what, i in (("time", 0), ("processor time", 1)):
