@@ -10,10 +10,22 @@ from collections import defaultdict
 from pathlib import Path
 
 
-def processor_seconds() -> float:
-    """Seconds of all cores so far, of processes that have ended as well."""
+class ProcessorTime:
+    """Counts from when it is made; without what a process did that has ended meanwhile."""
+
+    def __init__(self) -> None:
+        self._before = _ticks()
+
+    def seconds(self) -> float:
+        """Seconds of all cores since then."""
+        gone = sum(ticks - self._before.get(pid, 0) for pid, ticks in _ticks().items())
+        return gone / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks() -> dict[int, int]:
+    """The processor time of each process."""
     children: dict[int, list[int]] = defaultdict(list)
-    ticks: dict[int, int] = {}
+    every: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
@@ -23,10 +35,11 @@ def processor_seconds() -> float:
         fields = text[text.rindex(")") + 2 :].split()
         pid = int(path.parent.name)
         children[int(fields[1])].append(pid)
-        ticks[pid] = sum(int(field) for field in fields[11:15])
-    found, left = 0, [os.getpid()]
+        every[pid] = int(fields[11]) + int(fields[12])
+    found, left = {}, [os.getpid()]
     while left:
         pid = left.pop()
-        found += ticks.get(pid, 0)
         left += children[pid]
-    return found / os.sysconf("SC_CLK_TCK")
+        if pid in every:
+            found[pid] = every[pid]
+    return found

@@ -15,7 +15,7 @@ from bench.nexmark.spark_run import (
     rows_read,
 )
 from bench.nexmark.spark_sql import streams
-from bench.processes import processor_seconds
+from bench.processes import ProcessorTime
 from bench.spark_jobs import MAX_PARALLELISM, PARALLELISM
 from pystate.spark import EpochProgress, Job, ParquetSink
 
@@ -40,12 +40,12 @@ def run(
     query = JOBS[name]
     made = streams(spark, given.folder / "open", given.plan, PARALLELISM, watermark=False)
     epochs: list[EpochProgress] = []
-    began: list[float] = []
+    began: list[ProcessorTime] = []
 
     def note(epoch: EpochProgress) -> None:
         epochs.append(epoch)
         if len(epochs) == WARM_UP:
-            began.append(processor_seconds())
+            began.append(ProcessorTime())
 
     checkpoint = folder / "checkpoint"
     with Job(
@@ -63,7 +63,7 @@ def run(
             on_epoch=note,
         )
         running.awaitTermination()
-        worked = processor_seconds() - began[0]
+        worked = began[0].seconds()
         batches = [batch for batch in running.recentProgress if batch.numInputRows]
     if len(batches) != given.chunks:
         raise AssertionError(f"{len(batches)} batches were run of {given.chunks} chunks")

@@ -24,7 +24,7 @@ from bench.nexmark import generate
 from bench.nexmark.generate import KINDS, SCHEMAS, Plan
 from bench.nexmark.reference import QUERIES, Parameters, canonical, expected, stored
 from bench.nexmark.spark_sql import STREAMS, streams
-from bench.processes import processor_seconds
+from bench.processes import ProcessorTime
 from bench.spark_jobs import PARALLELISM, PROVIDERS, session, started
 
 if TYPE_CHECKING:
@@ -138,18 +138,18 @@ def run(
     source = given.folder / ("closed" if query.watermark else "open")
     made = streams(spark, source, given.plan, PARALLELISM, watermark=query.watermark)
 
-    began: list[float] = []
+    began: list[ProcessorTime] = []
 
     def write(frame: DataFrame, batch_id: int) -> None:
         if batch_id == WARM_UP:
-            began.append(processor_seconds())
+            began.append(ProcessorTime())
         frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
 
     result = query.build(made, parameters, given.plan)
     running = started(result.writeStream.outputMode(query.mode).foreachBatch(write), folder)
     try:
         running.processAllAvailable()
-        worked = processor_seconds() - began[0]
+        worked = began[0].seconds()
         batches = running.recentProgress
     finally:
         running.stop()

@@ -390,6 +390,13 @@ def test_spark_finds_the_same() -> None:
 
 
 @pytest.mark.slow
+def test_the_table_of_both() -> None:
+    done = python("-m", "bench.nexmark", "--events=9000", "--chunk=3000", "--only=q4,q12")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["q4", "q12"]
+    assert done.stdout.count("  right\n") == 2
+
+
+@pytest.mark.slow
 def test_spark_refuses_what_is_said_to_be_refused(tmp_path: Path) -> None:
     done = python("-c", REFUSAL, str(tmp_path))
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
