@@ -10,12 +10,12 @@ A module imports only modules that are listed above its own line, or on the same
 * `sinks`, a folder for the output of an epoch's rows: `sinks.sink` is the protocol, `sinks.parquet`
   and `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * what runs in tasks: `range_task`, `worker`, and the operators there, `bodies` and `row_bodies`;
-* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
-  `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `rdd`, `pipeline`;
+* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `loops`,
+  `joined`, `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
-* `job`, the class for users;
+* `rounds`, epochs until a loop is empty, and `job`, the class for users;
 * `state_source` and `state_writer`: state as DataFrames.
 """
 
@@ -28,6 +28,7 @@ require_pyspark()
 from pystate.spark.connected import ConnectedFrames
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.loops import FeedbackLoop
 from pystate.spark.progress import EpochProgress, OperatorProgress
 from pystate.spark.result import EpochResult
 from pystate.spark.sinks.compaction import Compaction
@@ -42,6 +43,7 @@ __all__ = [
     "ConnectedFrames",
     "EpochProgress",
     "EpochResult",
+    "FeedbackLoop",
     "ForeachEpoch",
     "Job",
     "KeyedFrame",
