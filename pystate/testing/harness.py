@@ -17,7 +17,7 @@ from pystate.arguments import choice, flag, integer, nearest, shown, text
 from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import declarations
+from pystate.functions.binding import declarations, operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
@@ -509,9 +509,8 @@ class Harness:
 
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
-        ranges = RangeTables(
-            self._function, key, options.max_parallelism, self._parallelism, options.uid
-        )
+        spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
+        ranges = RangeTables(spec, self._parallelism)
         self._operator = LocalOperator(self._function, options, ranges)
         return ranges
 

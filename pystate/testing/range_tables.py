@@ -16,12 +16,10 @@ import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import operator_spec
 from pystate.functions.context import TimeDomain
-from pystate.state.operator_spec import declared_fills
+from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
-from pystate.types.keys import KeyColumns, key_columns
+from pystate.types.keys import key_columns
 
 __all__ = ["RangeTable", "RangeTables"]
 
@@ -41,27 +39,15 @@ class RangeTables:
 
     Parameters
     ----------
-    function : StatefulFunction
-        Declares the states.
-    key : tuple of (name, StateType)
-        The key columns.
-    max_parallelism, parallelism : int
-        Number of key groups, and of ranges.
-    uid : str
-        The operator's name in errors.
+    operator : OperatorSpec
+        The operator.
+    parallelism : int
+        Number of ranges.
     """
 
-    def __init__(
-        self,
-        function: StatefulFunction,
-        key: KeyColumns,
-        max_parallelism: int,
-        parallelism: int,
-        uid: str,
-    ) -> None:
-        self.key = key
-        self._max_parallelism = max_parallelism
-        operator = operator_spec(function, uid, key, max_parallelism)
+    def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
+        self.key = operator.key
+        self._max_parallelism = max_parallelism = operator.max_parallelism
         self._ranges = []
         for index in range(parallelism):
             first, last = range_bounds(index, max_parallelism, parallelism)
