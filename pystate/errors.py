@@ -19,6 +19,7 @@ __all__ = [
     "InUseError",
     "InvalidArgumentError",
     "LineageError",
+    "LoopNotEmptyError",
     "MemoryLimitError",
     "MissingPackageError",
     "MissingRequirementError",
@@ -188,6 +189,10 @@ class NewerFormatError(CheckpointError):
 
 class ReplayError(PystateError, AssertionError):
     """A function yielded something else when the same epoch was computed a second time."""
+
+
+class LoopNotEmptyError(PystateError, RuntimeError):
+    """Rows are in flight on a loop after as many rounds as were allowed; none of them is lost."""
 
 
 class FencedError(CheckpointError):

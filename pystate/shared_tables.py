@@ -232,14 +232,25 @@ class TableCache:
         MemoryLimitError
             The state does not fit.
         """
+        return self._timed(spec, base, reads=False)
+
+    def attach_to_read(self, spec: TableSpec, base: RangeState) -> Attachment:
+        """Attach to a range's table to read the base, with the arguments and errors of `attach`.
+
+        A table that is ahead of the base is left as it is: its range's own task may have sealed it
+        in this very epoch. It is read from files then.
+        """
+        return self._timed(spec, base, reads=True)
+
+    def _timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
         start = time.perf_counter_ns()
-        attachment = self._attach(spec, base)
+        attachment = self._attach(spec, base, reads)
         if attachment.reason:
             _LOG.info("operator %r: private replica: %s", spec.operator.uid, attachment.reason)
         attachment.duration_ns = time.perf_counter_ns() - start
         return attachment
 
-    def _attach(self, spec: TableSpec, base: RangeState) -> Attachment:
+    def _attach(self, spec: TableSpec, base: RangeState, reads: bool) -> Attachment:
         reason = "another task of this process uses the table"
         try:
             entry = self._reserve(spec, base)
@@ -248,7 +259,7 @@ class TableCache:
         if entry is None:
             return _replica(spec, base, reason)
         try:
-            return self._attach_entry(entry, spec, base)
+            return self._attach_entry(entry, spec, base, reads)
         except TableBusyError as error:
             entry.in_use = False
             return _replica(spec, base, str(error))
@@ -273,10 +284,15 @@ class TableCache:
             entry.discard()
             entry.in_use = False
             raise
-        return self._attach(spec, base)
+        return self._attach(spec, base, reads)
 
-    def _attach_entry(self, entry: _Entry, spec: TableSpec, base: RangeState) -> Attachment:
+    def _attach_entry(
+        self, entry: _Entry, spec: TableSpec, base: RangeState, reads: bool
+    ) -> Attachment:
         backend = _hold(entry, spec, base)
+        if reads and _is_elsewhere(backend, base):
+            Attachment(backend, "current", entry=entry).release()
+            return _replica(spec, base, "the table has left the state that is to be read")
         attachment = _stand_at(backend, spec, base, entry)
         if attachment is None:
             if backend.lineage() != EMPTY_LINEAGE:
@@ -453,6 +469,14 @@ def _stand_at(
             how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
         return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
     return None
+
+
+def _is_elsewhere(backend: KeyedStateBackend, base: RangeState) -> bool:
+    """Whether a table holds sealed state that does not lead to the base."""
+    lineage = backend.lineage()
+    if lineage is None or lineage == EMPTY_LINEAGE:
+        return False
+    return base.deltas_after(lineage.id.hex()) is None
 
 
 def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:

@@ -60,6 +60,11 @@ class Worker:
         self.held = self.cache.attach(self.spec, base)
         return self.held.how, self.held.reason, self.held.files
 
+    def attach_to_read(self, base: RangeState) -> tuple[str, str, int]:
+        self.base = base
+        self.held = self.cache.attach_to_read(self.spec, base)
+        return self.held.how, self.held.reason, self.held.files
+
     def add(self, counts: Mapping[int, int]) -> None:
         backend = self.attachment.backend
         keys = backend.keys(pa.array(list(counts), pa.int64()))

@@ -61,6 +61,7 @@ _COLUMNS = {
     "out": Column(8, lambda progress: f"{progress.rows_out:,}"),
     "aside": Column(6, lambda progress: f"{sum(progress.side_rows.values()):,}"),
     "late": Column(6, lambda progress: f"{sum(progress.late_rows.values()):,}"),
+    "flight": Column(8, lambda progress: f"{sum(progress.in_flight.values()):,}"),
     "keys": Column(8, lambda progress: f"{progress.keys:,}"),
     "state": Column(10, lambda progress: f"{progress.state_bytes / 1024:,.0f} KiB"),
     "checkpoint": Column(11, lambda progress: f"{progress.checkpoint_bytes / 1024:,.1f} KiB"),
@@ -186,6 +187,15 @@ class Run:
         _write_once(epochs, folder)
         reader = session.readStream.schema(session.read.parquet(folder).schema)
         return reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d").parquet(folder)
+
+    def frames(
+        self, session: SparkSession, parts: Sequence[pa.Table], name: str = "input"
+    ) -> list[DataFrame]:
+        """Write one file per part, and read each as a batch."""
+        folder = self.path(name)
+        _write_once(parts, folder)
+        names = sorted(os.listdir(folder))
+        return [session.read.parquet(os.path.join(folder, each)) for each in names]
 
     def sink(self, name: str) -> ParquetSink:
         """A sink in a folder of the run."""

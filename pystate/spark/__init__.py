@@ -12,13 +12,13 @@ A module imports only modules that are listed above its own line, or on the same
 * what runs in tasks: `range_task`, `paired_task`, `worker`, and the operators there, `bodies`,
   `row_bodies`, `processed` and `instances`;
 * `initial`, what operators begin with;
-* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `joined`,
-  `broadcast`, `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`, `rdd`,
-  `pipeline`;
+* `evaluation`, one attempt at an epoch, and the operators in a pipeline: `arrow_map`, `loops`,
+  `joined`, `broadcast`, `connected`, `windowed`, `row_operators`, `aggregated`, `keyed`, `unkeyed`,
+  `rdd`, `pipeline`;
 * reports about epochs: `progress`, `result`, `live`, `observed`;
 * `spread_merges`, which merges files on executors;
 * `epochs`, which runs and publishes them, `queries` and `streaming`, which do so for a stream;
-* `job`, the class for users;
+* `rounds`, epochs until a loop is empty, and `job`, the class for users;
 * `state_source` and `state_writer`: state as DataFrames.
 """
 
@@ -32,6 +32,7 @@ from pystate.spark.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.connected import ConnectedFrames
 from pystate.spark.job import Job
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.loops import FeedbackLoop
 from pystate.spark.progress import EpochProgress, OperatorProgress
 from pystate.spark.result import EpochResult
 from pystate.spark.sinks.compaction import Compaction
@@ -49,6 +50,7 @@ __all__ = [
     "ConnectedFrames",
     "EpochProgress",
     "EpochResult",
+    "FeedbackLoop",
     "ForeachEpoch",
     "Job",
     "KeyedFrame",

@@ -194,6 +194,15 @@ class EpochRunner:
             notify(on_epoch, progress)
         return result
 
+    def is_done(self, run_key: str) -> bool:
+        """Whether a run was published; the job has a checkpoint open."""
+        assert self.coordinator is not None
+        opened = self.coordinator.open_epoch(run_key=run_key)
+        if isinstance(opened, Epoch):
+            opened.abort()
+            return False
+        return True
+
     def rescale(self, parallelism: int) -> None:
         """Change the number of ranges from the next epoch on.
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -88,6 +88,15 @@ class RddSplit:
     input: Input
 
 
+class Loop(Protocol):
+    """A loop of the pipeline."""
+
+    uid: str
+
+    def finish(self) -> DataFrame:
+        """The output, without rows, of the tasks that take the fed rows."""
+
+
 class Evaluation:
     """One attempt at an epoch; the user's pipeline declares its operators to it.
 
@@ -141,6 +150,7 @@ class Evaluation:
         self._term = term
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
+        self._loops: list[Loop] = []
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
@@ -179,12 +189,21 @@ class Evaluation:
         """
         return self._once.add(uid, frame, beside)
 
+    def add_loop(self, loop: Loop) -> None:
+        """Register a loop, whose fed rows are taken with the pipeline's result."""
+        self._loops.append(loop)
+
+    def loop_rows(self, uid: str, frame: DataFrame) -> DataFrame:
+        """Register the rows that the epoch before has fed, and return the frame."""
+        return self._once.add_loop(uid, frame)
+
     def fed(self, frame: DataFrame) -> Input:
         """Return what feeds a frame.
 
-        Before any operator has event time nobody needs to know, and no call to the JVM is made.
+        Before any operator has event time nobody needs to know, and no call to the JVM is made;
+        unless rows of a loop may be all that the frame has.
         """
-        if not self.epoch.has_event_time:
+        if not self.epoch.has_event_time and not self._once.has_loops:
             return Input()
         uids, others = self._once.feeding(frame)
         return Input(upstream=uids, source=others)
@@ -330,7 +349,7 @@ class Evaluation:
         described = JobDescription(context, self.epoch)
         try:
             with described, watch, large_batches(self.session):
-                frame = self._as_frame(pipeline(data), schema)
+                frame = self._with_loops(self._as_frame(pipeline(data), schema))
                 self.epoch.check_declared()
                 self._check_sides()
                 described.operators(entry.uid for entry in self.epoch.entries())
@@ -353,6 +372,16 @@ class Evaluation:
         if unsound is not None:
             raise unsound
         return outputs.prepare(staged, self.epoch.reports, number, self._id)
+
+    def _with_loops(self, frame: DataFrame) -> DataFrame:
+        """Unite a result with the output of the loops' tasks, so that the same action runs them."""
+        from pyspark.sql import functions as F
+
+        for loop in self._loops:
+            nothing = self.output(loop.uid, loop.finish())
+            nulls = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
+            frame = frame.union(nothing.select(*nulls))
+        return frame
 
     def _take_reports(self) -> None:
         for report in self._box.take():

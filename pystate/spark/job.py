@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import checked_uid, flag, folder_path
+from pystate.arguments import checked_uid, flag, folder_path, integer
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.restored import begun_epoch
 from pystate.coordinator.auto_rescale import AutoRescale
@@ -42,6 +42,7 @@ from pystate.spark.progress import EpochProgress, progress_panel
 from pystate.spark.queries import QueryOutcome
 from pystate.spark.requirements import require_pandas
 from pystate.spark.result import EpochResult
+from pystate.spark.rounds import run_rounds
 from pystate.spark.running import note_query, require_unused, stop_query
 from pystate.spark.sinks.outputs import outputs_of
 from pystate.spark.sinks.sink import Sink
@@ -409,6 +410,77 @@ class Job(JobControl):
         before = done and number <= begun_epoch(self._storage)
         rows = None if before else outputs.read(number)
         return EpochResult(number, run_key, rows, done, manifest, outputs.main)
+
+    def run_until_empty(
+        self,
+        data: DataFrame,
+        pipeline: Pipeline,
+        *,
+        run_key: str | None = None,
+        max_rounds: int = 1000,
+        sink: Sink | None = None,
+        side_outputs: Mapping[str, Sink] | None = None,
+        on_epoch: Callable[[EpochProgress], None] | None = None,
+        progress: Show = False,
+    ) -> list[EpochResult]:
+        """Run the pipeline over a batch, and again without input until its loops are empty.
+
+        Parameters
+        ----------
+        data : DataFrame
+            The input of the first round.
+        pipeline : callable
+            As in `run_epoch`; its loops are those of `feedback`.
+        run_key : str, optional
+            Makes the rounds idempotent: after a crash, another call with the same key goes on with
+            the first round that was not published, and once all are, it changes nothing.
+        max_rounds : int
+            The most rounds, those of earlier calls with the same key among them.
+        sink, side_outputs, on_epoch, progress
+            As in `run_epoch`; they are used in each round.
+
+        Returns
+        -------
+        list of EpochResult
+            A result per round, each of which is an epoch.
+
+        Raises
+        ------
+        LoopNotEmptyError
+            Rows are still in flight after `max_rounds` rounds. All rounds are published, and
+            another call goes on.
+        InUseError
+            Another job of this process runs a query on the checkpoint.
+        """
+        owner = f"job {self.name!r}: run_until_empty"
+        require_classic(data, "data")
+        integer(max_rounds, f"{owner}: max_rounds", least=1)
+        checked_run_key(run_key)
+
+        def run(rows: DataFrame, key: str | None) -> EpochResult:
+            return self.run_epoch(
+                rows,
+                pipeline,
+                run_key=key,
+                sink=sink,
+                side_outputs=side_outputs,
+                on_epoch=on_epoch,
+                progress=progress,
+            )
+
+        def in_flight(computed: bool) -> Mapping[str, int]:
+            last = self.last_progress
+            return last.in_flight if computed and last is not None else self.in_flight()
+
+        return run_rounds(
+            data,
+            run_key,
+            max_rounds,
+            run=run,
+            is_done=self._epochs.is_done,
+            in_flight=in_flight,
+            owner=owner,
+        )
 
     def read_state(self, uid: str, **options: Any) -> pa.Table:
         """Read an operator's state from the checkpoint's files: `pystate.read_state`.

@@ -14,6 +14,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.savepoint import Savepoint, check_destination
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
+from pystate.processor.in_flight import rows_in_flight
 from pystate.spark.epochs import EpochRunner
 from pystate.spark.options import JobOptions
 from pystate.spark.pipeline import PipelineContext
@@ -47,6 +48,13 @@ class JobControl(PipelineContext):
         """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
         manifest = read_head(self._storage)
         return None if manifest is None else manifest.epoch
+
+    def in_flight(self) -> dict[str, int]:
+        """Count the rows in flight on each loop of the newest epoch, by the loop's uid.
+
+        They are read from the checkpoint's files, while the job runs or later.
+        """
+        return rows_in_flight(self._storage)
 
     def savepoint(
         self,

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorOutputs", "executors"]
 
+#: What stands before the uid of a loop; no uid begins like this.
+_LOOP = "\0rows of "
+
 
 class OperatorOutputs:
     """The outputs of the operators of one evaluation.
@@ -51,6 +54,7 @@ class OperatorOutputs:
         self._held: dict[str, Any] = {}
         self._numbers: dict[str, str] = {}
         self._columns: dict[str, frozenset[str]] = {}
+        self._loops: dict[str, DataFrame] = {}
 
     def add(self, uid: str, frame: DataFrame, beside: Iterable[str] = ()) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
@@ -70,6 +74,16 @@ class OperatorOutputs:
             self._held[uid] = _plan(frame).rdd()
         self._frames[uid] = frame
         return frame
+
+    def add_loop(self, uid: str, frame: DataFrame) -> DataFrame:
+        """Register the rows of a loop, which are neither an operator's output nor a source's."""
+        self._loops[_LOOP + uid] = frame
+        return frame
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether there are rows of a loop."""
+        return bool(self._loops)
 
     def can_be_materialised(self, uids: Iterable[str]) -> bool:
         """Whether all of these are operators over DataFrames that are not materialised yet."""
@@ -106,9 +120,9 @@ class OperatorOutputs:
         tuple of str
             Their uids, in the order of their declaration.
         bool
-            Whether the frame has rows of something else, too.
+            Whether the frame has rows of something else, too; those of a loop do not count.
         """
-        for uid, output in self._frames.items():
+        for uid, output in self._known().items():
             if uid not in self._held and uid not in self._numbers.values():
                 self._numbers[node_numbers(_text(output))[0]] = uid
         found = lineage(_text(frame), self._numbers)
@@ -119,11 +133,16 @@ class OperatorOutputs:
             sources = sources or others
         return tuple(uid for uid in self._frames if uid in uids), sources
 
+    def _known(self) -> dict[str, DataFrame]:
+        """The frames whose rows are known not to come from a source."""
+        return {**self._frames, **self._loops}
+
     def _behind(
         self, frame: DataFrame, materialised: Sequence[frozenset[str]]
     ) -> tuple[set[str], bool]:
         """The operators whose output was materialised, and whether there was anything else."""
-        owners = {column: uid for uid in self._frames for column in self._columns_of(uid)}
+        known = self._known()
+        owners = {column: uid for uid in known for column in self._columns_of(uid)}
         fed = {owners[column] for columns in materialised for column in columns if column in owners}
         unknown = [columns for columns in materialised if not columns <= owners.keys()]
         if not unknown and all(materialised):
@@ -144,7 +163,7 @@ class OperatorOutputs:
 
     def _columns_of(self, uid: str) -> frozenset[str]:
         if uid not in self._columns:
-            self._columns[uid] = columns_of(_plan(self._frames[uid]).output().mkString(" "))
+            self._columns[uid] = columns_of(_plan(self._known()[uid]).output().mkString(" "))
         return self._columns[uid]
 
     def release(self) -> None:
@@ -156,12 +175,13 @@ class OperatorOutputs:
         for rdd in self._held.values():
             rdd.unpersist(False)
         self._held.clear()
-        for frame in self._frames.values():
+        for frame in self._known().values():
             cache = frame.sparkSession._jsparkSession.sharedState().cacheManager()
             if cache.isEmpty():
                 break
             cache.uncacheQuery(frame._jdf, True)
         self._frames.clear()
+        self._loops.clear()
 
 
 def executors(context: SparkContext) -> frozenset[str]:

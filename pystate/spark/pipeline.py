@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from pystate.arguments import checked_uid
+from pystate.arguments import checked_uid, text
 from pystate.errors import CheckpointError
 from pystate.functions.base import KeyedProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE
@@ -24,6 +24,7 @@ from pystate.spark.environment import require_classic
 from pystate.spark.evaluation import Evaluation
 from pystate.spark.initial import Given
 from pystate.spark.keyed import KeyedFrame
+from pystate.spark.loops import FeedbackLoop
 from pystate.spark.rdd import rdd_operator, split_rdd
 from pystate.spark.requirements import require_pandas
 from pystate.spark.routing import Routed
@@ -212,6 +213,37 @@ class PipelineContext:
         require_pandas("broadcast")
         name = checked_uid(uid)
         return BroadcastFrame(evaluation, df, name, order_by, event_time, allowed_delay, idle_after)
+
+    def feedback(
+        self, name: str, schema: str | StructType, *, uid: str | None = None
+    ) -> FeedbackLoop:
+        """Open a loop: rows that an epoch feeds are read by the next one.
+
+        Parameters
+        ----------
+        name : str
+            The loop's name in messages.
+        schema : str or StructType
+            The columns of its rows, as DDL: ``"order long, tries int"``.
+        uid : str, optional
+            Names the rows in flight in checkpoints; by default `name`.
+
+        Returns
+        -------
+        FeedbackLoop
+            ``loop.rows()`` are the rows that the epoch before has fed, ``loop.feed(df)`` feeds
+            those of this epoch. Each epoch reads the rows, and feeds back those that are to stay.
+
+        Notes
+        -----
+        The rows in flight are state: they are in every checkpoint and savepoint, exactly once.
+        `Job.run_until_empty` runs epochs until there are none; in a stream each batch is an epoch,
+        and `heartbeat` makes batches without input. Watermarks do not wait for a loop.
+        """
+        evaluation = self._current("feedback")
+        require_pandas("feedback")
+        text(name, "feedback: name")
+        return FeedbackLoop(evaluation, name, schema, checked_uid(name if uid is None else uid))
 
     def partition_by(
         self,

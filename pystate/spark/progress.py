@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -19,6 +19,7 @@ from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
 from pystate.spark.drain_keys import drains_a_stream
+from pystate.spark.range_task import IN_FLIGHT
 
 __all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 
@@ -150,7 +151,8 @@ class EpochProgress:
     side_rows : mapping from tag to int
         Rows of the side outputs that had any.
     keys : int
-        Keys that the operators hold, as far as the job has seen their ranges since its start.
+        Keys that the operators hold, as far as the job has seen their ranges since its start; not
+        those of loops, which users do not see.
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
@@ -172,6 +174,8 @@ class EpochProgress:
         Time from the start of the epoch to its published output.
     operators : tuple of OperatorProgress
         The progress of each operator, in the order of their uids.
+    in_flight : mapping from uid to int
+        Rows that each loop has fed to the next epoch.
     """
 
     epoch: int
@@ -196,6 +200,7 @@ class EpochProgress:
     write_ms: float
     total_ms: float
     operators: tuple[OperatorProgress, ...] = ()
+    in_flight: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -210,7 +215,11 @@ class EpochProgress:
         marks = {operator.uid: operator.watermark_ms for operator in operators}
         late: Counter[str] = Counter()
         side: Counter[str] = Counter()
+        in_flight: dict[str, int] = {}
         for report in reports:
+            if IN_FLIGHT in report.metrics:
+                rows = int(report.metrics[IN_FLIGHT])
+                in_flight[report.uid] = in_flight.get(report.uid, 0) + rows
             if "late_rows" in report.metrics:
                 late[report.uid] += int(report.metrics["late_rows"])
             for file in report.side_files:
@@ -228,7 +237,7 @@ class EpochProgress:
             rows_out=total(reports, "rows_out"),
             late_rows=dict(late),
             side_rows=dict(side),
-            keys=sum(keys for keys, _ in sizes.values()),
+            keys=sum(keys for (uid, _), (keys, _) in sizes.items() if uid not in in_flight),
             rows_changed=total(reports, "rows_changed"),
             rows_restored=total(reports, "rows_restored"),
             rows_copied=total(reports, "rows_copied"),
@@ -244,6 +253,7 @@ class EpochProgress:
                 )
                 for uid in sorted({report.uid for report in reports})
             ),
+            in_flight=in_flight,
         )
 
     def _repr_html_(self) -> str:
@@ -266,6 +276,8 @@ class EpochProgress:
         if self.late_rows:
             parts.append(f"{sum(self.late_rows.values())} late")
         parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]
+        if self.in_flight:
+            parts.append(f"{sum(self.in_flight.values())} in flight")
         if self.watermark_ms is not None:
             parts.append(f"watermark {_instant(self.watermark_ms)}")
         if self.drained:

@@ -19,7 +19,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,10 +52,12 @@ if TYPE_CHECKING:
 
     from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
-__all__ = ["STAGING", "OperatorPlan", "RangeTask"]
+__all__ = ["IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask"]
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
+#: The metric of a loop's range that counts the rows which it keeps for the next epoch.
+IN_FLIGHT = "in_flight"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class OperatorPlan:
     """Whether the states of its instances are to be divided anew, since their number changes."""
     every_epoch: bool = False
     """Whether its ranges have work in every epoch."""
+    replaces: bool = False
+    """Whether each epoch replaces the state, so that a range with state has work without rows."""
 
     @property
     def parallelism(self) -> int:
@@ -102,6 +106,32 @@ class OperatorPlan:
         """The router, which computes the range of keys."""
         operator = self.operator
         return KeyRouter(operator.uid, self.key_schema, operator.max_parallelism, self.parallelism)
+
+    def held_files(self, state: RangeState) -> HeldFiles | None:
+        """Where a range's held deltas are; None if the epoch has one step."""
+        if self.held is None:
+            return None
+        home = executor_home(self.application, self.options.home)
+        local = None
+        if home.folder is not None and not self.held.spread:
+            local = os.path.join(home.folder, home.application)
+        return HeldFiles.of(
+            self.storage, local, self.operator.uid, state.first_key_group, state.last_key_group
+        )
+
+    def table(self, state: RangeState, go_on: Callable[[], None] | None = None) -> TableSpec:
+        """A range's table on this host, whose use is noted."""
+        spec = TableSpec(
+            storage=self.storage,
+            home=executor_home(self.application, self.options.home),
+            operator=self.operator,
+            options=self.options,
+            query=self.query,
+            held=self.held_files(state),
+            go_on=go_on,
+        )
+        note_use(spec.home, self.storage.local_path("job.json"), self.term)
+        return spec
 
     def describe(self, index: int | None = None) -> str:
         """The name of the operator, and of a range of it, for messages."""
@@ -177,16 +207,7 @@ class RangeTask:
         self._claim(index)
         if self._attachment is None:
             plan = self.plan
-            self._spec = TableSpec(
-                storage=plan.storage,
-                home=executor_home(plan.application, plan.options.home),
-                operator=plan.operator,
-                options=plan.options,
-                query=plan.query,
-                held=self._held_files(),
-                go_on=self.go_on,
-            )
-            note_use(self._spec.home, plan.storage.local_path("job.json"), plan.term)
+            self._spec = plan.table(self.state, self.go_on)
             self._attachment = tables.attach(self._spec, self.state)
             if not self.state.rescaled:  # other ranges may need the tables of the last epoch
                 remove_outdated(self._spec, self.state, plan.parallelism)
@@ -238,7 +259,7 @@ class RangeTask:
         plan, state = self.plan, self.state
         if plan.every_epoch or self.redistributes:
             return True
-        if plan.operator.expires and state.id != EMPTY_ID:
+        if (plan.operator.expires or plan.replaces) and state.id != EMPTY_ID:
             return True
         watermark_ms = None if plan.time is None else plan.time.watermark_ms
         return plan.operator.timers and (
@@ -285,25 +306,13 @@ class RangeTask:
         if self._side is not None:
             self._side_files = self._side.finish()
 
-    def _held_files(self) -> HeldFiles | None:
-        plan, state = self.plan, self.state
-        if plan.held is None:
-            return None
-        home = executor_home(plan.application, plan.options.home)
-        local = None
-        if home.folder is not None and not plan.held.spread:
-            local = os.path.join(home.folder, home.application)
-        return HeldFiles.of(
-            plan.storage, local, plan.operator.uid, state.first_key_group, state.last_key_group
-        )
-
     def seal(self) -> DeltaWriter | None:
         """Seal the table; return the thread that writes its changes, or None without a change.
 
         A task that closes an epoch writes the range's held deltas even if it has changed nothing.
         """
         plan, state = self.plan, self.state
-        files = self._held_files()
+        files = plan.held_files(state)
         target = Target(plan.storage, plan.operator.uid, state, plan.epoch, plan.held, files)
         if files is not None and plan.held is not None:
             files.remove_older(plan.held.serial, {ref.path for ref in state.held})

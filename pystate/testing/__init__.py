@@ -3,6 +3,7 @@
 from pystate.testing.broadcast import BroadcastHarness, BroadcastSnapshot
 from pystate.testing.harness import Harness, HarnessSnapshot
 from pystate.testing.instances import ProcessHarness
+from pystate.testing.loops import LoopHarness
 from pystate.testing.operator_harness import OperatorSnapshot
 from pystate.testing.row_operators import Deduplicate, RowHarness, Top
 from pystate.testing.two_inputs import AsofJoin, IntervalJoin, TwoInputHarness
@@ -16,6 +17,7 @@ __all__ = [
     "Harness",
     "HarnessSnapshot",
     "IntervalJoin",
+    "LoopHarness",
     "OperatorSnapshot",
     "ProcessHarness",
     "RowHarness",

@@ -96,8 +96,13 @@ def test_word_count(tmp_path: Path) -> None:
             ["--users", "100"],
             r"verified: [1-9]\d* conversions .* [1-9]\d* purchases wait .*, [1-9]\d* events came",
         ),
+        (
+            "retries",
+            ["--messages", "60", "--tries", "3"],
+            r"verified: [1-9]\d* messages delivered and [1-9]\d* given up, as in plain Python",
+        ),
     ],
-    ids=["consumer_lag", "orders", "conversions"],
+    ids=["consumer_lag", "orders", "conversions", "retries"],
 )
 def test_examples_that_make_their_input_up(example: str, options: list[str], printed: str) -> None:
     status, found = run(f"pystate.examples.{example}", "--epochs", "3", *options)
@@ -136,6 +141,7 @@ def test_sessions(tmp_path: Path) -> None:
 
 
 EXAMPLES = ["flights", "access_log", "word_count", "consumer_lag", "orders", "conversions"]
+EXAMPLES += ["components", "retries"]
 
 
 @pytest.mark.parametrize("example", [*EXAMPLES, "sessions"])
@@ -156,7 +162,7 @@ def test_help(example: str) -> None:
     assert status == 0 and "--checkpoint DIR" in printed
 
 
-@pytest.mark.parametrize("example", ["access_log", "sessions", "word_count"])
+@pytest.mark.parametrize("example", ["access_log", "components", "sessions", "word_count"])
 def test_no_such_file(tmp_path: Path, example: str) -> None:
     status, printed = run(f"pystate.examples.{example}", str(tmp_path / "none"))
     assert status == 1 and "No such file" in printed and len(printed.splitlines()) == 1

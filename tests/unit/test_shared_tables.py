@@ -622,6 +622,46 @@ def test_lock_is_waited_for(worker: MakeWorker, peer: MakePeer) -> None:
     assert here.read() == {1: 1}
 
 
+def test_a_reader_leaves_a_table_that_is_ahead(worker: MakeWorker, peer: MakePeer) -> None:
+    """The range's own task has sealed this epoch, or others since: nothing of it is undone."""
+    writer, reader = worker(), peer()
+    assert reader.call("attach_to_read", EMPTY) == ("current", "", 0)
+    reader.call("release")
+    base = after(EMPTY, writer.epoch(EMPTY, {1: 1}, 1))
+    assert reader.call("attach_to_read", base) == ("current", "", 0)
+    assert reader.call("read") == {1: 1}
+    reader.call("release")
+    newest = base
+    for epoch in range(2, 6):
+        newest = after(newest, writer.epoch(newest, {1: 1, epoch: 1}, epoch))
+        how, reason, files = reader.call("attach_to_read", base)
+        assert (how, files) == ("replica", 1) and "has left the state" in reason
+        assert reader.call("read") == {1: 1}
+        reader.call("release")
+        how, _, files = reader.call("attach_to_read", EMPTY)
+        assert (how, files) == ("replica", 0) and reader.call("read") == {}
+        reader.call("release")
+        assert writer.attach(newest) == ("current", "", 0)
+        assert writer.read() == {1: epoch, **dict.fromkeys(range(2, epoch + 1), 1)}
+        writer.release()
+
+
+def test_a_reader_brings_a_table_that_is_behind_to_the_base(
+    worker: MakeWorker, home: TableHome
+) -> None:
+    writer, reader = worker(), worker()
+    base = after(EMPTY, writer.epoch(EMPTY, {1: 1}, 1))
+    for missing in (False, True):
+        if missing:
+            the_table(home).unlink()
+        assert reader.attach_to_read(base)[::2] == (("restored", 1) if missing else ("current", 0))
+        assert reader.read() == {1: 1}
+        reader.release()
+        # What it restored is there for the next task.
+        assert writer.attach(base) == ("current", "", 0)
+        writer.release()
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_holder_killed_in_the_middle_of_an_epoch(
     worker: MakeWorker, peer: MakePeer, sealed: bool

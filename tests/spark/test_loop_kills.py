@@ -1,0 +1,98 @@
+"""The components of a graph, by a job that is killed at any moment: those that networkx finds.
+
+``make test`` runs a short form. The long one, on two days of flights with twenty kills, is
+``pytest -m slow tests/spark/test_loop_kills.py``; its moments are drawn from a seed that it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from .conftest import ROOT, wait_for
+from .processes import of_session, send
+
+
+class Components:
+    """Runs of the example on one checkpoint."""
+
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        self._options = [*options, "--checkpoint", str(folder)]
+        self._manifests = folder / "checkpoint" / "manifests"
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[str]]:
+        """Start the job; whatever is left of it at the end is killed."""
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pystate.examples.components", *self._options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for each in of_session(process.pid):
+                send(each, signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that is published."""
+        return max((int(path.stem) for path in self._manifests.glob("*.manifest")), default=0)
+
+
+@pytest.mark.parametrize(
+    ("days", "kills"), [(0, 1), pytest.param(2, 20, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_components_are_those_of_networkx_after_kills(
+    tmp_path: Path, days: int, kills: int
+) -> None:
+    """The example itself compares them."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    if days:
+        options, epochs = ["--days", str(days)], 50
+    else:
+        graph = tmp_path / "graph"
+        edges = list(nx.gnm_random_graph(30, 16, seed=5).edges)
+        graph.write_text("# a comment\n" + "".join(f"n{a} n{b}\n" for a, b in edges))
+        options, epochs = [str(graph), "--parts", "1"], 4
+    job = Components(tmp_path / "killed", options)
+    for moment in sorted(rng.randrange(epochs) for _ in range(kills)):
+        # Starting takes longer than an epoch: most kills come after the first epoch of a start.
+        least = max(moment, job.epoch + (rng.random() < 0.8))
+        with job.running() as process:
+            wait_for(
+                lambda m=least, p=process: job.epoch >= m or p.poll() is not None,
+                f"epoch {least}",
+                300,
+            )
+            time.sleep(rng.uniform(0, 2.0))
+            print(f"killed after epoch {job.epoch}, asked for {least}: {process.poll()}")
+            if process.poll() is None and rng.random() < 0.5:
+                # The driver alone: its JVM ends by itself, as after a real crash.
+                process.kill()
+                process.wait()
+                time.sleep(rng.choice((0.0, 3.0)))
+    with job.running() as process:
+        printed, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, printed
+    assert re.search(r"verified: [\d,]+ nodes in \d+ components, as networkx finds", printed)
