@@ -243,7 +243,7 @@ class RuntimeContext:
             ``function(key, state)`` is called for each key that has something in the state, with
             that key, and its namespace, as the current one: it may read, write and clear any keyed
             state, and register timers. It returns nothing. In a `VectorizedBroadcastFunction` it is
-            called with some thousands of keys at once, as a `KeyBatch`.
+            called with many keys at once, as a `KeyBatch`.
 
         Raises
         ------

@@ -31,6 +31,8 @@ __all__ = ["BroadcastCalls", "BroadcastStates"]
 
 #: Keys that `apply_to_keyed_state` holds at once.
 _VISITED = 8_192
+#: The same if values of any size have to be copied to see which keys have one.
+_FEW_VISITED = 256
 
 _NO_KEY = (
     "a row of the broadcast input belongs to none; "
@@ -106,6 +108,7 @@ class BroadcastCalls:
             raise
         finally:
             self._handles_row, states.read_only = False, True
+            run.leave_namespace()
             run.backend.clear_current_key()
         yield from pieces
         if len(self._emitted) >= OUTPUT_ROWS:
@@ -159,7 +162,7 @@ class BroadcastCalls:
             )
         self._visits = True
         try:
-            for keys in backend.existing(_VISITED):
+            for keys in backend.existing(_VISITED if _is_narrow(state) else _FEW_VISITED):
                 having = _having(state, keys)
                 if self._in_batches:
                     self._visit_batch(keys, having, state, function)
@@ -209,6 +212,13 @@ class BroadcastCalls:
                 f"returned {shown(value)}: it reads and writes the state and returns nothing; "
                 "rows that it makes go into a list, which process_broadcast yields"
             )
+
+
+def _is_narrow(state: Any) -> bool:
+    """Whether it takes little memory to see which of many keys have something in a state."""
+    if isinstance(state, core.CollectionHandle):
+        return True
+    return not isinstance(state, AggregatingHandle) and not state.type.is_bytes
 
 
 def _having(state: Any, keys: KeyBatch) -> np.ndarray[Any, Any]:

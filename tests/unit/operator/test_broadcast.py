@@ -481,3 +481,19 @@ def test_the_harness_says_what_it_needs() -> None:
         assert harness.states(1) == {"n": 1}
     with pytest.raises(InvalidArgumentError, match="give event_time= and broadcast_event_time="):
         BroadcastHarness(Base(), KEY, interleave="event_time")
+
+
+def test_a_namespace_of_a_rule_ends_with_it() -> None:
+    class Spaces(Base):
+        namespace = "long"
+
+        def process_broadcast(self, row: Any, ctx: Any) -> Any:
+            ctx.set_namespace(5)
+            ctx.apply_to_keyed_state(self.n, lambda key, n: ctx.set_namespace(6))
+            ctx.set_namespace(7)
+
+    with BroadcastHarness(Spaces(), KEY, parallelism=1) as harness:
+        harness.process([{"k": 1}], [rule()])
+        harness.process([{"k": 1}], [rule()])
+        assert harness.state("n", 1) == 2
+        assert [harness.state("n", 1, space) for space in (5, 6, 7)] == [0, 0, 0]
