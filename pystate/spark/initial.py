@@ -9,8 +9,9 @@ Thread safety: an object belongs to the thread that builds the pipeline, or to i
 Invariants
 ----------
 1. Nothing is read unless the operator is not in the epoch's base.
-2. No manifest names the files before the epoch is published. After a kill the epoch writes others,
-   and these are orphans. An evaluation that is repeated in the same epoch takes the same files.
+2. No manifest names the files before the epoch is published; they have its number, so that no
+   collection removes them before. After a kill the epoch writes others, and these are orphans. An
+   evaluation that is repeated in the same epoch takes the same files.
 3. Rows go through the operator's own body, as an epoch of their own that comes before the first
    one: no row is late, then everything up to the first epoch's late bound is done. What is emitted
    is dropped.
@@ -486,5 +487,5 @@ class _Before(RangeTask):
 
 
 def _sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
-    # It is the state of the epoch before the first one.
-    return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch - 1)
+    # With the number of its epoch nobody takes the file for an orphan before that is published.
+    return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)
