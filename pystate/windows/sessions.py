@@ -105,7 +105,7 @@ class SessionOperator(WindowOperator):
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        first = np.unique(given.codes, return_index=True)[1]
+        given.codes, first = _from_zero(given.codes)
         keys = [take(column, first) for column in columns]
         default = self.backend.keys(keys)
         stored = self._sessions(default)
@@ -242,8 +242,7 @@ class SessionOperator(WindowOperator):
     def _remove(self, gone: KeyBatch) -> None:
         columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
         self.backend.delete(gone)
-        codes = key_codes(columns)
-        first = np.unique(codes, return_index=True)[1]
+        codes, first = _from_zero(key_codes(columns))
         keys = [take(column, first) for column in columns]
         stored = self._sessions(self.backend.keys(keys))
         removed = np.isin(_pairs(stored.codes, stored.starts), _pairs(codes, starts))
@@ -252,6 +251,17 @@ class SessionOperator(WindowOperator):
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
         return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
+
+
+def _from_zero(codes: Times) -> tuple[Times, Times]:
+    """The codes as numbers from 0 without gaps, and the first row of each."""
+    most = int(codes.max()) + 1
+    first = np.full(most, -1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    there = first >= 0
+    if there.all():
+        return codes, first
+    return (np.cumsum(there) - 1)[codes], first[there]
 
 
 def _pairs(codes: Times, starts: Times) -> npt.NDArray[Any]:

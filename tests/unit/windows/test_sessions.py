@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError
+from pystate.types.keys import parse_key
 from pystate.windows.assigners import Session
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes
+from pystate.windows.specification import WindowSpec, window_options
 from tests.unit.windows.test_aligned import ALL, SUMS
 from tests.unit.windows.windows_world import SCHEMA, Row, World, as_dict, numbers
 
@@ -177,3 +181,26 @@ def test_own_and_core_aggregates_are_merged() -> None:
     assert one == (1, 0, 30, "1,2,6", [6, 2], [6, 2, 1], 3, pytest.approx(14 / 3), 3.0)
     assert two == (2, 0, 10, None, [], [], 0, None, None)
     world.close()
+
+
+def test_a_key_of_two_columns_of_which_few_pairs_occur() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("t", pa.int64())])
+    options = window_options(ps.Session(100), "o", event_time="t")
+    spec = WindowSpec.of(options, ["a", "b"], {"n": ps.count()}, schema, "o")
+    backend = ps.KeyedStateBackend.of(spec.operator("o", parse_key([("a", "long"), ("b", "long")])))
+    found: list[dict[str, Any]] = []
+    for begin, watermark in ((0, 40), (50, 10_000)):
+        operator = make_operator(spec, backend, EpochTimes(0, None if not begin else 40))
+        keys = list(range(5))
+        columns = [pa.array(c) for c in (keys, keys, [begin + 10 * k for k in keys])]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        assert not list(operator.process(batch))
+        for emitted in operator.finish(watermark):
+            found += emitted.to_pylist()
+        operator.close()
+        backend.seal().close()
+    wanted = {(k, k, 10 * k, 150 + 10 * k, 2) for k in range(5)}
+    assert {tuple(row.values()) for row in found} == wanted
+    assert len(found) == len(wanted)
+    assert backend.stats().keys == 0
+    backend.close()
