@@ -402,6 +402,13 @@ pst_status pst_batch_first(pst_batch *b, int32_t *first);
 /* Copies a fixed-width column: values[i] in the type's own width (BOOL: one byte each); valid[i]
  * (a byte each) is 0 where the key or the state is absent, and values[i] is then zero. */
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid);
+/* Several columns so, with one visit to each row. */
+typedef struct pst_get {
+    int32_t column;
+    void *values;
+    uint8_t *valid;
+} pst_get;
+pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets);
 /* Variable width. PST_TOO_LARGE above 2^31 - 1 bytes in all; PST_CHANGED as pst_bytes_out says. */
 pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out);
 /* Stores a value per key, the last of a repeated key wins; a null clears. `values->length` is the
@@ -417,6 +424,16 @@ typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
  * The array's type must be the column's; length as in put. PST_WRONG_TYPE for bool, string,
  * binary, object. */
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values);
+/* Several such steps, of columns that differ, with one visit to each row instead of one per step.
+ * `fresh`, a byte per key unless it is NULL: 1 where the first step gave the row its first value,
+ * which of a repeated key is said once. PST_INVALID: no step or more than PST_MAX_STATES; with
+ * `fresh`, a first step whose values have a validity or whose column has times to live. */
+typedef struct pst_step {
+    int32_t column;
+    pst_op op;
+    pst_array values;
+} pst_step;
+pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh);
 
 /* Clears one column, or with column == -1 deletes the keys altogether. PST_CORRUPT in a list or
  * map. */

@@ -221,28 +221,70 @@ static void stamp_group(pst_batch *b, int32_t column, const pst_array *values, i
     }
 }
 
-pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
-    pst_status s = check_operand(b, column, values);
+/* Whether there is such a step, and what runs it. */
+static pst_status check_step(const pst_batch *b, const pst_step *step, kernel *run) {
+    pst_status s = check_operand(b, step->column, &step->values);
     if (s)
         return s;
-    kernel run = kernel_of(values->type);
-    if (!run)
+    *run = kernel_of(step->values.type);
+    if (!*run)
         return PST_WRONG_TYPE;
-    if (op < PST_ADD || op > PST_MAX)
+    return step->op < PST_ADD || step->op > PST_MAX ? PST_INVALID : PST_OK;
+}
+
+static pst_status run_step(pst_batch *b, const pst_step *step, kernel run, int64_t from,
+                           int64_t to) {
+    int timed = b->t->lay.fields[step->column].time >= 0;
+    pst_status s = timed ? expire_group(b, step->column, from, to) : PST_OK;
+    if (!s)
+        s = run(b, step->column, step->op, &step->values, from, to);
+    if (timed)
+        stamp_group(b, step->column, &step->values, from, to);
+    return s;
+}
+
+/* Makes the group's rows and says which of them have no value in the column yet, a repeated key
+ * only once. */
+static pst_status note_fresh(pst_batch *b, int32_t column, int64_t from, int64_t to,
+                             uint8_t *fresh) {
+    pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        uint32_t slot;
+        pst_status s = pst_batch_row(b, i, &slot);
+        if (s)
+            return s;
+        fresh[i] = !pst_row_has(&t->lay, pst_row(t, slot), column);
+        for (int64_t k = from; fresh[i] && k < i; k++)
+            if (b->slots[k] == slot)
+                fresh[i] = 0;
+    }
+    return PST_OK;
+}
+
+pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh) {
+    kernel run[PST_MAX_STATES];
+    pst_status s = n < 1 || n > PST_MAX_STATES ? PST_INVALID : PST_OK;
+    for (int32_t k = 0; !s && k < n; k++)
+        s = check_step(b, &steps[k], &run[k]);
+    if (s)
+        return s;
+    if (fresh && (steps[0].values.validity || b->t->lay.fields[steps[0].column].time >= 0))
         return PST_INVALID;
-    int timed = b->t->lay.fields[column].time >= 0;
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_bring(b, from);
         s = pst_undo_reserve(b->t, PST_GROUP);
-        if (!s && timed)
-            s = expire_group(b, column, from, to);
-        if (!s)
-            s = run(b, column, op, values, from, to);
-        if (timed)
-            stamp_group(b, column, values, from, to);
+        if (!s && fresh)
+            s = note_fresh(b, steps[0].column, from, to, fresh);
+        for (int32_t k = 0; !s && k < n; k++)
+            s = run_step(b, &steps[k], run[k], from, to);
     }
     return pst_poison(b->t, s);
+}
+
+pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
+    pst_step step = {column, op, *values};
+    return pst_batch_apply_all(b, 1, &step, NULL);
 }
 
 /* ---- write ----------------------------------------------------------------------------------- */
@@ -346,50 +388,72 @@ static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes)
 }
 
 /* Inlined once per width, so that copying a value is a load and a store. */
-static inline __attribute__((always_inline)) void copy_out(pst_batch *b, int32_t column,
-                                                           size_t width, int64_t from, int64_t to,
-                                                           uint8_t *values, uint8_t *valid) {
-    uint32_t offset = b->t->lay.fields[column].offset;
+static inline __attribute__((always_inline)) void copy_out(const pst_table *t, const pst_get *get,
+                                                           size_t width,
+                                                           const uint64_t *const *rows,
+                                                           int64_t from, int64_t to) {
+    int32_t column = get->column;
+    uint32_t offset = t->lay.fields[column].offset;
+    uint8_t *values = get->values;
     for (int64_t i = from; i < to; i++) {
-        const uint64_t *row = present_row(b, i, column);
+        const uint64_t *row = rows[i - from];
         uint8_t *out = values + (size_t)i * width;
-        valid[i] = row != NULL;
-        if (row)
+        int has = row && pst_row_has(&t->lay, row, column) && !pst_row_hides(t, row, column);
+        get->valid[i] = (uint8_t)has;
+        if (has)
             memcpy(out, (const uint8_t *)row + offset, width);
         else
             memset(out, 0, width);
     }
 }
 
-pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {
-    pst_status s = check_column(b, column, 0);
-    if (s)
-        return s;
+static void get_group(const pst_table *t, const pst_get *get, const uint64_t *const *rows,
+                      int64_t from, int64_t to) {
+    uint32_t width = t->lay.fields[get->column].width;
+    switch (width) {
+    case 1:
+        copy_out(t, get, 1, rows, from, to);
+        break;
+    case 2:
+        copy_out(t, get, 2, rows, from, to);
+        break;
+    case 4:
+        copy_out(t, get, 4, rows, from, to);
+        break;
+    case 8:
+        copy_out(t, get, 8, rows, from, to);
+        break;
+    case 16:
+        copy_out(t, get, 16, rows, from, to);
+        break;
+    default:
+        copy_out(t, get, width, rows, from, to);
+    }
+}
+
+pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
+    pst_status s = PST_OK;
+    for (int32_t k = 0; !s && k < n; k++)
+        s = check_column(b, gets[k].column, 0);
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
+        const uint64_t *rows[PST_GROUP];
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_bring(b, from);
-        switch (b->t->lay.fields[column].width) {
-        case 1:
-            copy_out(b, column, 1, from, to, values, valid);
-            break;
-        case 2:
-            copy_out(b, column, 2, from, to, values, valid);
-            break;
-        case 4:
-            copy_out(b, column, 4, from, to, values, valid);
-            break;
-        case 8:
-            copy_out(b, column, 8, from, to, values, valid);
-            break;
-        case 16:
-            copy_out(b, column, 16, from, to, values, valid);
-            break;
-        default:
-            copy_out(b, column, b->t->lay.fields[column].width, from, to, values, valid);
+        for (int64_t i = from; i < to; i++) {
+            uint32_t slot = pst_batch_slot(b, i);
+            rows[i - from] = slot == PST_NONE ? NULL : pst_row(b->t, slot);
         }
-        s = refresh_group(b, column, from, to);
+        for (int32_t k = 0; !s && k < n; k++) {
+            get_group(b->t, &gets[k], rows, from, to);
+            s = refresh_group(b, gets[k].column, from, to);
+        }
     }
     return s;
+}
+
+pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {
+    pst_get get = {column, values, valid};
+    return pst_batch_get_all(b, 1, &get);
 }
 
 pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out) {

@@ -1,9 +1,8 @@
 /* timer_ops.c: registering, deleting and firing timers, of one key and of many. */
-#include "access/batch.h"
 #include "access/single.h"
-#include "elements/timers.h"
+#include "access/timer_batch.h"
 
-static pst_status check_timers(const pst_table *t, pst_domain domain) {
+pst_status pst_check_timers(const pst_table *t, pst_domain domain) {
     if (t->poisoned)
         return PST_POISONED;
     return t->attached && t->lay.timers >= 0 && (domain == PST_EVENT || domain == PST_PROCESSING)
@@ -15,7 +14,7 @@ static pst_status check_timers(const pst_table *t, pst_domain domain) {
 
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms) {
     uint32_t slot;
-    pst_status s = check_timers(t, domain);
+    pst_status s = pst_check_timers(t, domain);
     if (!s)
         s = pst_current_row(t, 1, &slot);
     return s ? s : pst_poison(t, pst_timer_add(t, slot, domain, time_ms));
@@ -32,7 +31,7 @@ static pst_status remove_if_there(pst_table *t, uint32_t slot, pst_domain domain
 
 static pst_status delete_timer(pst_table *t, pst_domain domain, int64_t time_ms) {
     uint32_t slot;
-    pst_status s = check_timers(t, domain);
+    pst_status s = pst_check_timers(t, domain);
     if (!s)
         s = pst_current_row(t, 0, &slot);
     return s ? s : remove_if_there(t, slot, domain, time_ms);
@@ -45,40 +44,8 @@ pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms) {
 
 /* ---- many ----------------------------------------------------------------------------------- */
 
-static pst_status check_times(pst_batch *b, pst_domain domain, const pst_array *times) {
-    pst_status s = pst_batch_usable(b);
-    if (!s)
-        s = check_timers(b->t, domain);
-    if (s)
-        return s;
-    if (times->type != PST_INT64)
-        return PST_WRONG_TYPE;
-    return times->length == b->length || times->length == 1 ? PST_OK : PST_INVALID;
-}
-
-pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times) {
-    pst_status s = check_times(b, domain, times);
-    if (s)
-        return s;
-    const int64_t *ms = (const int64_t *)times->values + times->offset;
-    for (int64_t i = 0; !s && i < b->length; i++) {
-        int64_t at = times->length == 1 ? 0 : i;
-        uint32_t slot;
-        if (i % PST_GROUP == 0) {
-            pst_batch_bring(b, i);
-            s = pst_undo_reserve(b->t, PST_GROUP);
-        }
-        if (s || pst_array_is_null(times, at))
-            continue;
-        s = pst_batch_row(b, i, &slot);
-        if (!s)
-            s = pst_timer_add(b->t, slot, domain, ms[at]);
-    }
-    return pst_poison(b->t, s);
-}
-
 static pst_status delete_timers(pst_batch *b, pst_domain domain, const pst_array *times) {
-    pst_status s = check_times(b, domain, times);
+    pst_status s = pst_check_times(b, domain, times);
     if (s)
         return s;
     const int64_t *ms = (const int64_t *)times->values + times->offset;
@@ -100,7 +67,7 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
 /* ---- firing --------------------------------------------------------------------------------- */
 
 pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms) {
-    pst_status found = check_timers(t, domain);
+    pst_status found = pst_check_timers(t, domain);
     if (found)
         return found;
     found = PST_NOT_FOUND;
@@ -121,10 +88,12 @@ pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_m
     return found;
 }
 
+/* Finds them first and fetches their rows together: a row alone would be waited for. */
 static pst_status collect(pst_batch *b, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms) {
     pst_table *t = b->t;
-    for (int32_t g = t->first_key_group; g <= t->last_key_group && b->length < most; g++) {
+    int64_t n = 0;
+    for (int32_t g = t->first_key_group; g <= t->last_key_group && n < most; g++) {
         pst_tree_root root = *pst_timer_root(t, t->m, g, domain);
         pst_tree_cursor c;
         pst_tree_entry e;
@@ -132,25 +101,30 @@ static pst_status collect(pst_batch *b, pst_domain domain, int64_t until_ms, int
         if (!root.count)
             continue;
         pst_tree_seek(&c, t->heap, pst_heap_bytes(t), &pst_timer_shape, root, NULL);
-        while (b->length < most && (s = pst_tree_next(&c, &e)) == PST_OK) {
+        while (n < most && (s = pst_tree_next(&c, &e)) == PST_OK) {
             int64_t time = pst_timer_time(e.key[0]);
             uint32_t slot = (uint32_t)e.key[1];
             if (time > until_ms)
                 break;
             if (slot >= t->m->slots)
                 return PST_CORRUPT;
-            times_ms[b->length] = time;
-            pst_batch_take_row(b, slot);
+            times_ms[n] = time;
+            b->slots[n++] = slot;
         }
         if (s == PST_CORRUPT)
             return s;
     }
-    return b->length ? PST_OK : PST_NOT_FOUND;
+    for (int64_t i = 0; i < n; i++) {
+        if (i + 2 * PST_GROUP < n)
+            pst_prefetch_row(t, b->slots[i + 2 * PST_GROUP]);
+        pst_batch_take_row(b, b->slots[i]);
+    }
+    return n ? PST_OK : PST_NOT_FOUND;
 }
 
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms, pst_batch **batch) {
-    pst_status s = check_timers(t, domain);
+    pst_status s = pst_check_timers(t, domain);
     pst_batch *b = NULL;
     if (!s)
         s = pst_batch_of_rows(t, most, &b);
@@ -173,7 +147,7 @@ uint64_t pst_timers_missed(const pst_table *t) {
 static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
     pst_status s = pst_batch_usable(b);
     if (!s)
-        s = check_timers(b->t, domain);
+        s = pst_check_timers(b->t, domain);
     if (s || !b->of_rows || i < 0 || i >= b->length)
         return s ? s : PST_INVALID;
     if (i % PST_GROUP == 0)
@@ -191,26 +165,4 @@ static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
     pst_clearing(b->t);
     return pst_cleared(b->t, fire_timer(b, i, domain, time_ms));
-}
-
-static pst_status fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
-    pst_status s = pst_batch_usable(b);
-    if (!s)
-        s = check_timers(b->t, domain);
-    if (s || !b->of_rows)
-        return s ? s : PST_INVALID;
-    for (int64_t i = 0; !s && i < b->length; i++) {
-        if (i % PST_GROUP == 0)
-            pst_batch_bring(b, i);
-        s = pst_undo_reserve(b->t, 1);
-        if (!s)
-            s = pst_timer_remove(b->t, b->slots[i], domain, times_ms[i]);
-        s = s == PST_NOT_FOUND ? PST_OK : s;
-    }
-    return pst_poison(b->t, s);
-}
-
-pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
-    pst_clearing(b->t);
-    return pst_cleared(b->t, fire_all(b, domain, times_ms));
 }

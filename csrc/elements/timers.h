@@ -80,4 +80,14 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
 /* PST_NOT_FOUND. */
 pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms);
 
+/* ---- many of one key group ------------------------------------------------------------------- */
+
+/* A timer as its tree has it: pst_timer_word of its time, and its row. In any order; fast where
+ * they ascend. Room for the touches is reserved here. */
+pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
+                          const uint64_t (*timers)[2], uint32_t n);
+/* What is not there is passed over. */
+pst_status pst_timers_remove(pst_table *t, int32_t key_group, pst_domain domain,
+                             const uint64_t (*timers)[2], uint32_t n);
+
 #endif

@@ -35,6 +35,57 @@ static int check_versions(const tree_model *m) {
     return ok;
 }
 
+/* Neighbours in the order of keys, put or removed as runs where the shape has them; with gaps, and
+ * now and then one of them out of order. */
+static pst_status runs(tree_model *m, uint64_t *random, uint32_t from, uint32_t n, int put) {
+    const pst_tree_shape *shape = &m->shape;
+    uint64_t (*keys)[2] = malloc(n * sizeof *keys);
+    uint32_t *names = malloc(n * sizeof *names), count = 0;
+    pst_status s = PST_OK;
+    REQUIRE(keys && names);
+    for (uint32_t i = 0; i < n; i++) {
+        if (check_random(random) % 16 == 0)
+            continue;
+        uint32_t place = check_random(random) % 40 == 0 ? (uint32_t)check_random(random) : from + i;
+        tree_room room;
+        pst_tree_entry e;
+        names[count] = m->order[place % m->keys];
+        tree_key(shape, names[count], &e, &room);
+        memcpy(keys[count++], e.key, sizeof *keys);
+    }
+    for (uint32_t at = 0, done = 0; !s && at < count; at += done) {
+        const uint64_t (*left)[2] = (const uint64_t (*)[2])keys + at;
+        uint64_t fresh = 0, before = m->now.root.count;
+        s = put ? pst_tree_put_run(m->t, shape, &m->now.root, left, count - at, &done, &fresh)
+                : pst_tree_remove_run(m->t, shape, &m->now.root, left, count - at, &done);
+        if (s == PST_NOT_FOUND) {
+            CHECK(!put && !m->now.present[names[at]]);
+            done = 1;
+            s = PST_OK;
+            continue;
+        }
+        if (s)
+            break;
+        CHECK(done >= 1 && done <= count - at && (!put || done <= PST_TREE_RUN));
+        for (uint32_t i = 0; i < done; i++) {
+            uint32_t k = names[at + i];
+            CHECK_EQ(m->now.present[k], put ? !(fresh >> i & 1) : 1);
+            m->now.present[k] = (uint8_t)put;
+            m->now.seed[k] = 0;
+            m->now.time[k] = 0;
+        }
+        uint64_t changed = put ? (uint64_t)__builtin_popcountll(fresh) : done;
+        CHECK_EQ(m->now.root.count, put ? before + changed : before - changed);
+    }
+    free(keys);
+    free(names);
+    return s;
+}
+
+static int has_runs(const pst_tree_shape *s) {
+    return s->key_words == 2 && !s->key_is_ref && !s->value_words && !s->timed;
+}
+
 /* Some operations of one kind, so that trees grow, thin out and shrink. */
 static pst_status burst(tree_model *m, uint64_t *random) {
     uint64_t what = check_random(random) % 12, n = check_random(random) % (m->keys / 4) + 1;
@@ -42,6 +93,8 @@ static pst_status burst(tree_model *m, uint64_t *random) {
     pst_status s = PST_OK;
     if (what == 0 && check_random(random) % 4 == 0)
         return tree_clear(m);
+    if (has_runs(&m->shape) && check_random(random) % 2)
+        return runs(m, random, from, (uint32_t)n, what < 7);
     for (uint64_t i = 0; i < n && !s; i++) {
         uint32_t k = (uint32_t)(check_random(random) % m->keys), next = (from + (uint32_t)i);
         uint64_t seed = check_random(random) % 200;

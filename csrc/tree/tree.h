@@ -72,6 +72,19 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
 pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                            const pst_tree_entry *e);
 
+/* Runs of entries that are two words and nothing else (timers). A descent is paid per leaf, where
+ * put and remove pay it per entry. Statuses as for put; `done` and `fresh` mean nothing then. */
+enum { PST_TREE_RUN = 64 };
+/* Puts keys[0] and the next ones, of up to PST_TREE_RUN, as far as they ascend and belong into the
+ * same leaf, which has room for them: *done of them, at least one. Bit i of *fresh: keys[i] was not
+ * there. */
+pst_status pst_tree_put_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                            const uint64_t (*keys)[2], uint32_t n, uint32_t *done, uint64_t *fresh);
+/* Removes keys[0] and the next ones, of n, as far as they are the next entries of its leaf: *done
+ * of them. PST_NOT_FOUND where keys[0] is not there: nothing is changed. */
+pst_status pst_tree_remove_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                               const uint64_t (*keys)[2], uint32_t n, uint32_t *done);
+
 /* Frees every node and byte block; *root becomes {0, 0}. O(nodes), with bytes O(entries). */
 pst_status pst_tree_clear(pst_table *t, const pst_tree_shape *s, pst_tree_root *root);
 

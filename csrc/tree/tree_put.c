@@ -264,3 +264,73 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
         return replace(&w, e);
     return st == PST_NOT_FOUND ? insert(&w, &p, e) : st;
 }
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+static unsigned __int128 pair_at(const uint64_t *key) {
+    return pst_tree_pair(key[0], key[1]);
+}
+
+/* What lies behind the path's leaf begins at *bound; 0 for the last leaf. */
+static int bound_of(const pst_tree_writer *w, unsigned __int128 *bound) {
+    for (uint32_t l = 1; l <= w->top; l++) {
+        uint64_t *node = pst_tw_node(w, w->at[l].node);
+        if (w->at[l].index + 1 < pst_node_count(*node)) {
+            *bound = pair_at(pst_tw_key(w, node, w->at[l].index + 1));
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Puts a key that belongs behind the path's entry in the same leaf. PST_NOT_FOUND: the leaf is
+ * full. */
+static pst_status put_behind(pst_tree_writer *w, const uint64_t key[2], int *fresh) {
+    uint64_t *leaf = pst_tw_node(w, w->at[0].node);
+    uint32_t count = pst_node_count(*leaf), from = w->at[0].index + 1;
+    uint32_t i = from + pst_tree_search_pairs(pst_tw_key(w, leaf, from), count - from, key, 0);
+    w->at[0].index = i;
+    *fresh = i == count || pair_at(pst_tw_key(w, leaf, i)) != pair_at(key);
+    if (!*fresh)
+        return PST_OK;
+    if (is_full(w, 0))
+        return PST_NOT_FOUND;
+    if (w->root->count == UINT32_MAX)
+        return PST_TOO_LARGE;
+    pst_status s = pst_tw_own(w, 0, count + 1);
+    if (s)
+        return s;
+    leaf = pst_tw_node(w, w->at[0].node);
+    pst_tw_shift_entries(w, leaf, i, 1);
+    pst_put_words(pst_tw_key(w, leaf, i), key, 2);
+    w->root->count++;
+    return PST_OK;
+}
+
+pst_status pst_tree_put_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                            const uint64_t (*keys)[2], uint32_t n, uint32_t *done,
+                            uint64_t *fresh) {
+    pst_tree_writer w = pst_tw_begin(t, s, root);
+    pst_tree_entry e = {.key = {keys[0][0], keys[0][1]}};
+    pst_tree_probe p;
+    pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, &e);
+    pst_status st = root->node ? pst_tw_descend(&w, &p) : PST_NOT_FOUND;
+    *fresh = st == PST_NOT_FOUND;
+    if (*fresh)
+        st = insert(&w, &p, &e);
+    unsigned __int128 bound = 0;
+    int bounded = st ? 0 : bound_of(&w, &bound);
+    uint32_t i = 1;
+    for (; !st && i < n && i < PST_TREE_RUN; i++) {
+        unsigned __int128 key = pair_at(keys[i]);
+        int added;
+        if (key <= pair_at(keys[i - 1]) || (bounded && key >= bound))
+            break;
+        st = put_behind(&w, keys[i], &added);
+        if (st)
+            break;
+        *fresh |= (uint64_t)added << i;
+    }
+    *done = i;
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}

@@ -100,9 +100,10 @@ static pst_status shrink_node(pst_tree_writer *w, uint32_t level, int *parent_lo
     return s || *parent_lost ? s : fit(w, level);
 }
 
-static pst_status shrink(pst_tree_writer *w) {
+/* From the level on whose node has lost an entry. */
+static pst_status shrink(pst_tree_writer *w, uint32_t level) {
     int lost = 1;
-    for (uint32_t level = 0; level < w->top; level++) {
+    for (; level < w->top; level++) {
         pst_status s = shrink_node(w, level, &lost);
         if (s || !lost)
             return s;
@@ -133,7 +134,51 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
     st = pst_tw_free_bytes(&w, key);
     if (!st)
         st = pst_tw_free_bytes(&w, value);
-    return st ? st : shrink(&w);
+    return st ? st : shrink(&w, 0);
+}
+
+/* Takes the path's leaf out with all its entries, which need no copy for that. */
+static pst_status drop_leaf(pst_tree_writer *w) {
+    pst_status s = w->top ? pst_tw_own(w, 1, 0) : PST_OK;
+    if (!s)
+        s = pst_tw_free_node(w, w->at[0].node);
+    if (s)
+        return s;
+    if (!w->top) {
+        w->root->node = 0;
+        return PST_OK;
+    }
+    s = drop_child(w, 1, w->at[1].index, 0);
+    return s ? s : shrink(w, 1);
+}
+
+pst_status pst_tree_remove_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                               const uint64_t (*keys)[2], uint32_t n, uint32_t *done) {
+    pst_tree_writer w = pst_tw_begin(t, s, root);
+    pst_tree_entry e = {.key = {keys[0][0], keys[0][1]}};
+    pst_tree_probe p;
+    if (!root->node)
+        return PST_NOT_FOUND;
+    pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, &e);
+    pst_status st = pst_tw_descend(&w, &p);
+    if (st)
+        return st;
+    const uint64_t *leaf = pst_tw_node(&w, w.at[0].node);
+    uint32_t i = w.at[0].index, count = pst_node_count(*leaf), m = 1;
+    for (; m < n && i + m < count; m++) {
+        const uint64_t *key = pst_node_key(s, leaf, i + m);
+        if (key[0] != keys[m][0] || key[1] != keys[m][1])
+            break;
+    }
+    *done = m;
+    root->count -= m;
+    if (m == count)
+        return drop_leaf(&w);
+    st = pst_tw_own(&w, 0, 0);
+    if (st)
+        return st;
+    pst_tw_shift_entries(&w, pst_tw_node(&w, w.at[0].node), i + m, -(int)m);
+    return shrink(&w, 0);
 }
 
 /* ---- clear ----------------------------------------------------------------------------------- */

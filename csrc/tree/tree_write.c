@@ -133,7 +133,7 @@ void pst_tw_shift_entries(const pst_tree_writer *w, uint64_t *node, uint32_t i, 
     shift(pst_tw_value(w, node, i), n * (size_t)values, by * values);
     if (w->s->timed && !level)
         shift(pst_tw_time(w, node, i), n, by);
-    pst_tw_set_count(node, by > 0 ? count + 1 : count - 1);
+    pst_tw_set_count(node, count + (uint32_t)by);
 }
 
 pst_status pst_tw_descend(pst_tree_writer *w, pst_tree_probe *p) {

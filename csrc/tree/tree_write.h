@@ -96,8 +96,7 @@ pst_status pst_tw_free_node(const pst_tree_writer *w, uint32_t granule);
 /* Copies n entries to another node of the same level. Leaves the counts as they are. */
 void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, uint64_t *from,
                          uint32_t first, uint32_t n);
-/* Makes room for an entry at i (by 1), or closes the gap before it (by -1). REQUIRES: a born
- * node. */
+/* Makes room for `by` entries at i, or closes the gap of -by before it. REQUIRES: a born node. */
 void pst_tw_shift_entries(const pst_tree_writer *w, uint64_t *node, uint32_t i, int by);
 /* Moves the path's node of this level to a block for `want` entries. REQUIRES: its parent is
  * born. */

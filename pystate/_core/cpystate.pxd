@@ -206,6 +206,11 @@ cdef extern from "pystate.h" nogil:
     int64_t pst_batch_length(const pst_batch *b)
     pst_status pst_batch_first(pst_batch *b, int32_t *first)
     pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
+    ctypedef struct pst_get:
+        int32_t column
+        void *values
+        uint8_t *valid
+    pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets)
     pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out *out)
     pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values)
 
@@ -215,6 +220,13 @@ cdef extern from "pystate.h" nogil:
         PST_MAX
 
     pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values)
+
+    ctypedef struct pst_step:
+        int32_t column
+        pst_op op
+        pst_array values
+
+    pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh)
     pst_status pst_batch_clear(pst_batch *b, int32_t column)
     pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)

@@ -289,6 +289,56 @@ cdef class Batch(_Dependent):
             self.end()
         self.table.check(status)
 
+    def apply_all(self, list steps, size_t fresh=0):
+        """Several steps (column, 1 to 3 as for `apply`, values) with one visit to each row; `fresh`
+        becomes 1 per key to whose row the first step gave its first value, else 0."""
+        cdef pst_step found[PST_MAX_STATES_]
+        cdef list operands = []
+        cdef pst_status status
+        cdef ArrayRef values
+        cdef int32_t n, i
+        for column, op, given in list(steps):
+            if len(operands) == PST_MAX_STATES:
+                raise errors.InvalidArgumentError(f"{len(steps)} steps at once")
+            i = <int32_t> len(operands)
+            found[i].column = column
+            found[i].op = <pst_op> <int> op
+            operands.append(<ArrayRef?> given)
+        n = <int32_t> len(operands)
+        # From here on no Python code runs, which might change an operand.
+        for i in range(n):
+            values = <ArrayRef> operands[i]
+            self.check_length(values)
+            found[i].values = values.c
+        self.begin()
+        try:
+            with nogil:
+                status = pst_batch_apply_all(self.b, n, found, <uint8_t *> fresh)
+        finally:
+            self.end()
+        self.table.check(status)
+
+    def get_all(self, list columns):
+        """Copy columns of fixed width, (column, values, valid) as for `get`, with one visit to each
+        row."""
+        cdef pst_get found[PST_MAX_STATES_]
+        cdef pst_status status
+        cdef int32_t n = 0
+        for column, values, valid in list(columns):
+            if n == PST_MAX_STATES:
+                raise errors.InvalidArgumentError(f"{len(columns)} columns at once")
+            found[n].column = column
+            found[n].values = <void *> <size_t> values
+            found[n].valid = <uint8_t *> <size_t> valid
+            n += 1
+        self.begin()
+        try:
+            with nogil:
+                status = pst_batch_get_all(self.b, n, found)
+        finally:
+            self.end()
+        self.table.check(status)
+
     def clear(self, int32_t column):
         """Clear a column of every key, or with -1 delete the keys."""
         cdef pst_status status

@@ -32,7 +32,7 @@ from pystate.state.folding import (
     value_handle,
     without_nulls,
 )
-from pystate.state.key_batch import KeyBatch, copied
+from pystate.state.key_batch import KeyBatch, Step, copied
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
 from pystate.types.arrays import bits, check_rows, encoded, is_column, is_many, reference
@@ -42,8 +42,10 @@ from pystate.types.state_type import StateType, TypeLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AggregatingHandle", "AggregatingState"]
+__all__ = ["AggregatingHandle", "AggregatingState", "ColumnAggregate"]
 
+#: The core's numbers of steps.
+_OPERATIONS = {"add": 1, "min": 2, "max": 3}
 _BINARY, _OBJECT = StateType("binary"), StateType("object")
 #: How a checkpoint's metadata spells an accumulator, and the aggregators that may own it.
 _STORED = re.compile(r"#(\w+)\((?:\w+=(\w+))?\) of (.*)")
@@ -125,7 +127,7 @@ class AggregatingState(State["AggregatingHandle"]):
         if self._bound is None:
             kind = _PythonAggregate
         elif self._bound.column is not None:
-            kind = _ColumnAggregate
+            kind = ColumnAggregate
         else:
             kind = _CoreAggregate
         return kind(table, column, name, self)
@@ -238,7 +240,7 @@ class AggregatingHandle(Fold):
         self._checked(keys).clear(self.column)
 
 
-class _ColumnAggregate(AggregatingHandle):
+class ColumnAggregate(AggregatingHandle):
     """Count, sum, minimum or maximum: a value that the core updates."""
 
     def __init__(
@@ -284,7 +286,11 @@ class _ColumnAggregate(AggregatingHandle):
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Add a value to each key's aggregate."""
-        self._checked(keys)
+        step = self.step(self._checked(keys), values)
+        keys.apply(*step)
+
+    def step(self, keys: KeyBatch, values: Any) -> Step:
+        """What `apply_steps` does for `add_all`."""
         # First checked against the declared type, then widened to the sum's type.
         what = f"state {self.name!r}"
         if is_many(values):
@@ -298,12 +304,24 @@ class _ColumnAggregate(AggregatingHandle):
                 values = self._codec.normalize(values)
             if self._counts:
                 values = 1
-        getattr(self._kept, self._operation or "add")(keys, values)
+        return self.merge_step(keys, values)
+
+    def merge_step(self, keys: KeyBatch, accumulators: Any) -> Step:
+        """What `apply_steps` does for `merge_all`."""
+        return self._kept.step(keys, _OPERATIONS[self._operation or "add"], accumulators)
+
+    @property
+    def kept(self) -> ValueHandle:
+        """The handle of the values."""
+        return self._kept
+
+    def finished(self, values: pa.Array[Any]) -> pa.Array[Any]:
+        """The results that these values are."""
+        return values.fill_null(0) if self._counts else values
 
     def results(self, keys: KeyBatch) -> Any:
         """Compute the keys' results."""
-        array = self._kept.values(keys)
-        return array.fill_null(0) if self._counts else array
+        return self.finished(self._kept.values(keys))
 
     def accumulators(self, keys: KeyBatch) -> Any:
         """The columns' values."""
@@ -311,7 +329,8 @@ class _ColumnAggregate(AggregatingHandle):
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
         """Merge an accumulator into each key's."""
-        getattr(self._kept, self._operation or "add")(keys, accumulators)
+        step = self.merge_step(keys, accumulators)  # this also checks that it is a batch
+        keys.apply(*step)
 
     def _merge(self, kept: Any) -> None:
         mine = self._kept.value()

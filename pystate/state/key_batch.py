@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,10 @@ from pystate.errors import InvalidArgumentError, PystateError
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["KeyBatch", "checked_batch", "copied"]
+__all__ = ["KeyBatch", "Step", "apply_steps", "checked_batch", "copied", "copied_together"]
+
+#: A column, 1 to add, 2 or 3 for the smaller or larger value, and a value per key or one for all.
+Step: TypeAlias = tuple[int, int, core.ArrayRef]
 
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
 
@@ -210,9 +213,45 @@ def copied(
     """Make an array of what the core copies, in the core's form, with its nulls."""
     valid = np.empty(rows, np.uint8)
     if not type_.is_bytes:
-        values = np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)
+        values = _room(type_, rows)
         get(values.ctypes.data, valid.ctypes.data)
         return from_parts(type_, rows, valid, values)
     offsets = np.zeros(rows + 1, np.int32)
     data = get_bytes(offsets.ctypes.data, valid.ctypes.data)
     return from_parts(type_, rows, valid, data, offsets)
+
+
+def copied_together(
+    keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
+) -> list[pa.Array[Any]]:
+    """Copy columns of fixed width in the core's form, with one visit to each row."""
+    rows = len(keys)
+    rooms = [(_room(type_, rows), np.empty(rows, np.uint8)) for _, type_ in columns]
+    keys.get_all(
+        [
+            (column, values.ctypes.data, valid.ctypes.data)
+            for (column, _), (values, valid) in zip(columns, rooms, strict=True)
+        ]
+    )
+    return [
+        from_parts(type_, rows, valid, values)
+        for (_, type_), (values, valid) in zip(columns, rooms, strict=True)
+    ]
+
+
+def apply_steps(keys: KeyBatch, steps: Sequence[Step]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Take the steps with one visit to each row.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+        Where the first step, whose values have no nulls, gave a key its first value; of a key that
+        repeats, only its first row.
+    """
+    fresh = np.empty(len(keys), np.uint8)
+    keys.apply_all(list(steps), fresh.ctypes.data)
+    return fresh.view(np.bool_)
+
+
+def _room(type_: StateType, rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)

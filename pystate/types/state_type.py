@@ -198,6 +198,8 @@ class StateType:
     @property
     def inline_bytes(self) -> int:
         """The width of an inline struct, a multiple of 8 up to 256; 0 for any other type."""
+        if self.name != "struct":
+            return 0
         layout = inline_layout(self)
         return 0 if layout is None else layout[0]
 

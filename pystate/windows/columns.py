@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.arguments import nearest, shown
@@ -21,15 +22,18 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.functions.aggregates import Aggregate
-from pystate.state.aggregating import AggregatingHandle, AggregatingState
+from pystate.state.aggregating import AggregatingHandle, AggregatingState, ColumnAggregate
 from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, Step, apply_steps, copied_together
+from pystate.state.value import ValueHandle
 from pystate.types.state_type import parse_type
 
-__all__ = ["ROWS", "AggregateLike", "Columns", "WindowColumn", "aggregated"]
+__all__ = ["ROWS", "AggregateLike", "Columns", "Mask", "WindowColumn", "aggregated"]
 
 #: ``ps.sum("x")``; ``(ps.TopK(3), "x")``; ``(Own(), "x", "long")``, with the result's type.
 AggregateLike: TypeAlias = "Aggregate | tuple[Any, ...]"
+
+Mask = npt.NDArray[np.bool_]
 
 #: The state that counts a window's rows, if no aggregate does.
 ROWS = "window.rows"
@@ -174,47 +178,86 @@ class Columns:
         self._handles: list[AggregatingHandle] = [
             backend.register(column.name, column.state) for column in columns
         ]
-        [self.rows, *_] = [
-            handle
-            for column, handle in zip(columns, self._handles, strict=True)
-            if column.counts_rows
-        ]
+        pairs = list(zip(columns, self._handles, strict=True))
+        counter: Any = next(handle for column, handle in pairs if column.counts_rows)
+        self.rows: ColumnAggregate = counter
+        self._others = [pair for pair in pairs if pair[1] is not counter]
         self._scratch: KeyedStateBackend | None = None
 
-    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> None:
-        """Add rows to the aggregates of their keys."""
-        for column, handle in zip(self._columns, self._handles, strict=True):
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+        """Add rows to the aggregates of their keys.
+
+        Returns
+        -------
+        numpy.ndarray of bool
+            Where a row began a window or slice: the first one of its key.
+        """
+        steps = [self.rows.step(keys, 1)]  # the first: it says what is new
+        for column, handle in self._others:
             values = 1 if column.source is None else rows.column(column.source)
+            if isinstance(handle, ColumnAggregate):
+                steps.append(handle.step(keys, values))
+                continue
             try:
                 handle.add_all(keys, values)
             except StateOverflowError as error:
                 raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+        try:
+            return apply_steps(keys, steps)
+        except StateOverflowError as error:
+            # The error names the state, which has the column's name.
+            raise StateOverflowError(f"{self._owner}: {error}") from None
 
-    def exist(self, keys: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def exist(self, keys: KeyBatch) -> Mask:
         """Which keys have a window or slice."""
-        found: np.ndarray[Any, np.dtype[np.bool_]] = np.asarray(
-            self.rows.accumulators(keys).is_valid()
-        )
+        found: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
         return found
 
     def accumulators(self, keys: KeyBatch) -> list[Any]:
         """The accumulators of some keys, one entry per column."""
-        return [handle.accumulators(keys) for handle in self._handles]
+        found = self.kept(keys)
+        return [
+            found[handle.name] if handle.name in found else handle.accumulators(keys)
+            for handle in self._handles
+        ]
 
-    def merge(self, keys: KeyBatch, accumulators: Sequence[Any]) -> None:
-        """Merge accumulators into those of some keys."""
+    def kept(self, keys: KeyBatch, more: Sequence[ValueHandle] = ()) -> dict[str, pa.Array[Any]]:
+        """What columns are to the core, and some other states, by name; read together."""
+        handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)]
+        handles = [h for h in handles if not h.type.is_bytes] + list(more)
+        arrays = copied_together(keys, [(h.column, h.type) for h in handles])
+        return dict(zip((h.name for h in handles), arrays, strict=True))
+
+    def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
+        """Merge accumulators into those of some keys, and take more steps."""
+        steps = list(more)
         for column, handle, each in zip(self._columns, self._handles, accumulators, strict=True):
+            if isinstance(handle, ColumnAggregate):
+                steps.append(handle.merge_step(keys, each))
+                continue
             try:
                 handle.merge_all(keys, each)
             except StateOverflowError as error:
                 raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+        try:
+            keys.apply_all(steps)
+        except StateOverflowError as error:
+            raise StateOverflowError(f"{self._owner}: {error}") from None
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """The results of some keys, one array per result column."""
+        return self.results_of(keys, self.kept(keys))
+
+    def results_of(self, keys: KeyBatch, kept: Mapping[str, pa.Array[Any]]) -> list[pa.Array[Any]]:
+        """The results of some keys, of which `kept` was read."""
         found = []
         pairs = list(zip(self._columns, self._handles, strict=True))[: self._results]
         for column, handle in pairs:
-            values = handle.results(keys)
+            values: Any
+            if isinstance(handle, ColumnAggregate) and handle.name in kept:
+                values = handle.finished(kept[handle.name])
+            else:
+                values = handle.results(keys)
             if isinstance(values, list):
                 try:
                     values = pa.array(values, column.result)

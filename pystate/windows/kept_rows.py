@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.state.aggregating import AggregatingState
+from pystate.state.aggregating import AggregatingState, ColumnAggregate
 from pystate.state.aggregators import Count
 from pystate.state.declaration import State
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, Step, apply_steps
 from pystate.state.list import ListHandle, ListState
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import parse_type
-from pystate.windows.columns import ROWS, Columns
+from pystate.windows.columns import ROWS, Columns, Mask
 from pystate.windows.grid import Times
 
 __all__ = ["KeptRows", "Loaded", "RowColumns"]
@@ -125,16 +125,18 @@ class RowColumns(Columns):
             else None
             for each in inputs
         ]
-        self.rows = backend.register(ROWS, AggregatingState(Count(), "long"))
+        counter: Any = backend.register(ROWS, AggregatingState(Count(), "long"))
+        self.rows: ColumnAggregate = counter
         self._asked: KeyBatch | None = None
         self._parts: tuple[KeyBatch, Times] | None = None
 
-    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> None:
-        """Keep rows in the windows or slices of their keys."""
-        self.rows.add_all(keys, 1)
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+        """Keep rows in the windows or slices of their keys; see `Columns.add`."""
+        began = apply_steps(keys, [self.rows.step(keys, 1)])
         handle = self._lists[self.input]
         if handle is not None:
             handle.append(keys, self.items(rows))
+        return began
 
     def items(self, rows: pa.RecordBatch) -> pa.Array[Any]:
         """The rows as they are kept."""
@@ -151,9 +153,9 @@ class RowColumns(Columns):
         self._asked = keys
         return [longs(np.arange(len(keys)))]
 
-    def merge(self, keys: KeyBatch, accumulators: Sequence[Any]) -> None:
+    def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
         """Append the rows that numbers stand for to those of some keys."""
-        assert self._asked is not None
+        assert self._asked is not None and not more, "steps are for sums that slide"
         numbers = accumulators[0].to_numpy()
         source = _chosen(self._backend, self._asked, numbers)
         sizes = self._sizes(source)

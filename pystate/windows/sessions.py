@@ -105,8 +105,7 @@ class SessionOperator(WindowOperator):
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        first = np.unique(given.codes, return_index=True)[1]
-        keys = [take(column, first) for column in columns]
+        keys = [take(column, _firsts(given.codes)) for column in columns]
         default = self.backend.keys(keys)
         stored = self._sessions(default)
         rows = len(given)
@@ -243,7 +242,7 @@ class SessionOperator(WindowOperator):
         columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
         self.backend.delete(gone)
         codes = key_codes(columns, dense=True)
-        first = np.unique(codes, return_index=True)[1]
+        first = _firsts(codes)
         keys = [take(column, first) for column in columns]
         stored = self._sessions(self.backend.keys(keys))
         removed = np.isin(_pairs(stored.codes, stored.starts), _pairs(codes, starts))
@@ -252,6 +251,13 @@ class SessionOperator(WindowOperator):
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
         return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
+
+
+def _firsts(codes: Times) -> Times:
+    """The first row of each of some dense codes."""
+    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
 
 
 def _pairs(codes: Times, starts: Times) -> npt.NDArray[Any]:

@@ -18,14 +18,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, Step
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Aligned
 from pystate.windows.grid import Times, grid_of
@@ -34,6 +34,8 @@ from pystate.windows.specification import NEXT
 
 __all__ = ["SlicedOperator"]
 
+#: Steps of `apply_steps`.
+_ADD, _MAX = 1, 3
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
 
@@ -55,9 +57,13 @@ class SlicedOperator(WindowOperator):
         self._sweeps = self._final and not self.lateness
         timed = self._final and self.domain == "event"
         self._unfired = self.times.late_bound if timed else None
-        self._fired = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
+        #: Windows that are put together from their slices at once.
+        self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
         states = self.spec.states()
         self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
+        counters = [i for i, c in enumerate(self.spec.columns) if c.counts_rows]
+        #: Of what is kept of a key, the count of rows; none if rows are kept themselves.
+        self._rows_at = counters[0] if counters else None
         self._filled = {
             i: self.backend.register(name, states[name])
             for i, column in enumerate(self.spec.columns)
@@ -78,8 +84,7 @@ class SlicedOperator(WindowOperator):
             return
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
-        new = np.flatnonzero(~self.columns.exist(keys))
-        self.columns.add(keys, rows)
+        new = np.flatnonzero(self.columns.add(keys, rows))
         if len(new):
             self._note_new([take(column, new) for column in columns], slices[new])
         bound = self.times.late_bound
@@ -151,7 +156,11 @@ class SlicedOperator(WindowOperator):
             yield from self._windows_of(slices, until)
 
     def _fire_until(self, time: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
-        while (due := self.backend.due_timers(self.domain, time, self._fired)) is not None:
+        bound = self.times.late_bound
+        again = self.domain == "event" and bound is not None and time <= bound and not first
+        runs = self._next is not None and not again
+        most = FIRED_ROWS if runs else self._folds
+        while (due := self.backend.due_timers(self.domain, time, most)) is not None:
             due.fire_all()
             spaces = due.keys.namespaces()
             if spaces.null_count < len(due.keys):
@@ -162,35 +171,37 @@ class SlicedOperator(WindowOperator):
                     continue
                 columns = [a.filter(pa.array(~done)) for a in due.keys.key_arrays()]
                 self.backend.delete(gone)
-                yield from self._fire(self.backend.keys(columns), columns, time, first)
+                yield from self._fire(self.backend.keys(columns), columns, time, runs, again)
             else:
-                yield from self._fire(due.keys, due.keys.key_arrays(), time, first)
+                yield from self._fire(due.keys, due.keys.key_arrays(), time, runs, again)
 
     def _fire(
-        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int, first: bool
+        self,
+        keys: KeyBatch,
+        columns: Sequence[pa.Array[Any]],
+        end: int,
+        runs: bool,
+        again: bool,
     ) -> Iterator[pa.RecordBatch]:
         """Emit the window of some keys that ends at `end`."""
-        bound = self.times.late_bound
-        again = self.domain == "event" and bound is not None and end <= bound and not first
         ends = np.full(len(keys), end, np.int64)
-        if self._next is not None and not again:
+        if runs:
             there, results = self._run(keys, columns, end)
         else:
             there, results = self._folded(columns, ends)
         if len(there):
-            fired = [take(column, there) for column in columns]
-            ends = ends[: len(there)]
-            yield self.result(fired, self._grid.start_of(ends), ends, results)
+            now = keys
+            if len(there) < len(keys):
+                columns_there = [take(column, there) for column in columns]
+                now, ends = self.backend.keys(columns_there), ends[: len(there)]
+            else:
+                columns_there = list(columns)
+            yield self.result(columns_there, self._grid.start_of(ends), ends, results)
             if not again and not self._ends_period(end):
-                now = self.backend.keys(fired)
                 self.backend.register_timers(now, self.domain, end + self._grid.slide)
-        if self._sweeps:
-            self._sweep(keys, columns, end)
-
-    def _sweep(self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int) -> None:
-        """Remove the slices whose last window ends at `end`."""
-        for start in self._leaving(end):
-            self.backend.delete(self._slice(columns, start))
+        if self._sweeps and not (runs and not self._grid.grows):
+            for start in self._leaving(end):
+                self.backend.delete(self._slice(columns, start))
 
     def _leaving(self, end: int) -> range:
         """The slices whose last window ends at `end`."""
@@ -249,8 +260,8 @@ class SlicedOperator(WindowOperator):
         fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
         order = order[fresh]
         columns = slices.key_arrays()
-        for begin in range(0, len(order), self._fired):
-            part = order[begin : begin + self._fired]
+        for begin in range(0, len(order), self._folds):
+            part = order[begin : begin + self._folds]
             chosen = [take(column, rows[part]) for column in columns]
             there, results = self._folded(chosen, ends[part])
             if len(there):
@@ -279,45 +290,76 @@ class SlicedOperator(WindowOperator):
                 self._merge([take(column, anew) for column in columns], again, at, 1)
         for at in range(end - grid.slide, end, grid.slice):
             self._merge(columns, keys, at, 1)
-        rows = kept.rows.accumulators(keys).fill_null(0).to_numpy()
+        filled = list(self._filled.values())
+        found = kept.kept(keys, filled)
+        rows = found[kept.rows.name].fill_null(0).to_numpy()
         there = np.flatnonzero(rows > 0)
-        fired = (
-            keys
-            if len(there) == len(keys)
-            else self.backend.keys([take(column, there) for column in columns])
-        )
-        results = self._unfilled(fired, kept.results(fired))
+        fired = keys
+        if len(there) < len(keys):
+            fired = self.backend.keys([take(column, there) for column in columns])
+            found = kept.kept(fired, filled)
+        results = self._unfilled(found, kept.results_of(fired, found))
         if self._ends_period(end):
             self.backend.delete(keys)
             return there, results
-        if not grid.grows:
-            for at in self._leaving(end):
-                self._merge(columns, keys, at, -1)
-            rows = kept.rows.accumulators(keys).fill_null(0).to_numpy()
-        self._next.update_all(keys, end)
+        if grid.grows:
+            self._next.update_all(keys, end)
+        else:
+            rows = rows - self._leave(columns, keys, end)
         self._forget(columns, np.flatnonzero(rows <= 0))
         return there, results
+
+    def _leave(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, end: int) -> Times:
+        """Take away what is not in the window after `end`; returns how many rows these were."""
+        assert self._next is not None
+        gone = np.zeros(len(keys), np.int64)
+        more: list[Step] = [self._next.step(keys, _MAX, end)]
+        for start in self._leaving(end):
+            slices, rows = self._merge(columns, keys, start, -1, more)
+            gone += rows
+            more = []
+            if self._sweeps:
+                self.backend.delete(slices)
+        return gone
 
     def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
         if len(rows):
             self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
 
     def _merge(
-        self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int, sign: int
-    ) -> None:
-        """Add the slices that begin at `start` to what is kept of their keys, or take them away."""
-        accumulators = self.columns.accumulators(self._slice(columns, start))
+        self,
+        columns: Sequence[pa.Array[Any]],
+        keys: KeyBatch,
+        start: int,
+        sign: int,
+        more: Sequence[Step] = (),
+    ) -> tuple[KeyBatch, Times]:
+        """Add the slices that begin at `start` to what is kept of their keys, or take them away.
+
+        Returns
+        -------
+        tuple
+            The slices, and how many rows each has.
+        """
+        slices = self._slice(columns, start)
+        accumulators = self.columns.accumulators(slices)
+        steps = list(more)
         for i, handle in self._filled.items():
             valid = accumulators[i].is_valid().cast(pa.int64())
-            handle.add(keys, pc.multiply(valid, pa.scalar(sign, pa.int64())))
+            steps.append(handle.step(keys, _ADD, valid if sign > 0 else pc.negate(valid)))
+        assert self._rows_at is not None, "a window that slides over aggregates"
+        rows: Times = accumulators[self._rows_at].fill_null(0).to_numpy()
         if sign < 0:
             accumulators = [pc.negate(each) for each in accumulators]
-        self.columns.merge(keys, accumulators)
+        self.columns.merge(keys, accumulators, steps)
+        return slices, rows
 
-    def _unfilled(self, keys: KeyBatch, results: list[pa.Array[Any]]) -> list[pa.Array[Any]]:
+    def _unfilled(
+        self, found: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
+    ) -> list[pa.Array[Any]]:
         """The results, with null for sums of no values."""
         for i, handle in self._filled.items():
             if i < len(results):
-                some = pc.greater(handle.values(keys), pa.scalar(0, pa.int64()))
+                some = pc.greater(found[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
                 results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
         return results

@@ -40,9 +40,7 @@ class TumblingOperator(WindowOperator):
             starts, ends = starts[kept], ends[kept]
         if rows.num_rows:
             keys = self.backend.keys(self.key_columns(rows), pa.array(starts))
-            new = ~self.columns.exist(keys)
-            self.columns.add(keys, rows)
-            self._register(keys, ends, new)
+            self._register(keys, ends, self.columns.add(keys, rows))
         return iter(())
 
     def _register(self, keys: KeyBatch, ends: Times, new: Mask) -> None:

@@ -1,0 +1,246 @@
+/* Forms of batches that visit each row once, against those that do the same one by one in a second
+ * table: several steps, several columns, many timers registered and fired. */
+#include <string.h>
+
+#include "check.h"
+#include "pystate.h"
+
+enum { ROWS = 150, KEYS = 60, STATES = 4, TIMES = 12, DUE = 4096 };
+
+static const pst_type TYPES[STATES - 1] = {PST_INT64, PST_FLOAT64, PST_INT64};
+
+static pst_table *make_table(void) {
+    pst_column key = {.name = "k", .type = PST_INT64};
+    pst_column states[STATES] = {{.name = "n", .type = PST_INT64},
+                                 {.name = "x", .type = PST_FLOAT64},
+                                 {.name = "y", .type = PST_INT64},
+                                 {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
+    pst_schema s = {.keys = &key, .n_keys = 1, .states = states, .n_states = STATES};
+    pst_table_options o = {.max_parallelism = 8, .last_key_group = 7};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&s, &o, &t, NULL, NULL) == PST_OK);
+    return t;
+}
+
+static pst_batch *make_batch(pst_table *t, const int64_t *keys, int64_t rows) {
+    pst_array array = {.type = PST_INT64, .length = rows, .values = keys};
+    pst_batch *b = NULL;
+    REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
+    return b;
+}
+
+/* What both tables say about all keys, and about all timers that there are. */
+static int compare(pst_table *one, pst_table *other) {
+    static int64_t keys[KEYS], values[2][STATES][KEYS], times[2][DUE];
+    static uint8_t valid[2][STATES][KEYS];
+    pst_table *t[2] = {one, other};
+    for (int i = 0; i < KEYS; i++)
+        keys[i] = i;
+    for (int w = 0; w < 2; w++) {
+        pst_batch *b = make_batch(t[w], keys, KEYS);
+        pst_get gets[STATES - 1];
+        for (int32_t c = 0; c < STATES - 1; c++) {
+            gets[c] = (pst_get){c, values[w][c], valid[w][c]};
+            if (w)
+                REQUIRE(pst_batch_get(b, c, values[w][c], valid[w][c]) == PST_OK);
+        }
+        if (!w)
+            REQUIRE(pst_batch_get_all(b, STATES - 1, gets) == PST_OK);
+        pst_batch_destroy(b);
+    }
+    int ok = CHECK(!memcmp(values[0], values[1], sizeof values[0])) &&
+             CHECK(!memcmp(valid[0], valid[1], sizeof valid[0]));
+    for (int domain = 0; domain < 2; domain++) {
+        pst_batch *b[2] = {NULL, NULL};
+        pst_status s[2];
+        for (int w = 0; w < 2; w++)
+            s[w] = pst_timers_due(t[w], (pst_domain)domain, INT64_MAX, DUE, times[w], &b[w]);
+        ok &= CHECK_EQ(s[0], s[1]);
+        if (s[0] || s[1])
+            continue;
+        int64_t n = pst_batch_length(b[0]);
+        ok &= CHECK_EQ(n, pst_batch_length(b[1])) &&
+              CHECK(!memcmp(times[0], times[1], (size_t)n * sizeof **times));
+        static int64_t found[2][DUE];
+        static uint8_t there[DUE];
+        for (int w = 0; w < 2; w++)
+            REQUIRE(pst_batch_get_key(b[w], 0, found[w], there) == PST_OK);
+        ok &= CHECK(!memcmp(found[0], found[1], (size_t)n * sizeof **found));
+        pst_batch_destroy(b[0]);
+        pst_batch_destroy(b[1]);
+    }
+    return ok;
+}
+
+static void steps(pst_table *one, pst_table *other, const int64_t *keys, int64_t rows,
+                  uint64_t *random) {
+    static int64_t added[ROWS], count[KEYS];
+    static double larger[ROWS];
+    static uint8_t validity[ROWS / 8 + 1], had[KEYS], fresh[ROWS], seen[KEYS];
+    static int64_t all[KEYS], one_more = 1;
+    for (int64_t i = 0; i < rows; i++) {
+        added[i] = (int64_t)(check_random(random) % 1000) - 500;
+        larger[i] = (double)(check_random(random) % 1000);
+        validity[i / 8] = (uint8_t)check_random(random);
+    }
+    for (int i = 0; i < KEYS; i++)
+        all[i] = i;
+    pst_step s[3] = {
+        {0, PST_ADD, {.type = TYPES[0], .length = 1, .values = &one_more}},
+        {1, PST_MAX, {.type = TYPES[1], .length = rows, .values = larger, .validity = validity}},
+        {2, PST_ADD, {.type = TYPES[2], .length = rows, .values = added, .validity = validity}},
+    };
+    pst_batch *b = make_batch(one, all, KEYS);
+    REQUIRE(pst_batch_get(b, 0, count, had) == PST_OK);
+    pst_batch_destroy(b);
+    b = make_batch(one, keys, rows);
+    int noted = check_random(random) % 4 != 0;
+    REQUIRE(pst_batch_apply_all(b, 3, s, noted ? fresh : NULL) == PST_OK);
+    pst_batch_destroy(b);
+    memset(seen, 0, sizeof seen);
+    int right = 1;
+    for (int64_t i = 0; i < rows && noted; i++) {
+        right &= fresh[i] == (!had[keys[i]] && !seen[keys[i]]);
+        seen[keys[i]] = 1;
+    }
+    CHECK(right);
+    b = make_batch(other, keys, rows);
+    for (int k = 0; k < 3; k++)
+        REQUIRE(pst_batch_apply(b, s[k].column, s[k].op, &s[k].values) == PST_OK);
+    pst_batch_destroy(b);
+}
+
+static void timers(pst_table *one, pst_table *other, const int64_t *keys, int64_t rows,
+                   uint64_t *random) {
+    static int64_t times[ROWS];
+    static uint8_t validity[ROWS / 8 + 1];
+    int scalar = check_random(random) % 4 == 0, nulls = check_random(random) % 2 == 0;
+    pst_domain domain = (pst_domain)(check_random(random) % 2);
+    for (int64_t i = 0; i < rows; i++) {
+        times[i] = (int64_t)(check_random(random) % TIMES) - TIMES / 2;
+        validity[i / 8] = (uint8_t)check_random(random);
+    }
+    pst_array array = {.type = PST_INT64, .length = scalar ? 1 : rows, .values = times};
+    if (nulls)
+        array.validity = validity;
+    pst_batch *b = make_batch(one, keys, rows);
+    REQUIRE(pst_batch_timer_register(b, domain, &array) == PST_OK);
+    pst_batch_destroy(b);
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at = scalar ? 0 : i;
+        pst_cell key = {.word = {(uint64_t)keys[i]}};
+        if (nulls && !(validity[at / 8] >> at % 8 & 1))
+            continue;
+        REQUIRE(pst_key_set(other, &key, 0) == PST_OK);
+        REQUIRE(pst_timer_register(other, domain, times[at]) == PST_OK);
+    }
+}
+
+/* Between handing out and firing, some are deleted and others registered. */
+static void fire(pst_table *one, pst_table *other, const int64_t *keys, uint64_t *random) {
+    static int64_t times[DUE];
+    pst_domain domain = (pst_domain)(check_random(random) % 2);
+    int64_t until = (int64_t)(check_random(random) % TIMES) - TIMES / 2, most = 40;
+    for (int w = 0; w < 2; w++) {
+        pst_table *t = w ? other : one;
+        pst_batch *b = NULL;
+        pst_status s = pst_timers_due(t, domain, until, most, times, &b);
+        if (s == PST_NOT_FOUND)
+            continue;
+        REQUIRE(s == PST_OK);
+        for (int i = 0; i < 3; i++) {
+            pst_cell key = {.word = {(uint64_t)keys[i]}};
+            REQUIRE(pst_key_set(t, &key, 0) == PST_OK);
+            REQUIRE(pst_timer_delete(t, domain, until) == PST_OK);
+            REQUIRE(pst_timer_register(t, domain, until - 1 - i) == PST_OK);
+        }
+        if (!w)
+            CHECK_EQ(pst_timers_fire_all(b, domain, times), PST_OK);
+        for (int64_t i = 0; w && i < pst_batch_length(b); i++) {
+            s = pst_timer_fire(b, i, domain, times[i]);
+            CHECK(s == PST_OK || s == PST_NOT_FOUND);
+        }
+        pst_batch_destroy(b);
+    }
+}
+
+static void seal(pst_table *t, uint64_t epoch) {
+    pst_lineage l = {.epoch = epoch};
+    uint64_t parent = epoch - 1;
+    memcpy(l.id, &epoch, sizeof epoch);
+    memcpy(l.parent, &parent, sizeof parent);
+    REQUIRE(pst_table_seal(t, &l, NULL) == PST_OK);
+}
+
+static void test_random(int rounds, uint64_t seed) {
+    pst_table *one = make_table(), *other = make_table();
+    uint64_t failed = check_failed, epoch = 0;
+    for (int round = 0; round < rounds && check_failed == failed; round++) {
+        int64_t keys[ROWS], rows = 1 + (int64_t)(check_random(&seed) % ROWS);
+        for (int64_t i = 0; i < ROWS; i++)
+            keys[i] = (int64_t)(check_random(&seed) % KEYS);
+        switch (check_random(&seed) % 6) {
+        case 0:
+        case 1:
+            steps(one, other, keys, rows, &seed);
+            break;
+        case 2:
+        case 3:
+            timers(one, other, keys, rows, &seed);
+            break;
+        case 4:
+            fire(one, other, keys, &seed);
+            break;
+        default:
+            for (int w = 0; w < 2; w++) {
+                pst_batch *b = make_batch(w ? other : one, keys, rows / 2);
+                REQUIRE(pst_batch_clear(b, -1) == PST_OK);
+                pst_batch_destroy(b);
+            }
+        }
+        compare(one, other);
+        if (check_random(&seed) % 3 == 0) {
+            seal(one, ++epoch);
+            seal(other, epoch);
+        } else if (check_random(&seed) % 6 == 0) {
+            REQUIRE(pst_table_rollback(one, 0) == PST_OK);
+            REQUIRE(pst_table_rollback(other, 0) == PST_OK);
+        }
+        compare(one, other);
+    }
+    pst_table_close(one);
+    pst_table_close(other);
+}
+
+static void test_refused(void) {
+    static int64_t keys[ROWS], value = INT64_MAX, values[ROWS];
+    static uint8_t fresh[ROWS], validity[ROWS / 8 + 1];
+    pst_table *t = make_table();
+    pst_batch *b = make_batch(t, keys, ROWS);
+    pst_step s[2] = {{0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &value}},
+                     {2, PST_ADD, {.type = PST_INT64, .length = ROWS, .values = values}}};
+    pst_get get = {STATES - 1, values, fresh};
+    CHECK_EQ(pst_batch_apply_all(b, 0, s, NULL), PST_INVALID);
+    CHECK_EQ(pst_batch_apply_all(b, PST_MAX_STATES + 1, s, NULL), PST_INVALID);
+    CHECK_EQ(pst_batch_get_all(b, 1, &get), PST_INVALID);
+    s[1].column = 1;
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_WRONG_TYPE);
+    s[1].column = 2;
+    s[0].values.validity = validity;
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_INVALID);
+    s[0].values.validity = NULL;
+    CHECK_EQ(pst_table_dirty(t), 0);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_OVERFLOW);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_POISONED);
+    CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_STALE);
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
+int main(void) {
+    test_random(2500, 1);
+    test_random(2500, 7);
+    test_refused();
+    return check_report();
+}
