@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import checked_uid, choice
@@ -42,7 +41,7 @@ from pystate.spark.connected import Connectable
 from pystate.spark.initial import Given, InitialRows, RowsOf, checked_given, initial_of, like
 from pystate.spark.joined import JoinedFrame
 from pystate.spark.range_task import OperatorPlan, RangeTask
-from pystate.spark.resolve import FrameColumns, column_named, key_column
+from pystate.spark.resolve import FrameColumns, column_named, key_column, whole_key
 from pystate.spark.routing import RANGE_COLUMN, route
 from pystate.spark.row_bodies import RowsBody, RowSpec
 from pystate.spark.row_operators import RowOperators
@@ -379,7 +378,7 @@ class KeyedFrame(RowOperators, Connectable):
         out = arrow_map(routed(frame, operator), operator, names, body, declared)
         if keys != self._names:
             # The fields that were sent on their own become structs again.
-            whole = [_whole(self._frame.schema[name]) for name in self._names]
+            whole = [whole_key(self._frame.schema[name]) for name in self._names]
             out = out.select(*whole, *map(column_named, aggregates))
         return self._evaluation.output(uid, out)
 
@@ -409,7 +408,7 @@ class KeyedFrame(RowOperators, Connectable):
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         if declared.names != list(result):
-            keys = {name: _whole(frame.schema[name]) for name in self._names}
+            keys = {name: whole_key(frame.schema[name]) for name in self._names}
             out = out.select(*(keys.get(name, column_named(name)) for name in result))
         return self._evaluation.output(uid, out)
 
@@ -470,17 +469,20 @@ class KeyedFrame(RowOperators, Connectable):
                 "are too late there is no window; how long one is kept, allowed_lateness= says"
             )
 
-        routed = partial(self._routed, order_by=self._order_by)
+        def routed(frame: DataFrame, names: Sequence[str], plan: OperatorPlan) -> DataFrame:
+            columns = [*map(quoted, names)]
+            if not self._order_by:
+                return self._routed(frame.select(*columns), plan)
+            # The order may use any column: Spark prunes those that neither it nor a window needs.
+            return self._routed(frame, plan, self._order_by).select(*columns, RANGE_COLUMN)
 
         def apply(
-            frame: DataFrame, plan: OperatorPlan, body: Any, declared: st.StructType
+            frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
         ) -> DataFrame:
-            return arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
+            return arrow_map(routed(frame, names, plan), plan, names, body, declared)
 
         def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:
-            return self._initial_rows(
-                columns, body, lambda rows, plan: routed(rows.select(*names), plan)
-            )
+            return self._initial_rows(columns, body, lambda rows, plan: routed(rows, names, plan))
 
         given = WindowInput(
             self._evaluation,
@@ -520,24 +522,6 @@ class KeyedFrame(RowOperators, Connectable):
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
         return route(frame, keys, plan.operator.max_parallelism, plan.parallelism, order_by)
-
-
-def _whole(field: st.StructField) -> Column:
-    """A key's column, rebuilt from the columns of its fields."""
-    if not (isinstance(field.dataType, st.StructType) and field.dataType.fields):
-        return column_named(field.name)
-    return _struct(quoted(field.name), field.dataType).alias(field.name)
-
-
-def _struct(path: str, struct: st.StructType) -> Column:
-    parts = []
-    for field in struct.fields:
-        below = f"{path}.{quoted(field.name)}"
-        part = column_named(below)
-        if isinstance(field.dataType, st.StructType) and field.dataType.fields:
-            part = _struct(below, field.dataType)
-        parts.append(part.alias(field.name))
-    return F.struct(*parts)
 
 
 def _aggregate_body(

@@ -14,12 +14,12 @@ from pyspark.sql import types as st
 
 from pystate.arguments import nearest
 from pystate.errors import InvalidArgumentError
-from pystate.types.ddl import path_parts
+from pystate.types.ddl import path_parts, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ColumnPath", "FrameColumns", "column_named", "find", "key_column"]
+__all__ = ["ColumnPath", "FrameColumns", "column_named", "find", "key_column", "whole_key"]
 
 
 def column_named(*parts: str) -> Column:
@@ -30,6 +30,24 @@ def column_named(*parts: str) -> Column:
 def key_column(frame: DataFrame, name: str) -> Column:
     """A key's column, which may be a field of a struct."""
     return column_named(name) if name in frame.columns else column_named(*path_parts(name))
+
+
+def whole_key(field: st.StructField) -> Column:
+    """A key's column, rebuilt from the columns of its fields."""
+    if not (isinstance(field.dataType, st.StructType) and field.dataType.fields):
+        return column_named(field.name)
+    return _struct(quoted(field.name), field.dataType).alias(field.name)
+
+
+def _struct(path: str, struct: st.StructType) -> Column:
+    parts = []
+    for field in struct.fields:
+        below = f"{path}.{quoted(field.name)}"
+        part = column_named(below)
+        if isinstance(field.dataType, st.StructType) and field.dataType.fields:
+            part = _struct(below, field.dataType)
+        parts.append(part.alias(field.name))
+    return F.struct(*parts)
 
 
 class ColumnPath(NamedTuple):

@@ -27,7 +27,6 @@ from pystate.spark.processed import WindowProcessBody
 from pystate.spark.range_task import OperatorPlan, RangeTask
 from pystate.spark.resolve import FrameColumns
 from pystate.spark.schemas import KeySchema, names_twice, output_columns, parse_schema
-from pystate.types.ddl import quoted
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 from pystate.windows.assigners import Session
@@ -65,7 +64,7 @@ class WindowInput:
     input : Input
         Whose rows they are, for the watermark.
     apply : callable
-        Routes a frame's rows to the operator's tasks, and runs a body there.
+        Routes some columns of a frame to the operator's tasks, and runs a body there.
     initial_rows : callable
         Returns the rows before the first epoch, if there are any, for columns of the frame, a
         body, and the names of the columns that it needs.
@@ -78,7 +77,7 @@ class WindowInput:
     names: Sequence[str]
     keys: KeySchema
     input: Input
-    apply: Callable[[DataFrame, OperatorPlan, Any, st.StructType], DataFrame]
+    apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
     initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
 
 
@@ -141,7 +140,6 @@ class WindowedFrame:
         tag = late_tag(self._late)
         body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
         names = frame.columns if tag is not None else _needed(spec, frame.columns)
-        names = [*map(quoted, names)]
         plan = given.evaluation.declare(
             spec.operator(given.uid, key),
             given.keys,
@@ -149,8 +147,7 @@ class WindowedFrame:
             sides={} if tag is None else {tag: schema},
             initial=given.initial_rows(columns, body, names),
         )
-        frame = frame.select(*names)
-        return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
+        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
 
     def process(
         self,
@@ -209,7 +206,7 @@ class WindowedFrame:
         if tag is not None:
             written[tag] = input_schema
         body = partial(WindowProcessBody, spec, tag)
-        names = [*map(quoted, frame.columns)]
+        names = frame.columns
         plan = given.evaluation.declare(
             rows.operator(given.uid, parse_key(given.keys)),
             given.keys,
@@ -217,7 +214,7 @@ class WindowedFrame:
             sides=written,
             initial=given.initial_rows(given.columns, body, names),
         )
-        return given.evaluation.output(given.uid, given.apply(frame, plan, body, declared))
+        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
 
     def _schema(self, frame: DataFrame) -> pa.Schema:
         """The input's columns."""

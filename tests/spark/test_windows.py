@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError
@@ -124,6 +125,20 @@ def test_a_drain_ends_all_windows(spark: SparkSession, make_job: MakeJob) -> Non
     result = job.run_epoch(frame(spark, ("a", 1, 1)), pipeline, drain=True)
     assert minutes(rows_of(result.dataframe)) == [("a", -5, 5, 1), ("a", 0, 10, 1)]
     assert job.read_state("drained").num_rows == 0
+
+
+def test_an_order_by_a_column_that_no_window_needs(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        ranked = df.withColumn("nested", F.struct((-F.col("v")).alias("rank")))
+        keyed = job.key_by(ranked, "k", uid="w", event_time="at", order_by="nested.rank")
+        ends = {"first": (ps.First(), "v"), "last": (ps.Last(), "v")}
+        return keyed.window(ps.Tumbling("10 min")).aggregate(**ends)
+
+    rows = frame(spark, *(("a", 1, v) for v in (3, 1, 4, 5, 2)))
+    result = job.run_epoch(rows, pipeline, drain=True)
+    assert minutes(rows_of(result.dataframe)) == [("a", 0, 10, 5, 1)]
 
 
 def test_bad_arguments(spark: SparkSession, make_job: MakeJob) -> None:
