@@ -3,10 +3,11 @@
 from pystate.testing.broadcast import BroadcastHarness, BroadcastSnapshot
 from pystate.testing.harness import Harness, HarnessSnapshot
 from pystate.testing.instances import ProcessHarness
+from pystate.testing.joins import AsofJoin, IntervalJoin, WindowJoin
 from pystate.testing.loops import LoopHarness
 from pystate.testing.operator_harness import OperatorSnapshot
 from pystate.testing.row_operators import Deduplicate, RowHarness, Top
-from pystate.testing.two_inputs import AsofJoin, IntervalJoin, TwoInputHarness
+from pystate.testing.two_inputs import TwoInputHarness
 from pystate.testing.windows import WindowHarness
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Top",
     "TwoInputHarness",
     "WindowHarness",
+    "WindowJoin",
 ]

@@ -6,7 +6,6 @@ Thread safety: a `TwoInputHarness` belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -19,11 +18,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.functions.binding import copied, declarations, operator_spec, require_state
 from pystate.functions.context import RuntimeContext
-from pystate.joins.asof import AsofJoin as AsofRun
-from pystate.joins.asof import AsofJoinSpec
-from pystate.joins.inputs import JoinInput, check_keys, result_names
-from pystate.joins.interval import How, IntervalJoinSpec
-from pystate.joins.interval import IntervalJoin as IntervalRun
+from pystate.joins.inputs import JoinInput, check_keys
 from pystate.operator.co_shapes import SIDES, InputName
 from pystate.operator.function_spec import (
     DROP_LATE,
@@ -33,7 +28,6 @@ from pystate.operator.function_spec import (
     checked_late,
 )
 from pystate.operator.output import (
-    OutputColumns,
     RowsAsYielded,
     SchemaLike,
     parse_columns,
@@ -44,6 +38,7 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import unknown_state
 from pystate.testing.faults import Observer
 from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.joins import HarnessJoin, JoinRun
 from pystate.testing.operator_harness import (
     Attempt,
     HarnessInput,
@@ -51,31 +46,12 @@ from pystate.testing.operator_harness import (
     Running,
 )
 from pystate.testing.range_tables import RangeTable
-from pystate.types.durations import Duration, milliseconds, signed_milliseconds
+from pystate.types.durations import Duration, milliseconds
 from pystate.types.state_type import parse_type
 
-__all__ = ["AsofJoin", "IntervalJoin", "TwoInputHarness"]
+__all__ = ["TwoInputHarness"]
 
 _CoFunction = KeyedCoProcessFunction | VectorizedCoFunction
-
-
-@dataclass(frozen=True)
-class IntervalJoin:
-    """``left.interval_join(right, lower, upper, how=..., suffixes=...)``, for a harness."""
-
-    lower: Duration
-    upper: Duration
-    how: How = "inner"
-    suffixes: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class AsofJoin:
-    """``left.asof_join(right, how=..., tolerance=..., suffixes=...)``, for a harness."""
-
-    how: Literal["inner", "left"] = "inner"
-    tolerance: Duration | None = None
-    suffixes: tuple[str, str] | None = None
 
 
 class TwoInputHarness(OperatorHarness):
@@ -83,7 +59,7 @@ class TwoInputHarness(OperatorHarness):
 
     Parameters
     ----------
-    operator : KeyedCoProcessFunction, VectorizedCoFunction, IntervalJoin or AsofJoin
+    operator : KeyedCoProcessFunction, VectorizedCoFunction, IntervalJoin, AsofJoin or WindowJoin
         An instance of the function, or a join: ``ps.testing.IntervalJoin("-5 minutes", 0)``.
     key : str or sequence of str
         The key columns.
@@ -145,7 +121,7 @@ class TwoInputHarness(OperatorHarness):
 
     def __init__(
         self,
-        operator: _CoFunction | IntervalJoin | AsofJoin,
+        operator: _CoFunction | HarnessJoin,
         key: str | Sequence[str],
         *,
         left: SchemaLike,
@@ -279,10 +255,10 @@ class TwoInputHarness(OperatorHarness):
         max_parallelism: int,
     ) -> OperatorSpec:
         owner = self._owner
-        if not isinstance(operator, (IntervalJoin, AsofJoin)):
+        if not isinstance(operator, HarnessJoin):
             raise InvalidArgumentError(
                 f"{owner}: {operator!r:.80} is no function of two inputs, and no "
-                "ps.testing.IntervalJoin or AsofJoin"
+                "ps.testing.IntervalJoin, AsofJoin or WindowJoin"
             )
         left, right = (
             JoinInput.of(
@@ -295,27 +271,13 @@ class TwoInputHarness(OperatorHarness):
             for each in self._given
         )
         check_keys(left, right, owner)
-        names = result_names(left, right, operator.suffixes, owner)
-        types = [type_.arrow for _, type_ in (*left.key, *left.columns, *right.columns)]
-        output = OutputColumns(pa.schema(list(zip(names, types, strict=True))), owner)
-        self._join: IntervalJoinSpec | AsofJoinSpec
-        if isinstance(operator, IntervalJoin):
-            choice(operator.how, f"{owner}: how", ("inner", "left", "right", "full"))
-            lower = signed_milliseconds(operator.lower, f"{owner}: lower")
-            upper = signed_milliseconds(operator.upper, f"{owner}: upper")
-            self._join = IntervalJoinSpec(left, right, lower, upper, operator.how, output)
-        else:
-            choice(operator.how, f"{owner}: how", ("inner", "left"))
-            oldest = None
-            if operator.tolerance is not None:
-                oldest = milliseconds(operator.tolerance, f"{owner}: tolerance")
-            self._join = AsofJoinSpec(left, right, operator.how, oldest, output)
+        self._join = operator.spec(left, right, owner)
         states = self._join.states()
         return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
         if self._function is None:
-            return _JoinRun(self._join, share, attempt)
+            return JoinRun(self._join, share, attempt)
         function = copied(self._function)
         assert isinstance(function, _CoFunction)
         if attempt.fault is not None or attempt.observe:
@@ -447,40 +409,6 @@ class _FunctionRun:
 
     def close(self) -> None:
         self._runtime.close()
-
-
-class _JoinRun:
-    """A join's run over one range."""
-
-    def __init__(
-        self, spec: IntervalJoinSpec | AsofJoinSpec, share: RangeTable, attempt: Attempt
-    ) -> None:
-        bound = None if attempt.time is None else attempt.time.late_bound_ms
-        self._watermark = None if attempt.time is None else attempt.time.watermark_ms
-        self._fault = attempt.fault
-        if isinstance(spec, IntervalJoinSpec):
-            self._join: IntervalRun | AsofRun = IntervalRun(spec, share.backend, bound)
-        else:
-            self._join = AsofRun(spec, share.backend, bound)
-
-    @property
-    def late_rows(self) -> int:
-        return self._join.late_rows
-
-    @property
-    def max_event_times(self) -> Mapping[str, int | None]:
-        return {name: self._join.max_event_times[name] for name in SIDES}
-
-    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
-        if self._fault is not None:
-            self._fault.count("rows", rows.num_rows)
-        return self._join.process("left" if name == "left" else "right", rows)
-
-    def finish(self) -> Iterator[Any]:
-        return self._join.finish(self._watermark)
-
-    def close(self) -> None:
-        pass
 
 
 def _names(key: str | Sequence[str]) -> tuple[str, ...]:

@@ -292,6 +292,56 @@ def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
     assert sorted(map(tuple, found), key=repr) == wanted
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
+        max_size=5,
+    )
+)
+def test_a_windowed_join(epochs: list[Any]) -> None:
+    """All rows are in time; the windows are those of ten milliseconds."""
+    numbers = iter(range(10_000))
+    stream = [
+        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
+        for left, right, _ in epochs
+    ]
+    operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
+    harness = ps.testing.TwoInputHarness(
+        operator,
+        "k",
+        left="k string, t long, n long",
+        right="k string, t long, n long",
+        event_time="t",
+    )
+    found: list[Any] = []
+    try:
+        for (left, right), (_, _, act) in zip(stream, epochs, strict=True):
+            if act == "rows" and (left or right):
+                harness.fail_after(0)
+            elif act == "seal":
+                harness.fail_at("seal")
+            elif act.startswith("restore"):
+                snapshot = harness.snapshot()
+                harness.close()
+                harness = ps.testing.TwoInputHarness.restore(
+                    snapshot, operator, parallelism=int(act.split()[1])
+                )
+            found += harness.process(left, right)
+        assert found == []
+        found = harness.drain()
+        assert harness.late_rows == 0 and harness.kept == 0
+    finally:
+        harness.close()
+    lefts, rights = ([row for each in stream for row in each[i]] for i in (0, 1))
+    wanted: list[Any] = []
+    for start in range(0, 70, 10):
+        one, two = ([r for r in given if start <= r[1] < start + 10] for given in (lefts, rights))
+        for k, left_t, left_n, right_t, right_n in model_join(one, two, -10, 10):
+            wanted.append((k, start, start + 10, left_t, left_n, right_t, right_n))
+    assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
+
+
 def test_an_asof_join() -> None:
     with ps.testing.TwoInputHarness(
         ps.testing.AsofJoin(how="left", tolerance="1 s"),
