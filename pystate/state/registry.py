@@ -83,7 +83,9 @@ class StateRegistry:
                 f"state {name!r}: expected a declaration, got {declaration!r:.80}"
             )
         if name in self._reserved:
-            raise DeclarationError(f"state {name!r}: {self._reserved[name]} has that name")
+            raise DeclarationError(
+                f"state {name!r}: {self._reserved[name]} has that name: give the state another one"
+            )
         if self._table.is_open:
             raise DeclarationError(
                 f"state {name!r}: states are registered before the table's first use"
