@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 from pyspark.core.rdd import RDD
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,6 +40,7 @@ __all__ = [
     "checked_trigger",
     "element_input",
     "frame_input",
+    "late_schema",
     "session_of",
     "side_columns",
 ]
@@ -252,6 +254,27 @@ def _input(
         allowed_delay_ms=milliseconds(delay, f"{owner}: allowed_delay"),
         idle_after_ms=None if idle_after is None else milliseconds(idle_after, idle, least=1),
     )
+
+
+def late_schema(
+    tag: str, sides: Mapping[str, OutputColumns], frame: DataFrame, owner: str
+) -> pa.Schema:
+    """The columns of late rows in a side output: those of the input, as `sides` gives them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `sides` names other ones.
+    """
+    if tag not in sides:
+        return output_columns(frame.schema, owner).schema
+    if sorted(sides[tag].names) != sorted(frame.columns):
+        raise InvalidArgumentError(
+            f"{owner}: late={tag!r} takes rows of the input, with the columns "
+            f"{', '.join(frame.columns)}; side_outputs names other ones for it: "
+            f"{', '.join(sides[tag].names)}"
+        )
+    return sides[tag].schema
 
 
 def side_columns(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
@@ -32,6 +31,7 @@ from pystate.spark.arguments import (
     OrderBy,
     as_columns,
     frame_input,
+    late_schema,
     side_columns,
 )
 from pystate.spark.arrow_map import arrow_map
@@ -204,7 +204,7 @@ class KeyedFrame(RowOperators, Connectable):
             self._require_event_time(late)
         tag = late_tag(late)
         if tag is not None:
-            written[tag] = self._late_schema(tag, sides)
+            written[tag] = late_schema(tag, sides, self._frame, self._owner)
         spec = FunctionSpec(
             function,
             key=tuple(name for name, _ in self._keys),
@@ -291,17 +291,6 @@ class KeyedFrame(RowOperators, Connectable):
                 f"{self._owner}: late={late!r} is for rows that come late by their event time: "
                 "name its column, key_by(..., event_time='column')"
             )
-
-    def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
-        if tag in sides:
-            if sorted(sides[tag].names) != sorted(self._frame.columns):
-                raise InvalidArgumentError(
-                    f"{self._owner}: late={tag!r} takes rows of the input, with the columns "
-                    f"{', '.join(self._frame.columns)}; side_outputs names other ones for it: "
-                    f"{', '.join(sides[tag].names)}"
-                )
-            return sides[tag].schema
-        return output_columns(self._frame.schema, self._owner).schema
 
     def aggregate(
         self, *unnamed: Any, initial_state: Given | None = None, **aggregates: Aggregate
@@ -396,7 +385,7 @@ class KeyedFrame(RowOperators, Connectable):
             self._require_event_time(spec.late)
         tag = late_tag(spec.late)
         if tag is not None:
-            sides[tag] = self._late_schema(tag, {})
+            sides[tag] = late_schema(tag, {}, self._frame, self._owner)
         body = partial(RowsBody, spec, output_columns(declared, self._owner))
         routed = partial(self._routed, order_by=order_by)
         plan = self._evaluation.declare(

@@ -10,18 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import WrongTypeError
 from pystate.functions.binding import instance_states, sent
 from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.instance_runtime import works_in_every_epoch
 from pystate.operator.instance_state import instance_spec
-from pystate.operator.output import OutputColumns
-from pystate.spark.arguments import frame_input, side_columns
+from pystate.spark.arguments import frame_input, late_schema, side_columns
 from pystate.spark.arrow_map import arrow_map
 from pystate.spark.instances import InstanceBody, InstanceOperator
 from pystate.spark.resolve import FrameColumns
@@ -140,7 +138,7 @@ class OperatorFrame:
         checked_late(late, sides, owner)
         tag = late_tag(late)
         if tag is not None:
-            written[tag] = self._late_schema(tag, sides)
+            written[tag] = late_schema(tag, sides, frame, owner)
         spec = FunctionSpec(
             function,
             key=(),
@@ -161,15 +159,3 @@ class OperatorFrame:
         body = partial(InstanceBody, spec, states)
         out = arrow_map(routed, plan, names, body, declared, InstanceOperator)
         return self._evaluation.output(self._uid, out)
-
-    def _late_schema(self, tag: str, sides: Mapping[str, OutputColumns]) -> pa.Schema:
-        columns = self._frame.columns
-        if tag not in sides:
-            return output_columns(self._frame.schema, self._owner).schema
-        if sorted(sides[tag].names) != sorted(columns):
-            raise InvalidArgumentError(
-                f"{self._owner}: late={tag!r} takes rows of the input, with the columns "
-                f"{', '.join(columns)}; side_outputs names other ones for it: "
-                f"{', '.join(sides[tag].names)}"
-            )
-        return sides[tag].schema
