@@ -82,7 +82,7 @@ def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
         There is no Java that Spark can run on, or it does not start.
     """
     # Missing packages are reported in one line, by failing_softly.
-    from pystate.spark.environment import require_java
+    from pystate.spark.base.environment import require_java
 
     require_java()
     from pyspark.errors import PySparkException

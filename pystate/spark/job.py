@@ -21,7 +21,7 @@ from pystate.coordinator.listeners import CheckpointListener
 from pystate.coordinator.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.processor.reading import read_state
-from pystate.spark.arguments import (
+from pystate.spark.base.arguments import (
     checked_callback,
     checked_drain,
     checked_name,
@@ -30,23 +30,23 @@ from pystate.spark.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.drain_keys import checked_run_key
-from pystate.spark.environment import require_classic
-from pystate.spark.heartbeat import with_heartbeat
+from pystate.spark.base.drain_keys import checked_run_key
+from pystate.spark.base.environment import require_classic
+from pystate.spark.base.options import checked_options
+from pystate.spark.base.requirements import require_pandas
+from pystate.spark.epochs.heartbeat import with_heartbeat
+from pystate.spark.epochs.live import Show, checked_show, progress_line
+from pystate.spark.epochs.observed import checked_observe
+from pystate.spark.epochs.progress import EpochProgress, progress_panel
+from pystate.spark.epochs.queries import QueryOutcome
+from pystate.spark.epochs.result import EpochResult
+from pystate.spark.epochs.rounds import run_rounds
+from pystate.spark.epochs.streaming import StreamRun
 from pystate.spark.job_control import JobControl
-from pystate.spark.live import Show, checked_show, progress_line
-from pystate.spark.observed import checked_observe
-from pystate.spark.options import checked_options
-from pystate.spark.pipeline import Pipeline
-from pystate.spark.progress import EpochProgress, progress_panel
-from pystate.spark.queries import QueryOutcome
-from pystate.spark.requirements import require_pandas
-from pystate.spark.result import EpochResult
-from pystate.spark.rounds import run_rounds
+from pystate.spark.operators.pipeline import Pipeline
 from pystate.spark.running import note_query, require_unused, stop_query
 from pystate.spark.sinks.outputs import outputs_of
 from pystate.spark.sinks.sink import Sink
-from pystate.spark.streaming import StreamRun
 from pystate.types.durations import Duration
 
 if TYPE_CHECKING:

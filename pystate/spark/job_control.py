@@ -15,11 +15,11 @@ from pystate.checkpoint.savepoint import Savepoint, check_destination
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.processor.in_flight import rows_in_flight
-from pystate.spark.epochs import EpochRunner
-from pystate.spark.options import JobOptions
-from pystate.spark.pipeline import PipelineContext
+from pystate.spark.base.options import JobOptions
+from pystate.spark.epochs.epochs import EpochRunner
+from pystate.spark.epochs.streaming import StreamRun
+from pystate.spark.operators.pipeline import PipelineContext
 from pystate.spark.running import require_unused
-from pystate.spark.streaming import StreamRun
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = ["JobControl"]

@@ -8,8 +8,8 @@ Thread safety: all functions may be called from any thread.
 from __future__ import annotations
 
 from pystate.errors import InUseError
-from pystate.spark.pipeline import PipelineContext
-from pystate.spark.queries import JobQuery
+from pystate.spark.epochs.queries import JobQuery
+from pystate.spark.operators.pipeline import PipelineContext
 
 __all__ = ["note_query", "require_unused", "stop_query"]
 

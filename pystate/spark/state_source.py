@@ -39,7 +39,7 @@ from pystate.errors import InvalidArgumentError, PystateError
 from pystate.processor.epochs import epoch_of
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection, WantedKeys
-from pystate.spark.environment import use_this_python
+from pystate.spark.base.environment import use_this_python
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 

@@ -32,10 +32,10 @@ from pystate.processor.writing import (
     check_kept,
     checked_operators,
 )
-from pystate.spark.environment import require_classic, use_this_python
-from pystate.spark.resolve import column_named
-from pystate.spark.routing import route, split_markers
-from pystate.spark.schemas import key_schema
+from pystate.spark.base.environment import require_classic, use_this_python
+from pystate.spark.base.resolve import column_named
+from pystate.spark.base.routing import route, split_markers
+from pystate.spark.base.schemas import key_schema
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.keys import describe
 

@@ -38,7 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from pystate.spark.environment import use_this_python
+    from pystate.spark.base.environment import use_this_python
 
     folder = tmp_path_factory.mktemp("spark")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -17,10 +17,10 @@ from pyspark import TaskContext, cloudpickle
 
 import pystate as ps
 import pystate.coordinator.merges
-import pystate.spark.spread_merges
+import pystate.spark.epochs.spread_merges
 from pystate.host import ancestor_named
 from pystate.spark import EpochProgress, Job
-from pystate.spark.spread_merges import POOL, _MergeAll
+from pystate.spark.epochs.spread_merges import POOL, _MergeAll
 from tests.spark.cluster import cluster_session
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Deadly(_MergeAll):
 
 def main(folder: Path) -> int:
     """Run epochs until ranges have a base, some beside merges, and check the state."""
-    pystate.spark.spread_merges._MergeAll = Deadly  # type: ignore[misc]
+    pystate.spark.epochs.spread_merges._MergeAll = Deadly  # type: ignore[misc]
     pystate.coordinator.merges._MANY = 4
     pystate.coordinator.merges._PER_TASK = 4
     session = cluster_session(folder, cores=4)

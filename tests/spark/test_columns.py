@@ -11,8 +11,8 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output import OutputColumns
-from pystate.spark.resolve import find
-from pystate.spark.schemas import key_schema, output_columns, parse_schema
+from pystate.spark.base.resolve import find
+from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
 
 #: Spark parses DDL in its JVM.
 pytestmark = pytest.mark.usefixtures("spark")

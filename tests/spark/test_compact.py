@@ -1,4 +1,4 @@
-"""Compacting what jobs have written; tests/unit/spark/test_compaction.py goes through the steps."""
+"""Compacting what jobs have written; test_compaction.py below `unit` goes through the steps."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from pystate.errors import (
     MissingRequirementError,
 )
 from pystate.spark import Job
-from pystate.spark.environment import (
+from pystate.spark.base.environment import (
     java_major_version,
     require_classic,
     require_java,
     use_this_python,
 )
-from pystate.spark.failures import is_retryable, original_error
-from pystate.spark.offsets import read_offsets
+from pystate.spark.base.failures import is_retryable, original_error
+from pystate.spark.base.offsets import read_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

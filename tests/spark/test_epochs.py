@@ -19,7 +19,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.spark import EpochProgress, ParquetSink
-from pystate.spark.routing import KeyRouter
+from pystate.spark.base.routing import KeyRouter
 
 from .conftest import Source, rows_of, state_of
 
@@ -263,7 +263,7 @@ def test_a_listener_that_fails_does_not_end_the_stream(
     source.add("a,2")
     start(job, source, on_epoch=listen).awaitTermination(120)
     assert (job.latest_epoch(), job.failure) == (2, None)
-    [record] = [r for r in caplog.records if r.name == "pystate.spark.progress"]
+    [record] = [r for r in caplog.records if r.name == "pystate.spark.epochs.progress"]
     assert "epoch 1 is published" in record.message and "no metrics today" in caplog.text
 
 
@@ -294,7 +294,7 @@ def test_a_batch_that_was_published_is_not_computed_again(
     job = make_job()
     # The epoch is published and its output committed, but Spark never hears of it.
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.epochs.notify", crash)
+        patch.setattr("pystate.spark.epochs.epochs.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(job, source).awaitTermination()
     assert isinstance(job.failure, CrashError)
@@ -332,7 +332,7 @@ def test_other_offsets_under_a_published_batch_are_refused(
 ) -> None:
     source.add("a,1")
     with monkeypatch.context() as patch:
-        patch.setattr("pystate.spark.epochs.notify", crash)
+        patch.setattr("pystate.spark.epochs.epochs.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(make_job(), source).awaitTermination()
     offsets = tmp_path / "checkpoint" / "spark" / "offsets"

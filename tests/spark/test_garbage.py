@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 import pystate as ps
-from pystate.spark import garbage
+from pystate.spark.tasks import garbage
 
 from .conftest import rows_of
 

@@ -13,7 +13,7 @@ import pytest
 import pystate as ps
 from pystate.errors import InvalidArgumentError
 from pystate.spark import EpochProgress
-from pystate.spark.heartbeat import HeartbeatReader
+from pystate.spark.epochs.heartbeat import HeartbeatReader
 
 from .conftest import Source, state_of, wait_for
 

@@ -11,7 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import CheckpointError, InUseError
-from pystate.spark.pipeline import for_job
+from pystate.spark.operators.pipeline import for_job
 
 from .conftest import Source, state_of, wait_for
 

@@ -25,8 +25,8 @@ from pystate.functions.binding import broadcast_states, operator_spec
 from pystate.operator.function_spec import BroadcastInput, FunctionSpec
 from pystate.operator.instance_state import instance_spec
 from pystate.operator.output import OutputColumns
-from pystate.spark.broadcast import BroadcastBody, BroadcastOperator
-from pystate.spark.range_task import OperatorPlan
+from pystate.spark.operators.broadcast import BroadcastBody, BroadcastOperator
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.keys import parse_key
 
@@ -255,7 +255,7 @@ def test_the_larger_table_makes_room(
 ) -> None:
     if "|" not in larger:
         monkeypatch.setattr(
-            "pystate.spark.paired_task._size", lambda task: task.plan.operator.uid == larger
+            "pystate.spark.tasks.paired_task._size", lambda task: task.plan.operator.uid == larger
         )
     [key] = keys_of(0, 1)
     assert world.run(0, batch(of_rule(0, 3), of_key(key), marker(0))) == [(key, 3)]

@@ -10,7 +10,7 @@ from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport, SideFile
 from pystate.coordinator.range_report import InputSeen
 from pystate.coordinator.watermarks import Input
-from pystate.spark.progress import EpochProgress
+from pystate.spark.epochs.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork
 
 

@@ -118,7 +118,7 @@ def test_the_failure_is_that_of_the_newest_query(
 def test_a_late_word_of_an_old_query_is_not_the_new_ones(
     make_job: MakeJob, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pystate.spark.queries import QueryOutcome
+    from pystate.spark.epochs.queries import QueryOutcome
 
     outcomes: list[Any] = []
 

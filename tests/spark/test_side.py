@@ -13,10 +13,10 @@ import pytest
 
 from pystate.coordinator.epoch import RangeReport, SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.side import SideFiles
 from pystate.spark.sinks.commits import commit
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.parquet import ParquetSink
+from pystate.spark.tasks.side import SideFiles
 
 
 def batch(*values: int) -> pa.RecordBatch:

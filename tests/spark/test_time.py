@@ -156,7 +156,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
         elif where == "before the commit":
             patch.setattr("pystate.spark.sinks.commits.commit", crash)
         else:
-            patch.setattr("pystate.spark.epochs.notify", crash)
+            patch.setattr("pystate.spark.epochs.epochs.notify", crash)
         with pytest.raises(Exception, match="CrashError"):
             start(second, source, watched(second), **options).awaitTermination()
     if where != "after it":

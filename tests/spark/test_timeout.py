@@ -69,8 +69,8 @@ def run(
 
     def run_epoch(hanging: int) -> tuple[Job, EpochResult]:
         epoch = Epoch(tmp_path, job, hanging)
-        monkeypatch.setattr("pystate.spark.watch.time", epoch)
-        monkeypatch.setattr("pystate.spark.watch._MOST_S", 0.2)
+        monkeypatch.setattr("pystate.spark.evaluation.watch.time", epoch)
+        monkeypatch.setattr("pystate.spark.evaluation.watch._MOST_S", 0.2)
         return job, job.run_epoch(spark.range(10).selectExpr("id AS k"), epoch.pipeline)
 
     yield run_epoch

@@ -25,9 +25,9 @@ from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
-from pystate.spark.bodies import FunctionBody
-from pystate.spark.range_task import OperatorPlan, RangeTask
-from pystate.spark.worker import ArrowOperator
+from pystate.spark.tasks.bodies import FunctionBody
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.keys import parse_key
 

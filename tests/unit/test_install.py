@@ -16,7 +16,7 @@ from tests.environments import NAME, ROOT, Environment, requirements
 #: Each extra, and what must run in an environment that has only it.
 EXTRAS = {
     "spark": ["-c", "import pystate.spark, pandas"],
-    "progress": ["-c", "import pystate.spark.live, rich.live"],
+    "progress": ["-c", "import pystate.spark.epochs.live, rich.live"],
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
@@ -65,7 +65,7 @@ def test_there_is_no_other_extra() -> None:
 
 
 def test_the_message_names_what_the_extra_names() -> None:
-    from pystate.spark.requirements import REQUIREMENTS
+    from pystate.spark.base.requirements import REQUIREMENTS
 
     named = {}
     for line in distribution(NAME).requires or ():
@@ -106,7 +106,7 @@ def test_a_store_needs_no_pyspark(bare: Environment, tmp_path: Path) -> None:
     [
         ["-c", "import pystate.spark"],
         ["-c", "from pystate.spark import Job"],
-        ["-c", "import pystate.spark.worker"],
+        ["-c", "import pystate.spark.tasks.worker"],
         ["-m", "pystate.examples.word_count"],
         ["-m", "pystate.examples.flights"],
     ],

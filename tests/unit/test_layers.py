@@ -98,7 +98,6 @@ def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
 
 
 INNER = sorted(set(MODULES) - FACES)
-SINKS = "pystate.spark.sinks"
 
 
 def test_the_table_names_all_and_only_what_is_there() -> None:
@@ -124,17 +123,28 @@ def test_no_circle_of_modules() -> None:
     assert circles({name: used(name) for name in INNER}) == []
 
 
-def test_the_sinks_of_spark_are_a_layer() -> None:
-    """Taken as one, they are above some modules of that folder and below others, and never both."""
+def test_the_folders_of_spark_are_layers() -> None:
+    """Each taken as one, it is above some parts of `pystate.spark` and below others, never both."""
 
     def part(name: str) -> str:
-        return SINKS if name.startswith(f"{SINKS}.") else name
+        return ".".join(name.split(".")[:3])
 
     names = [name for name in INNER if entry(name) == "spark"]
     arrows: dict[str, set[str]] = {part(name): set() for name in names}
     for name in names:
         arrows[part(name)] |= {part(other) for other in used(name)} - {part(name)}
     assert circles(arrows) == []
+    order = re.findall(
+        r"^\* (.+?):", (PACKAGE / "spark/__init__.py").read_text(encoding="utf-8"), re.M
+    )
+    rank = {
+        f"pystate.spark.{name}": number
+        for number, row in enumerate(order)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert set(rank) == set(arrows)
+    for name, below in arrows.items():
+        assert all(rank[other] <= rank[name] for other in below & set(rank)), name
 
 
 def test_circles_are_found() -> None:

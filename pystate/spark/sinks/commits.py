@@ -15,7 +15,7 @@ from typing import Any
 from pystate.arguments import nearest
 from pystate.checkpoint.manifest import Manifest
 from pystate.errors import CheckpointError, FencedError, PystateError, SinkError
-from pystate.spark.failures import is_stop, stopped_its_query
+from pystate.spark.base.failures import is_stop, stopped_its_query
 from pystate.spark.sinks.outputs import OWN, Outputs, is_own
 from pystate.spark.sinks.parquet import KIND, commit_parquet
 from pystate.spark.sinks.sink import (

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.errors import CheckpointError
-from pystate.spark.environment import local_uri
+from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import (
     LOCK,
     alone,
@@ -278,7 +278,7 @@ def _merge(
     frame = _rows(root, group, layout, session)
     columns = [name for name, _ in layout]
     if columns:
-        from pystate.spark.resolve import column_named
+        from pystate.spark.base.resolve import column_named
 
         frame = frame.repartition(*(column_named(name) for name in columns))
     else:

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pystate.arguments import flag, shown, text
 from pystate.errors import InvalidArgumentError, SinkError
-from pystate.spark.environment import local_uri
+from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
 from pystate.spark.sinks.parquet import ParquetSink, sweep_staging
 from pystate.spark.sinks.sink import Sink

@@ -18,7 +18,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.environment import local_uri
+from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import shared
 from pystate.spark.sinks.parquet import ParquetSink
 from pystate.spark.sinks.sink import Sink, Transaction, as_json, check_sink, raise_failed

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from pystate.arguments import folder_path, integer, shown
 from pystate.coordinator.epoch import RepeatableError
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.environment import local_uri
+from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
 from pystate.spark.sinks.folders import data_files, shared, sync_file, sync_folder, sync_tree
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types

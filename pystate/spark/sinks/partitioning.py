@@ -24,8 +24,8 @@ from pyspark.sql import types as st
 
 from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.spark.resolve import FrameColumns, column_named
-from pystate.spark.schemas import names_twice
+from pystate.spark.base.resolve import FrameColumns, column_named
+from pystate.spark.base.schemas import names_twice
 from pystate.spark.sinks.folders import (
     encode_note,
     is_hidden,

@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from pystate.arguments import flag, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
-from pystate.spark.connection import at_once
-from pystate.spark.failures import is_stop, stopped_its_query
+from pystate.spark.base.connection import at_once
+from pystate.spark.base.failures import is_stop, stopped_its_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,7 +27,7 @@ from urllib.parse import quote
 from pyspark.sql.types import StructField, StructType
 
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.environment import local_uri
+from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import Outputs, is_own
 from pystate.spark.sinks.parquet import KIND, ParquetSink, forget_schema, sweep_staging

@@ -1,0 +1,1 @@
+"""What Spark is and requires: versions, schemas, arguments, options, routing, connections."""

@@ -1,0 +1,353 @@
+"""A job's epochs on the driver: the pipeline evaluated, the epoch published, its output committed.
+
+Thread safety: one epoch at a time; other threads wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pystate.checkpoint.epoch_log import HISTORY
+from pystate.checkpoint.held import HELD
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.auto_rescale import Rescaler
+from pystate.coordinator.chronicle import RangeSizes
+from pystate.coordinator.coordinator import Coordinator, RunOutcome
+from pystate.coordinator.epoch import Epoch
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.base.environment import use_this_python
+from pystate.spark.base.failures import is_retryable
+from pystate.spark.base.options import JobOptions
+from pystate.spark.epochs.flushing import HeldWriter
+from pystate.spark.epochs.live import NoLine, ProgressLine, tasks_done
+from pystate.spark.epochs.progress import EpochProgress, notify
+from pystate.spark.epochs.rewinding import MARK
+from pystate.spark.epochs.spread_merges import SpreadMerges
+from pystate.spark.evaluation.evaluation import Evaluation
+from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
+from pystate.spark.sinks.commits import SinkCommitter
+from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
+from pystate.spark.sinks.waiting import Waiting, check_at_least_once
+from pystate.spark.state_source import register_state_source
+from pystate.spark.tasks.reports import ReportBox
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["EpochRunner"]
+
+_LOG = logging.getLogger("pystate.spark.epochs.epochs")
+#: What a checkpoint consists of. The first one makes sure that what is left of a removal that was
+#: killed is not taken for a checkpoint.
+FOLDERS = (
+    "manifests",
+    "state",
+    "spark",
+    "owners",
+    "evaluations",
+    "runs",
+    "foreach",
+    "held",
+    "side",
+    "waiting",
+    HISTORY,
+)
+
+
+class EpochRunner:
+    """Runs the epochs of a job, both of its streams and of its runs.
+
+    Parameters
+    ----------
+    job : PipelineContext
+        The context that pipelines get.
+    storage : CheckpointStorage
+        The job's checkpoint.
+    options : JobOptions
+        The options of the job.
+    """
+
+    def __init__(
+        self, job: PipelineContext, storage: CheckpointStorage, options: JobOptions
+    ) -> None:
+        self.storage = storage
+        self.options = options
+        #: Progress of the last epoch that was computed.
+        self.progress: EpochProgress | None = None
+        self.coordinator: Coordinator | None = None
+        self._job = job
+        self._commits = SinkCommitter(checkpoint_folder(storage))
+        self._waiting = Waiting(checkpoint_folder(storage))
+        #: The outputs of the last step.
+        self._last_outputs: Outputs | None = None
+        self._at_once = options.checkpoints.mode == "at_least_once"
+        self._box: ReportBox | None = None
+        #: The coordinator's.
+        self._merges: SpreadMerges | None = None
+        self._lock = threading.Lock()
+        #: The operators whose output is materialised in each epoch.
+        self._materialised: set[str] = set()
+        self._sizes = RangeSizes()
+        self._parallelism = options.parallelism
+        self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
+        #: Returns how many rows the source has waiting, or None.
+        self.backlog: Callable[[], int | None] = lambda: None
+
+    def prepare(self, session: SparkSession) -> Coordinator:
+        """Prepare a session for epochs, and open the checkpoint unless it is open."""
+        context = session.sparkContext
+        use_this_python(context)
+        register_state_source(session)
+        with self._lock:
+            if self._box is None or self._box.context is not context:
+                self._box = ReportBox(context)
+            if self.coordinator is None:
+                self.coordinator = self._open(self._parallelism or context.defaultParallelism)
+            assert self._merges is not None
+            self._merges.context = context
+            return self.coordinator
+
+    def run(
+        self,
+        data: Any,
+        session: SparkSession,
+        pipeline: Pipeline,
+        outputs: Outputs,
+        on_epoch: Callable[[EpochProgress], None] | None,
+        line: ProgressLine | NoLine,
+        *,
+        schema: Any = None,
+        **position: Any,
+    ) -> RunOutcome:
+        """Run an epoch, unless it is known to have been published.
+
+        Parameters
+        ----------
+        data : DataFrame or RDD
+            The epoch's input.
+        session : SparkSession
+            The session of the input.
+        pipeline, on_epoch, schema
+            As in `Job.run_epoch`.
+        outputs : Outputs
+            Where the rows go.
+        line : ProgressLine or NoLine
+            Shows how far the epoch is.
+        **position
+            Which epoch it is: parameters of `Coordinator.run`.
+        """
+        coordinator = self.prepare(session)
+        began = time.perf_counter()
+        given = replace(outputs, session=session)
+        if self._at_once:
+            check_at_least_once(given)
+        if position.get("query_id") is None:
+            # A run is an epoch of its own, with rows of its own.
+            self.flush(session)
+        self._last_outputs = given
+        epochs: list[Epoch] = []
+
+        def evaluate(epoch: Epoch) -> Sequence[Any]:
+            epochs[:] = [epoch]
+            waits = not self._at_once and (epoch.step.holds or epoch.base is not epoch.head)
+            outputs = self._waiting.outputs(given) if waits else given
+            evaluation = self._evaluation(epoch, session, coordinator, outputs)
+            line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
+            try:
+                if not self._at_once:
+                    begin_outputs(outputs, coordinator, epoch)
+                with evaluating(self._job, evaluation):
+                    transactions = evaluation.run(data, for_job(pipeline, self._job), schema)
+                # Missing or repeated reports also discard what was staged.
+                epoch.collect()
+                self._commits.check(transactions, epoch.number)
+                if not self._at_once:
+                    return transactions
+                coordinator.check_current(epoch)
+                self._commits.at_once(transactions, epoch.number)
+                return []
+            except BaseException:
+                outputs.abort(epoch.number, epoch.evaluation_id)
+                raise
+
+        try:
+            with given.held(), self._commits.within(given, coordinator.check_owner):
+                result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        finally:
+            line.idle()
+        if not result.already_done:
+            assert result.manifest is not None
+            if not result.held:
+                self._end_steps(result.epoch)
+            progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
+            self._adapt(epochs[0].parallelism, progress)
+            line.end(progress)
+            notify(on_epoch, progress)
+        return result
+
+    def is_done(self, run_key: str) -> bool:
+        """Whether a run was published; the job has a checkpoint open."""
+        assert self.coordinator is not None
+        opened = self.coordinator.open_epoch(run_key=run_key)
+        if isinstance(opened, Epoch):
+            opened.abort()
+            return False
+        return True
+
+    def rescale(self, parallelism: int) -> None:
+        """Change the number of ranges from the next epoch on.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are not that many key groups; or the job's policy has other bounds.
+        """
+        policy = self.options.auto_rescale
+        if policy is not None and not policy.min <= parallelism <= policy.max:
+            raise InvalidArgumentError(
+                f"job {self.options.name!r}: parallelism {parallelism} is not within the bounds of "
+                f"its AutoRescale, {policy.min} to {policy.max}"
+            )
+        with self._lock:
+            if self.coordinator is not None:
+                self.coordinator.rescale(parallelism)
+            self._parallelism = parallelism
+
+    def _adapt(self, parallelism: int, progress: EpochProgress) -> None:
+        """Let the job's policy choose the next epoch's parallelism."""
+        if self._rescaler is None:
+            return
+        took_ms, rows = progress.total_ms, progress.rows_in
+        wanted = self._rescaler.observe(parallelism, took_ms, rows, self.backlog)
+        if wanted != parallelism:
+            _LOG.info("job %r: parallelism %d -> %d", self.options.name, parallelism, wanted)
+            self.rescale(wanted)
+
+    def flush(self, session: SparkSession) -> bool:
+        """Take the checkpoint of the held steps; return False if there are none."""
+        coordinator = self.coordinator
+        if coordinator is None or coordinator.interval.last is None:
+            return False
+        outputs = self._last_outputs
+        assert outputs is not None
+        write = HeldWriter(
+            session.sparkContext, self.storage, self.options.tables, coordinator.job.application
+        )
+        with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
+            manifest = coordinator.flush(write)
+        if manifest is not None:
+            self._end_steps(manifest.epoch)
+        return manifest is not None
+
+    def _end_steps(self, epoch: int) -> None:
+        """Remove what the steps of a published epoch have left."""
+        self._waiting.sweep(epoch)
+        if self.storage.list(HELD):
+            self.storage.remove_folder(HELD)
+
+    def delete(self) -> None:
+        """Remove the checkpoint, but for output and savepoints in its folder."""
+        coordinator = self.coordinator
+        if coordinator is not None:
+            coordinator.check_owner()
+        self.close()
+        for folder in FOLDERS:
+            self.storage.remove_folder(folder)
+        for name in (MARK, "job.json"):
+            self.storage.delete(name)
+
+    def drop_steps(self) -> None:
+        """Give up the held steps, whose batches are computed again."""
+        if self.coordinator is not None:
+            self._waiting.drop(self.coordinator.interval.drop())
+
+    def savepoint(
+        self, destination: CheckpointStorage, previous: CheckpointStorage | None, *, copy: bool
+    ) -> Savepoint:
+        """Take a savepoint of the newest epoch, while epochs go on."""
+        coordinator = self.coordinator
+        if coordinator is None or not coordinator.term:
+            # This job has run nothing: it does not take the checkpoint from whoever has.
+            return take_savepoint(self.storage, destination, previous=previous, copy=copy)
+        with coordinator.held_head() as manifest:
+            if manifest is None:
+                raise CheckpointError(f"{self.storage.uri} has no epoch to take a savepoint of")
+            return write_savepoint(
+                self.storage, manifest, destination, previous=previous, copy=copy
+            )
+
+    def give_up_output(self, epoch: int) -> list[str]:
+        """Mark the output of the newest epoch as committed; return the sinks that lack it."""
+        if self.coordinator is not None:
+            return self.coordinator.give_up_output(epoch, self._commits.give_up)
+        with self._open(self._parallelism or 1) as coordinator:
+            return coordinator.give_up_output(epoch, self._commits.give_up)
+
+    def close(self) -> None:
+        """Wait for maintenance to end. May be called again; the next epoch reopens it."""
+        with self._lock:
+            coordinator, self.coordinator = self.coordinator, None
+        if coordinator is not None:
+            coordinator.close()
+
+    def _open(self, parallelism: int) -> Coordinator:
+        options = self.options
+        if options.restore is not None:
+            restore = options.restore
+            begin_with(
+                restore.origin,
+                self.storage,
+                job=options.name,
+                max_parallelism=options.max_parallelism,
+                claim=restore.claim,
+                uid_map=restore.uid_map,
+            )
+        self._merges = SpreadMerges(self.storage, options.name)
+        return Coordinator(
+            self.storage,
+            job=options.name,
+            parallelism=parallelism,
+            max_parallelism=options.max_parallelism,
+            retained=options.retained,
+            commit_sinks=self._commits,
+            merge_runner=self._merges,
+            allow_unclaimed_state=options.allow_unclaimed_state,
+            max_evaluations=options.max_evaluations,
+            max_clock_step_ms=options.max_clock_step_ms,
+            allow_time_back=options.allow_time_back,
+            listeners=options.listeners,
+            options=options.checkpoints,
+            join_sinks=self._waiting.join,
+        )
+
+    def _evaluation(
+        self, epoch: Epoch, session: SparkSession, coordinator: Coordinator, outputs: Outputs
+    ) -> Evaluation:
+        assert self._box is not None
+        return Evaluation(
+            epoch,
+            session,
+            self._box,
+            self.storage,
+            self.options.tables,
+            coordinator.term,
+            epoch.parallelism,
+            outputs,
+            self._materialised,
+            self.options.epoch_timeout_ms,
+            self.options.checkpoints.timeout_ms,
+        )
+
+    def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
+        sizes, after = self._sizes.note(epoch), manifest.operators
+        self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
+        return self.progress

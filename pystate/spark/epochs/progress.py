@@ -1,0 +1,321 @@
+"""The progress of an epoch for the user: as numbers, as a line and in a notebook.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from pystate.checkpoint.epoch_log import OperatorRecord
+from pystate.checkpoint.manifest import OperatorState
+from pystate.coordinator.chronicle import longest, operator_record, total
+from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.coordinator.watermarks import smallest
+from pystate.markup import bytes_shown, panel
+from pystate.spark.base.drain_keys import drains_a_stream
+from pystate.spark.tasks.range_task import IN_FLIGHT
+
+__all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
+
+_LOG = logging.getLogger("pystate.spark.epochs.progress")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+#: The column heads of `OperatorProgress.as_row`.
+_HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed", "checkpoint")
+
+
+@dataclass(frozen=True)
+class OperatorProgress(OperatorRecord):
+    """The progress of an operator in an epoch.
+
+    Attributes
+    ----------
+    uid : str
+        Its name.
+    ranges : int
+        Its parallelism.
+    rows_in : int
+        Rows that it read.
+    rows_out : int
+        Rows that it emitted.
+    late_rows : int or None
+        Rows below its late bound; None if rows have no event time.
+    keys : int
+        Keys that its ranges hold, as far as the job has seen these ranges since its start.
+    state_bytes : int
+        Memory of the tables of these ranges.
+    rows_changed : int
+        State rows that the epoch changed.
+    rows_restored : int
+        State rows that tables read from the checkpoint's files before it: all rows of a range that
+        was not in memory.
+    rows_copied : int
+        State rows that tables took from tables of another parallelism in their host's memory.
+    checkpoint_bytes : int
+        Size of the state files that the epoch wrote for it.
+    attach_ms : float
+        How long it took to find a range's table, or to restore it. This and the following times are
+        the longest of any range.
+    process_ms : float
+        How long the function took over a range's rows and timers.
+    seal_ms : float
+        How long it took to end the epoch in memory.
+    write_ms : float
+        How long it took to write a range's file.
+    watermark_ms : int or None
+        Its watermark after the epoch, from all event times seen so far; None before the first, and
+        without event time.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        uid: str,
+        reports: Sequence[RangeReport],
+        sizes: Mapping[tuple[str, int], Any],
+        watermark_ms: int | None = None,
+    ) -> OperatorProgress:
+        """Add up an operator's reports."""
+        record = operator_record(uid, reports, sizes)
+        return cls(**{**vars(record), "watermark_ms": watermark_ms})
+
+    def as_row(self) -> Sequence[object]:
+        """The same as a row of a table in a notebook."""
+        return (
+            self.uid,
+            self.rows_in,
+            self.rows_out,
+            self.late_rows,
+            self.keys,
+            bytes_shown(self.state_bytes),
+            self.rows_changed,
+            bytes_shown(self.checkpoint_bytes),
+        )
+
+    def as_spark(self) -> dict[str, Any]:
+        """The same in the form of the progress of Spark's own stateful operators."""
+        return {
+            "operatorName": self.uid,
+            "numRowsTotal": self.keys,
+            "numRowsUpdated": self.rows_changed,
+            "allUpdatesTimeMs": round(self.process_ms),
+            "numRowsRemoved": 0,
+            "allRemovalsTimeMs": 0,
+            "commitTimeMs": round(self.seal_ms + self.write_ms),
+            "memoryUsedBytes": self.state_bytes,
+            "numRowsDroppedByWatermark": 0,
+            "numShufflePartitions": self.ranges,
+            "numStateStoreInstances": self.ranges,
+            "customMetrics": {
+                "rowsIn": self.rows_in,
+                "rowsOut": self.rows_out,
+                "lateRows": self.late_rows or 0,
+                "checkpointBytes": self.checkpoint_bytes,
+                "attachMs": round(self.attach_ms),
+                "rowsRestored": self.rows_restored,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class EpochProgress:
+    """The progress of an epoch, for a log or a table.
+
+    Attributes
+    ----------
+    epoch : int
+        The checkpoint's number of the epoch.
+    batch_id : int or None
+        The micro-batch of the streaming query; None for a run.
+    run_key : str or None
+        The run key that `run_epoch` got.
+    drained : bool
+        Whether event time ended after the rows, so that all event-time timers fired.
+    evaluations : int
+        How often the epoch was computed; more than 1 after a failure.
+    processing_time_ms : int
+        The epoch's one processing time, in milliseconds since 1970.
+    watermark_ms : int or None
+        The smallest watermark after the epoch of the operators that have one.
+    rows_in : int
+        Rows that all stateful operators read.
+    rows_out : int
+        Rows that they emitted.
+    late_rows : mapping from uid to int
+        Rows below the late bound, of each operator whose rows have event time.
+    side_rows : mapping from tag to int
+        Rows of the side outputs that had any.
+    keys : int
+        Keys that the operators hold, as far as the job has seen their ranges since its start; not
+        those of loops, which users do not see.
+    rows_changed : int
+        State rows that the epoch changed.
+    rows_restored : int
+        State rows that tables read from the checkpoint's files before it.
+    rows_copied : int
+        State rows that tables took from tables of another parallelism.
+    state_bytes : int
+        Memory of these ranges' tables.
+    checkpoint_bytes : int
+        Size of the epoch's state files.
+    attach_ms : float
+        How long it took to find a range's table, or to restore it. This and the next two times are
+        the longest of any range.
+    seal_ms : float
+        How long it took to end the epoch in memory.
+    write_ms : float
+        How long it took to write a range's file.
+    total_ms : float
+        Time from the start of the epoch to its published output.
+    operators : tuple of OperatorProgress
+        The progress of each operator, in the order of their uids.
+    in_flight : mapping from uid to int
+        Rows that each loop has fed to the next epoch.
+    """
+
+    epoch: int
+    batch_id: int | None
+    run_key: str | None
+    drained: bool
+    evaluations: int
+    processing_time_ms: int
+    watermark_ms: int | None
+    rows_in: int
+    rows_out: int
+    late_rows: Mapping[str, int]
+    side_rows: Mapping[str, int]
+    keys: int
+    rows_changed: int
+    rows_restored: int
+    rows_copied: int
+    state_bytes: int
+    checkpoint_bytes: int
+    attach_ms: float
+    seal_ms: float
+    write_ms: float
+    total_ms: float
+    operators: tuple[OperatorProgress, ...] = ()
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        epoch: Epoch,
+        operators: Sequence[OperatorState],
+        reports: Sequence[RangeReport],
+        sizes: Mapping[tuple[str, int], tuple[int, int]],
+        total_ms: float,
+    ) -> EpochProgress:
+        """Add up the reports; `operators` is the state after the epoch."""
+        marks = {operator.uid: operator.watermark_ms for operator in operators}
+        late: Counter[str] = Counter()
+        side: Counter[str] = Counter()
+        in_flight: dict[str, int] = {}
+        for report in reports:
+            if IN_FLIGHT in report.metrics:
+                rows = int(report.metrics[IN_FLIGHT])
+                in_flight[report.uid] = in_flight.get(report.uid, 0) + rows
+            if "late_rows" in report.metrics:
+                late[report.uid] += int(report.metrics["late_rows"])
+            for file in report.side_files:
+                side[file.tag] += file.rows
+
+        return cls(
+            epoch=epoch.number,
+            batch_id=epoch.position.batch_id,
+            run_key=epoch.position.run_key,
+            drained=epoch.drain,
+            evaluations=len(epoch.discarded_evaluations) + 1,
+            processing_time_ms=epoch.processing_time_ms,
+            watermark_ms=smallest(operators),
+            rows_in=total(reports, "rows_in"),
+            rows_out=total(reports, "rows_out"),
+            late_rows=dict(late),
+            side_rows=dict(side),
+            keys=sum(keys for (uid, _), (keys, _) in sizes.items() if uid not in in_flight),
+            rows_changed=total(reports, "rows_changed"),
+            rows_restored=total(reports, "rows_restored"),
+            rows_copied=total(reports, "rows_copied"),
+            state_bytes=sum(size for _, size in sizes.values()),
+            checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
+            attach_ms=longest(reports, "attach_ms"),
+            seal_ms=longest(reports, "seal_ms"),
+            write_ms=longest(reports, "write_ms"),
+            total_ms=total_ms,
+            operators=tuple(
+                OperatorProgress.of(
+                    uid, [r for r in reports if r.uid == uid], sizes, marks.get(uid)
+                )
+                for uid in sorted({report.uid for report in reports})
+            ),
+            in_flight=in_flight,
+        )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "epoch": str(self),
+            "evaluations": self.evaluations if self.evaluations > 1 else None,
+            "state": bytes_shown(self.state_bytes),
+            "checkpoint": bytes_shown(self.checkpoint_bytes),
+        }
+        return progress_panel(f"Epoch {self.epoch}", facts, self)
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        came = "a run" if self.run_key is None else f"run {self.run_key!r}"
+        if self.batch_id is not None:
+            came = f"batch {self.batch_id}"
+        elif drains_a_stream(self.run_key):
+            came = "the end of the stream"
+        parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
+        if self.late_rows:
+            parts.append(f"{sum(self.late_rows.values())} late")
+        parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]
+        if self.in_flight:
+            parts.append(f"{sum(self.in_flight.values())} in flight")
+        if self.watermark_ms is not None:
+            parts.append(f"watermark {_instant(self.watermark_ms)}")
+        if self.drained:
+            parts.append("drained")
+        if self.rows_restored:
+            parts.append(
+                f"{self.rows_restored} rows of state read in {self.attach_ms / 1000:.2f} s"
+            )
+        if self.rows_copied:
+            parts.append(f"{self.rows_copied} rows of state moved")
+        parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
+        return ", ".join(parts)
+
+
+def progress_panel(
+    heading: str, facts: Mapping[str, object], progress: EpochProgress | None
+) -> str:
+    """What a notebook shows of an object that computes epochs: facts, and the last epoch.
+
+    It computes nothing.
+    """
+    operators = () if progress is None else progress.operators
+    rows = [operator.as_row() for operator in operators]
+    return panel(heading, facts, _HEADS if rows else (), rows)
+
+
+def notify(on_epoch: Callable[[EpochProgress], None] | None, progress: EpochProgress) -> None:
+    """Call a listener for an epoch; its errors are only logged, since the epoch is published."""
+    try:
+        if on_epoch is not None:
+            on_epoch(progress)
+    except Exception:
+        _LOG.exception("epoch %d is published, but on_epoch failed", progress.epoch)
+
+
+def _instant(time_ms: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms"
+    return moment.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00") + " UTC"

@@ -1,0 +1,98 @@
+"""Rounds: epochs over a batch and what it leads to, until nothing is in flight on a loop.
+
+Thread safety: functions without state; the caller's thread runs the epochs.
+
+Invariants
+----------
+1. A round is a run with a key of its own, which follows from the key of all rounds and its number.
+   So a round that was published is never computed again, whenever the driver was killed.
+2. A round is computed only if the one before it has left rows in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pystate.errors import LoopNotEmptyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pystate.spark.epochs.result import EpochResult
+
+__all__ = ["run_rounds"]
+
+
+def run_rounds(
+    data: DataFrame,
+    run_key: str | None,
+    max_rounds: int,
+    *,
+    run: Callable[[DataFrame, str | None], EpochResult],
+    is_done: Callable[[str], bool],
+    in_flight: Callable[[bool], Mapping[str, int]],
+    owner: str,
+) -> list[EpochResult]:
+    """Run rounds until no loop has a row in flight.
+
+    Parameters
+    ----------
+    data : DataFrame
+        The input of the first round; the others have none.
+    run_key : str or None
+        The key of all rounds together.
+    max_rounds : int
+        The most rounds.
+    run : callable
+        Runs a round, from its input and its key.
+    is_done : callable
+        Whether a round was published, by its key.
+    in_flight : callable
+        The rows in flight on each loop after the last round, which has just been computed if the
+        argument is True.
+    owner : str
+        What errors begin with.
+
+    Raises
+    ------
+    LoopNotEmptyError
+        Rows are in flight after `max_rounds` rounds.
+    """
+    results: list[EpochResult] = []
+    rows, key = data, _key(run_key, 0)
+    while True:
+        result = run(rows, key)
+        results.append(result)
+        key = _key(run_key, len(results))
+        if len(results) == 1:
+            rows = _nothing(data)
+        if result.already_done and key is not None and is_done(key):
+            continue
+        left = {uid: count for uid, count in in_flight(not result.already_done).items() if count}
+        if not left:
+            return results
+        if len(results) >= max_rounds:
+            shown = ", ".join(f"{count} on {uid!r}" for uid, count in left.items())
+            again = "with a larger max_rounds"
+            if run_key is not None:
+                again += f" and run_key={run_key!r:.80}"
+            raise LoopNotEmptyError(
+                f"{owner}: after {len(results)} rounds {sum(left.values())} rows are in flight: "
+                f"{shown}. They are in the checkpoint, and nothing is lost: call run_until_empty "
+                f"again {again} to go on; or look for rows that the pipeline feeds for ever"
+            )
+
+
+def _key(run_key: str | None, number: int) -> str | None:
+    return None if run_key is None else f"{run_key}, round {number}"
+
+
+def _nothing(data: DataFrame) -> DataFrame:
+    """A frame of the same columns without rows.
+
+    Spark must not know that it is empty: it would leave out what is joined with it, and operators
+    there would not be read.
+    """
+    session = data.sparkSession
+    return session.createDataFrame(session.sparkContext.emptyRDD(), data.schema)

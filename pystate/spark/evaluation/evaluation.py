@@ -1,0 +1,509 @@
+"""The driver's half of one epoch: from the user's pipeline to reports and staged output.
+
+Thread safety: an `Evaluation` belongs to the thread that runs the epoch.
+
+Invariants
+----------
+1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
+   already run stages, and travels in every operator's closure.
+2. The sink's write is the only action that pystate runs. The pipeline may run others, and the
+   evaluation counts as long as each operator is evaluated once in all (`.once`).
+3. Before anything is computed, each side output must have a sink, and each sink a side output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.options import TableOptions
+from pystate.checkpoint.begin_marks import BeginMarks
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
+from pystate.coordinator.planned_ranges import PlannedRanges
+from pystate.coordinator.watermarks import Input
+from pystate.errors import (
+    DeclarationError,
+    EvaluationError,
+    InvalidArgumentError,
+    TableMovedError,
+)
+from pystate.operator.yielded import in_order
+from pystate.spark.base.described import JobDescription
+from pystate.spark.base.environment import require_classic
+from pystate.spark.base.failures import original_error
+from pystate.spark.base.schemas import KeySchema, parse_schema
+from pystate.spark.evaluation.initial import Initial
+from pystate.spark.evaluation.once import OperatorOutputs, executors
+from pystate.spark.evaluation.watch import EvaluationWatch
+from pystate.spark.sinks.outputs import Outputs
+from pystate.spark.sinks.sink import Transaction
+from pystate.spark.tasks.delta import HeldPlan
+from pystate.spark.tasks.range_task import STAGING, OperatorPlan
+from pystate.spark.tasks.reports import ReportBox
+from pystate.state.operator_spec import OperatorSpec
+from pystate.state.registry import refuse_pickled
+from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+__all__ = ["Evaluation", "RddSplit"]
+
+_HINT = (
+    "call localCheckpoint() on what the operator returns before the pipeline uses it, so that "
+    "Spark computes it whole, and once"
+)
+_RDD_HINT = (
+    "call persist() and then localCheckpoint() on the RDD that the operator gives before the "
+    "pipeline uses it, so that Spark computes it whole, and once; without persist() PySpark "
+    "computes it as a part of whatever reads it"
+)
+#: The most hanging tasks that a message names.
+_SHOWN = 8
+_HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SPARK_BATCH_ROWS = "10000"
+#: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
+#: many rows the fixed cost of a batch, some 100 µs, does not matter.
+_OUR_BATCH_ROWS = "65536"
+
+
+@dataclass(frozen=True)
+class RddSplit:
+    """How an RDD was split: its key, and the event time of its elements."""
+
+    keys: KeySchema
+    event_time: Callable[[Any], object] | None
+    input: Input
+
+
+class Loop(Protocol):
+    """A loop of the pipeline."""
+
+    uid: str
+
+    def finish(self) -> DataFrame:
+        """The output, without rows, of the tasks that take the fed rows."""
+
+
+class Evaluation:
+    """One attempt at an epoch; the user's pipeline declares its operators to it.
+
+    Parameters
+    ----------
+    epoch : Epoch
+        The open epoch.
+    session : SparkSession
+        The session of the epoch's input.
+    box : ReportBox
+        Receives the tasks' reports.
+    storage : CheckpointStorage
+        The checkpoint, as the tasks reach it.
+    tables : TableOptions
+        How the workers hold their tables.
+    term : int
+        The driver's term.
+    parallelism : int
+        Number of ranges of each operator.
+    outputs : Outputs
+        Where the rows go.
+    materialised : set of str
+        The uids of operators whose output earlier evaluations have seen read more than once, or not
+        to its end; this one adds to them.
+    timeout_ms : int or None
+        The longest time without progress.
+    checkpoint_timeout_ms : int
+        How long the writing of a range's state may take.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        session: SparkSession,
+        box: ReportBox,
+        storage: CheckpointStorage,
+        tables: TableOptions,
+        term: int,
+        parallelism: int,
+        outputs: Outputs,
+        materialised: set[str],
+        timeout_ms: int | None,
+        checkpoint_timeout_ms: int,
+    ) -> None:
+        self.epoch = epoch
+        self.parallelism = parallelism
+        self.session = session
+        self._box = box
+        self._storage = storage
+        self._tables = tables
+        self._term = term
+        self._outputs = outputs
+        self._tags: dict[str, tuple[str, pa.Schema]] = {}
+        self._loops: list[Loop] = []
+        self._splits: dict[str, RddSplit] = {}
+        self._id = epoch.evaluation_id
+        self._marks = BeginMarks(storage, epoch.number, self._id)
+        self._once = OperatorOutputs(materialised)
+        self._timeout_ms = timeout_ms
+        self._executors: frozenset[str] = frozenset()
+        self._held = self._held_plan(checkpoint_timeout_ms)
+
+    def _held_plan(self, timeout_ms: int) -> HeldPlan | None:
+        step = self.epoch.step
+        held = self.epoch.base is not self.epoch.head
+        if not step.holds and not held:
+            return None
+        # With one executor all tasks find what the last ones have left in its memory.
+        spread = len(executors(self.session.sparkContext)) > 1
+        return HeldPlan(step.serial, step.closes, step.holds, spread, timeout_ms)
+
+    def __enter__(self) -> Evaluation:
+        self._marks.open()
+        self._executors = executors(self.session.sparkContext)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._marks.close()
+        self._once.release()
+
+    @property
+    def tag(self) -> str:
+        """The tag of its Spark jobs."""
+        return f"pystate-{self._id}"
+
+    def output(self, uid: str, frame: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
+        """Register an operator's output, and return the frame for the pipeline.
+
+        `beside` names operators that run in the same tasks.
+        """
+        return self._once.add(uid, frame, beside)
+
+    def add_loop(self, loop: Loop) -> None:
+        """Register a loop, whose fed rows are taken with the pipeline's result."""
+        self._loops.append(loop)
+
+    def loop_rows(self, uid: str, frame: DataFrame) -> DataFrame:
+        """Register the rows that the epoch before has fed, and return the frame."""
+        return self._once.add_loop(uid, frame)
+
+    def fed(self, frame: DataFrame) -> Input:
+        """Return what feeds a frame.
+
+        Before any operator has event time nobody needs to know, and no call to the JVM is made;
+        unless rows of a loop may be all that the frame has.
+        """
+        if not self.epoch.has_event_time and not self._once.has_loops:
+            return Input()
+        uids, others = self._once.feeding(frame)
+        return Input(upstream=uids, source=others)
+
+    def declare(
+        self,
+        operator: OperatorSpec,
+        keys: KeySchema,
+        *,
+        inputs: Sequence[Input] = (),
+        sides: Mapping[str, pa.Schema] = MappingProxyType({}),
+        initial: Initial | None = None,
+    ) -> OperatorPlan:
+        """Declare an operator to the epoch; return what its tasks must know.
+
+        Parameters
+        ----------
+        operator : OperatorSpec
+            What determines its tables; the epoch knows the number of key groups.
+        keys : KeySchema
+            Its key in the spelling of checkpoints.
+        inputs : sequence of Input
+            Its inputs.
+        sides : mapping from tag to schema, optional
+            Its side outputs.
+        initial : Initial, optional
+            What it begins with, if this is its first epoch.
+        """
+        epoch, uid = self.epoch, operator.uid
+        operator = replace(operator, max_parallelism=epoch.max_parallelism)
+        if not self._tables.allow_pickle:
+            refuse_pickled(operator.states, f"operator {uid!r}")
+        _check_table(operator)
+        folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
+        if not epoch.begins(uid):
+            initial = None
+        seen, begun = epoch.begun.get(uid, ((), None))
+        if initial is not None and begun is None:
+            seen = initial.seen()
+        ranges = epoch.declare(
+            uid,
+            key_schema=keys,
+            state_schema=operator.stored_states(),
+            inputs=inputs,
+            timers=operator.timers,
+            fills=operator.fills(),
+            seen=seen,
+        )
+        time = epoch.time(uid)
+        planned = self._planned(uid, ranges)
+        stored = any(state.id != EMPTY_ID for state in ranges)
+        plan = OperatorPlan(
+            operator=operator,
+            # The epoch has compared the declarations; other states in the files were dropped.
+            options=replace(self._tables, allow_unclaimed_state=True),
+            key_schema=keys,
+            ranges=planned,
+            storage=self._storage,
+            application=epoch.job.application,
+            epoch=epoch.number,
+            evaluation_id=self._id,
+            query=_fingerprint(epoch, uid),
+            processing_time_ms=epoch.processing_time_ms,
+            time=time,
+            event_time=any(given.event_time for given in inputs),
+            drain=epoch.drain and time is not None,
+            held=self._held,
+            redistributes=operator.instances and stored and planned[0].rescaled,
+            news=epoch.news,
+            side_folders=folders,
+            term=self._term,
+            reports=self._box.accumulator,
+            marks=self._marks,
+        )
+        if initial is None:
+            return plan
+        if begun is None:
+            begun = initial.begin(plan)
+            epoch.begun[uid] = seen, begun
+        epoch.begin_with(uid, begun)
+        return replace(plan, ranges=self._planned(uid, begun))
+
+    def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
+        epoch = self.epoch
+        return PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
+
+    def note_split(
+        self,
+        uid: str,
+        columns: Sequence[tuple[str, TypeLike]],
+        event_time: Callable[[Any], object] | None,
+        given: Input,
+    ) -> RddSplit:
+        """Remember how an RDD was split for an operator that is declared later."""
+        if uid in self._splits:
+            raise DeclarationError(
+                f"operator uid {uid!r} is used twice in one pipeline: each operator needs its own"
+            )
+        what = f"operator {uid!r}: key_type"
+        keys = tuple(
+            (name, refuse_nested_key(parse_type(ddl, what), what).ddl) for name, ddl in columns
+        )
+        split = self._splits[uid] = RddSplit(keys, event_time, given)
+        return split
+
+    def noted_split(self, uid: str) -> RddSplit:
+        """Return what `note_split` remembered."""
+        if uid not in self._splits:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: split the RDD with job.partition_by(rdd, key, "
+                f"uid={uid!r}, ...) first"
+            )
+        return self._splits[uid]
+
+    def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
+        if tag not in self._outputs.sides:
+            raise InvalidArgumentError(
+                f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
+                f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
+            )
+        folder = self._outputs.side_folder(tag, schema.names, self.epoch.number, self._id)
+        other, known = self._tags.setdefault(tag, (uid, schema))
+        if known != schema:
+            raise DeclarationError(
+                f"operators {other!r} and {uid!r} share the side output {tag!r}, but with "
+                "different columns: give one of them another tag"
+            )
+        return folder
+
+    def _check_sides(self) -> None:
+        unknown = sorted(set(self._outputs.sides) - set(self._tags))
+        if unknown:
+            raise InvalidArgumentError(
+                f"side_outputs names {', '.join(map(repr, unknown))}, which no operator of the "
+                f"pipeline has; it has {', '.join(map(repr, sorted(self._tags))) or 'none'}"
+            )
+
+    def run(self, data: Any, pipeline: Callable[[Any], Any], schema: Any) -> list[Transaction]:
+        """Call the pipeline, write its result through the sinks, collect the reports."""
+        number, outputs = self.epoch.number, self._outputs
+        context, timeout_ms = self.session.sparkContext, self._timeout_ms
+        watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
+        described = JobDescription(context, self.epoch)
+        try:
+            with described, watch, large_batches(self.session):
+                frame = self._with_loops(self._as_frame(pipeline(data), schema))
+                self.epoch.check_declared()
+                self._check_sides()
+                described.operators(entry.uid for entry in self.epoch.entries())
+                with self._staging():
+                    staged = outputs.stage_main(frame, number, self._id)
+        except Exception as error:
+            self._take_reports()
+            unsound = self._evaluated_twice() or self._hung(watch)
+            if unsound is not None:
+                raise unsound from error
+            original = original_error(error)
+            if isinstance(original, TableMovedError):
+                raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
+            if original is error:
+                raise
+            raise original from error
+        self._take_reports()
+        # The pipeline may have caught the error of a refused task.
+        unsound = self._evaluated_twice() or self._read_in_part(frame)
+        if unsound is not None:
+            raise unsound
+        return outputs.prepare(staged, self.epoch.reports, number, self._id)
+
+    def _with_loops(self, frame: DataFrame) -> DataFrame:
+        """Unite a result with the output of the loops' tasks, so that the same action runs them."""
+        from pyspark.sql import functions as F
+
+        for loop in self._loops:
+            nothing = self.output(loop.uid, loop.finish())
+            nulls = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
+            frame = frame.union(nothing.select(*nulls))
+        return frame
+
+    def _take_reports(self) -> None:
+        for report in self._box.take():
+            self.epoch.report(report)
+
+    def _hung(self, watch: EvaluationWatch) -> EvaluationError | None:
+        """Return the error to raise if the evaluation was given up."""
+        if not watch.expired:
+            return None
+        reported = {(report.uid, report.index) for report in self.epoch.reports}
+        hung = {key: mark for key, (mark, _) in self._marks.begun().items() if key not in reported}
+        assert self._timeout_ms is not None
+        text = f"epoch {self.epoch.number}: no progress in {self._timeout_ms / 1000:g} s"
+        if hung:
+            text += f": {describe_ranges(sorted(hung))} began and did not end"
+        where = [
+            f"{uid!r}, range {index}: process {mark.process_id} on {mark.host}, stage {mark.stage}"
+            for (uid, index), mark in sorted(hung.items())[:_SHOWN]
+        ]
+        return RepeatableError(
+            "\n".join([text, *where, *watch.stages]),
+            "look for a function that waits for something, or give epochs more time, "
+            "Job(epoch_timeout=...)",
+            "timeout",
+        )
+
+    @contextmanager
+    def _staging(self) -> Iterator[None]:
+        """Tell the tasks that their rows are staged, so that nobody sees them unless they count."""
+        context = self.session.sparkContext
+        context.setLocalProperty(STAGING, self._id)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(STAGING, None)  # type: ignore[arg-type]
+
+    def _evaluated_twice(self) -> EvaluationError | None:
+        """Return the error to raise if tasks were refused because another had begun their range."""
+        refused = self._marks.refused()
+        if not refused:
+            return None
+        ranges = sorted({(mark.uid, mark.index) for mark in refused})
+        text = f"epoch {self.epoch.number}: {describe_ranges(ranges)} evaluated twice"
+        first = self._marks.begun()
+        ran_again = all(mark.runs_again(first[mark.uid, mark.index].mark) for mark in refused)
+        if ran_again or not self._executors <= executors(self.session.sparkContext):
+            return RepeatableError(f"{text}: a stage ran again after an executor was lost", _HINT)
+        return self._materialise({uid for uid, _ in ranges}, f"{text}: it is read more than once")
+
+    def _read_in_part(self, frame: DataFrame) -> EvaluationError | None:
+        """Return the error to raise if operators were not read to their end.
+
+        It is also None for an operator that nothing reads: `Epoch.collect` reports that.
+        """
+        missing = self.epoch.missing()
+        if not missing:
+            return None
+        begun = {uid for uid, _ in self._marks.begun()}
+        uids = dict.fromkeys(uid for uid, _ in missing)
+        if not all(
+            self._once.can_be_materialised([uid]) and (uid in begun or self._once.is_in(uid, frame))
+            for uid in uids
+        ):
+            return None
+        text = f"epoch {self.epoch.number}: {describe_ranges(missing)} not read to the end"
+        return self._materialise(set(uids), text)
+
+    def _materialise(self, uids: set[str], text: str) -> EvaluationError:
+        if not self._once.can_be_materialised(uids):
+            hint = _RDD_HINT if uids & self._splits.keys() else _HINT
+            return EvaluationError(f"{text}: {hint}")
+        wanted = self._once.materialise_from(uids)
+        return RepeatableError(
+            f"{text}; from now on the output of {', '.join(map(repr, wanted))} is materialised in "
+            "each epoch, once, before it is read",
+            _HINT,
+        )
+
+    def _as_frame(self, result: Any, schema: Any) -> DataFrame:
+        from pyspark.core.rdd import RDD
+
+        if isinstance(result, RDD):
+            if schema is None:
+                raise InvalidArgumentError(
+                    "the pipeline returned an RDD, which has no columns: pass schema=, e.g. "
+                    "schema='key string, n long', or return a DataFrame"
+                )
+            parsed = parse_schema(schema, "run_epoch")
+            # Spark takes a Row by position.
+            named = partial(in_order, names=tuple(parsed.names), owner="run_epoch: the pipeline")
+            return self.session.createDataFrame(result.mapPartitions(named), parsed)
+        if result is None:
+            raise InvalidArgumentError("the pipeline returned None: it must return a DataFrame")
+        return require_classic(result, "the pipeline's result")
+
+
+@contextmanager
+def large_batches(session: SparkSession) -> Iterator[None]:
+    """Make Spark pass larger Arrow batches, unless the user has set their size."""
+    if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
+        yield
+        return
+    session.conf.set(_BATCH_ROWS, _OUR_BATCH_ROWS)
+    try:
+        yield
+    finally:
+        session.conf.unset(_BATCH_ROWS)
+
+
+def _check_table(operator: OperatorSpec) -> None:
+    """Refuse names and states for which the tasks could not make a table.
+
+    A task without rows makes no table. So the epoch might be published all the same, and later code
+    could not continue from it.
+    """
+    try:
+        KeyedStateBackend.of(replace(operator, uid=""))
+    except DeclarationError as error:
+        raise DeclarationError(f"operator {operator.uid!r}: {error}") from error
+
+
+def _fingerprint(epoch: Epoch, uid: str) -> int:
+    """The operator's number in the lineage of its tables."""
+    text = f"{epoch.job.checkpoint_id}/{epoch.position.query_id or ''}/{uid}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,491 @@
+"""What an operator begins with, in the first epoch that has it: states and timers, or earlier rows.
+
+Spark brings the rows to their ranges, as it does in front of an operator. Each task fills a table
+of its own and writes the state file of its range. The tasks of the epoch then begin with these
+files, as with those of an earlier epoch.
+
+Thread safety: an object belongs to the thread that builds the pipeline, or to its task.
+
+Invariants
+----------
+1. Nothing is read unless the operator is not in the epoch's base.
+2. No manifest names the files before the epoch is published; they have its number, so that no
+   collection removes them before. After a kill the epoch writes others, and these are orphans. An
+   evaluation that is repeated in the same epoch takes the same files.
+3. Rows go through the operator's own body, as an epoch of their own that comes before the first
+   one: no row is late, then everything up to the first epoch's late bound is done. What is emitted
+   is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.manifest import RangeState
+from pystate.checkpoint.refs import InputState
+from pystate.coordinator.listeners import News
+from pystate.coordinator.watermarks import OperatorTime
+from pystate.errors import (
+    DeclarationError,
+    EvaluationError,
+    InvalidArgumentError,
+    WrongTypeError,
+)
+from pystate.operator.event_time import event_times
+from pystate.processor.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
+from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS, present
+from pystate.spark.base.connection import at_once
+from pystate.spark.base.described import plan_name
+from pystate.spark.base.environment import require_classic
+from pystate.spark.base.resolve import FrameColumns, column_named, key_column
+from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
+from pystate.spark.base.schemas import key_schema
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.tasks.worker import Body
+from pystate.state.columns import NAMESPACE
+from pystate.state.kinds import declared_as
+from pystate.types.ddl import path_parts
+from pystate.types.keys import describe, leaf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "Given",
+    "Initial",
+    "InitialRows",
+    "InitialState",
+    "RowsOf",
+    "checked_given",
+    "initial_of",
+    "like",
+]
+
+#: A frame, or a function that makes it once it is needed.
+Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
+
+#: Which rows are timers.
+_TIMER = "__pystate_timer"
+
+
+class Initial(Protocol):
+    """What an operator begins with."""
+
+    def seen(self) -> tuple[InputState, ...]:
+        """What the operator has seen of its inputs."""
+
+    def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
+        """Write the files of all ranges; return the ranges, by index."""
+
+
+def checked_given(given: Any, what: str) -> Any:
+    """Return a frame, a function that makes one, or None; refuse anything else."""
+    if given is not None and not callable(given):
+        _frame_of(given, what)
+    return given
+
+
+def _frame_of(given: Any, what: str) -> DataFrame:
+    """The frame that a user gave."""
+    frame = require_classic(given() if callable(given) else given, what)
+    if frame.isStreaming:
+        raise InvalidArgumentError(
+            f"{what} is a stream: what an operator begins with is read once, as a batch; read it "
+            "with spark.read"
+        )
+    return frame
+
+
+def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
+    """Earlier rows with the columns of an operator's input, in the same order.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column is missing.
+    WrongTypeError
+        A column has another type.
+    """
+    what = f"{owner}: initial_rows"
+    rows = _frame_of(given, what)
+    found = {field.name: field.dataType for field in rows.schema}
+    for field in columns.given.schema:
+        if field.name not in found:
+            raise InvalidArgumentError(
+                f"{what} has no column {field.name!r}, and the input has one; it has "
+                f"{', '.join(found)}"
+            )
+        mine, wanted = found[field.name].simpleString(), field.dataType.simpleString()
+        if mine != wanted:
+            raise WrongTypeError(
+                f"{what}: column {field.name!r} is {mine}, and {wanted} in the input: cast it"
+            )
+    return columns.applied(rows).select(*map(column_named, columns.frame.columns))
+
+
+class RowsOf(NamedTuple):
+    """The earlier rows of one input."""
+
+    name: str
+    """The input."""
+    frame: Callable[[], DataFrame]
+    """Makes the frame."""
+    event_time: str | None
+    """The column of the rows' event time."""
+
+
+class InitialRows:
+    """Earlier rows of an operator's inputs.
+
+    Parameters
+    ----------
+    inputs : sequence of RowsOf
+        The rows of each input.
+    routed : callable
+        Routes the frames of the inputs, and names the columns that the tasks get.
+    body : callable
+        Makes a task's body.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[RowsOf],
+        routed: Callable[[Sequence[DataFrame], OperatorPlan], tuple[DataFrame, Sequence[str]]],
+        body: Callable[[RangeTask], Body],
+    ) -> None:
+        self._inputs = inputs
+        self._routed = routed
+        self._body = body
+        self._frames: list[DataFrame] = []
+
+    def seen(self) -> tuple[InputState, ...]:
+        """The largest event time of each input's rows: a query over that column alone."""
+        self._frames = [given.frame() for given in self._inputs]
+        found = []
+        for given, frame in zip(self._inputs, self._frames, strict=True):
+            if given.event_time is not None:
+                latest = frame.agg(F.max(column_named(given.event_time))).toArrow().column(0)
+                times = event_times(latest.combine_chunks(), "the largest event time")
+                found.append(InputState(given.name, pc.max(times).as_py()))
+        return tuple(found)
+
+    def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
+        """Run the operator over the rows, without its output."""
+        frame, names = self._routed(self._frames, plan)
+        body, time = self._body, plan.time
+        if time is not None:
+            time = OperatorTime(None, time.late_bound_ms)
+        before = replace(plan, time=time, drain=False, side_folders={}, news=News(), held=None)
+        table = partial(_RowsTable, before, make=body)
+        return _written(frame, _Filler(before, names, table))
+
+
+class InitialState:
+    """States and timers by key.
+
+    Parameters
+    ----------
+    state, timers : DataFrame or callable, optional
+        As `pystate.read_state` gives them.
+    """
+
+    def __init__(self, state: Given | None, timers: Given | None) -> None:
+        self._state = state
+        self._timers = timers
+
+    def seen(self) -> tuple[InputState, ...]:
+        """Nothing."""
+        return ()
+
+    def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
+        """Put the states and timers into tables."""
+        operator = plan.operator
+        frame: DataFrame | None = None
+        states: list[str] = []
+        more: list[str] = []
+        if self._state is not None:
+            frame, states = _selected(plan, self._state, timers=False)
+            frame = frame.withColumn(_TIMER, F.lit(False))
+        if self._timers is not None:
+            if not operator.timers:
+                raise DeclarationError(
+                    f"operator {operator.uid!r}: initial_timers: the function has no on_timer"
+                )
+            timers, more = _selected(plan, self._timers, timers=True)
+            timers = timers.withColumn(_TIMER, F.lit(True))
+            frame = timers if frame is None else frame.unionByName(timers, True)
+        assert frame is not None, "a state or timers"
+        keys = [name for name, _ in operator.key]
+        routed = route(frame, keys, operator.max_parallelism, plan.parallelism)
+        table = partial(_StateTable, plan, states=states, timers=bool(more))
+        return _written(routed, _Filler(plan, frame.columns, table))
+
+
+def initial_of(
+    rows: InitialRows | None, state: Given | None, timers: Given | None, owner: str
+) -> Initial | None:
+    """What a user has given of an operator's beginning; None if nothing."""
+    given = [("initial_state", state), ("initial_timers", timers)]
+    several = [name for name, each in given if checked_given(each, f"{owner}: {name}") is not None]
+    if not several:
+        return rows
+    if rows is not None:
+        raise InvalidArgumentError(
+            f"{owner}: {several[0]} and key_by(initial_rows=...) both say what the operator begins "
+            "with: give one of them"
+        )
+    return InitialState(state, timers)
+
+
+def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFrame, list[str]]:
+    """The columns of states or timers, and which of them are no key or namespace."""
+    operator = plan.operator
+    what = f"operator {operator.uid!r}: {'initial_timers' if timers else 'initial_state'}"
+    frame = _frame_of(given, what)
+    keys = [name for name, _ in operator.key]
+    spaces = [] if operator.namespace is None else [NAMESPACE]
+    known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
+    outer = {name if name in frame.columns else path_parts(name)[0] for name in keys}
+    needed = [*outer, *spaces, *(known if timers else ())]
+    for name in needed:
+        if frame.columns.count(name) != 1:
+            raise InvalidArgumentError(
+                f"{what}: there is no column {name!r}, or several; the columns are "
+                f"{', '.join(map(repr, frame.columns))}, and should be "
+                f"{', '.join(map(repr, [*keys, *spaces, *known]))}"
+            )
+    for name in frame.columns:
+        if name not in (*needed, *known):
+            raise InvalidArgumentError(
+                f"{what}: nothing declares the column {name!r}; the operator has the key "
+                f"{', '.join(map(repr, keys))} and the states {', '.join(map(repr, known))}"
+            )
+    own = [name for name in known if name in frame.columns]
+    for name in () if timers else own:
+        state, data_type = operator.states[name], frame.schema[name].dataType
+        if state.columns(name)[0].is_accumulator and data_type.simpleString() != "binary":
+            raise DeclarationError(
+                f"{what}: state {name!r}: {NOT_ITS_RESULT.format(state)}, or leave it out, or give "
+                "earlier rows, key_by(initial_rows=...)"
+            )
+    selected = frame.select(
+        *(key_column(frame, name).alias(name) for name in keys),
+        *map(column_named, [*spaces, *own]),
+    )
+    found = tuple(key_schema(selected.schema, keys, what))
+    if found != tuple((name, type_.ddl) for name, type_ in operator.key):
+        raise WrongTypeError(
+            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in found)}) there, and "
+            f"({describe(operator.key)}) in the input: the type decides where a key belongs; cast "
+            "it"
+        )
+    return selected, own
+
+
+def _written(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
+    """Run the tasks; return the ranges."""
+    plan = task.plan
+    numbered = [f"c{i}" for i in range(len(routed.columns) - 1)]
+    rows = routed.toDF(*numbered, RANGE_COLUMN).mapInArrow(task, "written string").collect()
+    states = [RangeState.decode(json.loads(row.written), "a report", version=3) for row in rows]
+    found = {state.index: state for state in states}
+    if len(found) != plan.parallelism:
+        raise EvaluationError(
+            f"{plan.describe()}: {len(found)} of {plan.parallelism} ranges were filled with what "
+            "it begins with; this is a defect of pystate: please report it"
+        )
+    return tuple(found[index] for index in range(plan.parallelism))
+
+
+class _Table(Protocol):
+    """A range's table that is being filled."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Handle rows."""
+
+    def finish(self) -> RangeState:
+        """Write the file."""
+
+    def close(self) -> None:
+        """Free the table."""
+
+
+class _Filler:
+    """The function that `mapInArrow` runs to fill the tables.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator; its ranges are empty.
+    names : sequence of str
+        The names of the arriving columns, except the last one, which holds the ranges.
+    table : callable
+        Makes the table of a range.
+    """
+
+    def __init__(
+        self, plan: OperatorPlan, names: Sequence[str], table: Callable[[int], _Table]
+    ) -> None:
+        self.plan = plan
+        self._names = list(names)
+        self._table = table
+        self.__name__ = plan_name(plan.operator.uid)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fill a range's table; yield the range."""
+        plan, table = self.plan, None
+        router = plan.router
+        keys = [name for name, _ in router.schema]
+        indices: set[int] = set()
+        try:
+            for batch in at_once(batches):
+                rows, markers = split_markers(batch)
+                indices.update(markers)
+                if not rows.num_rows:
+                    continue
+                rows = rows.rename_columns(self._names)
+                if table is None:
+                    first = rows.slice(0, 1)
+                    [index] = router.owners([leaf(first, name) for name in keys])
+                    indices.add(index)
+                    table = self._table(index)
+                table.add(rows)
+            if len(indices) != 1:
+                raise EvaluationError(
+                    f"{plan.describe()}: a task has rows or markers of the ranges "
+                    f"{sorted(indices)} instead of one; this is a defect of pystate: please "
+                    "report it"
+                )
+            state = plan.ranges[indices.pop()] if table is None else table.finish()
+            yield pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+        finally:
+            if table is not None:
+                table.close()
+
+
+class _StateTable:
+    """A table that states and timers are put into."""
+
+    def __init__(self, plan: OperatorPlan, index: int, states: Sequence[str], timers: bool) -> None:
+        self._plan = plan
+        self._state = plan.ranges[index]
+        self._states = list(states)
+        # As files know them: without defaults and times to live.
+        kept = {
+            name: declared_as(state.stored_as()) for name, state in plan.operator.states.items()
+        }
+        operator = replace(plan.operator, states=kept)
+        bounds = self._state.first_key_group, self._state.last_key_group
+        self._backend = KeyedStateBackend.of(operator, bounds, plan.options)
+        # A key's timers would make its state look as if it was there already.
+        self._timers: list[pa.RecordBatch] | None = [] if timers else None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Handle rows."""
+        mask: Any = rows.column(_TIMER)
+        if self._timers is not None and mask.true_count:
+            own = rows.filter(mask)
+            self._timers.append(own.select([n for n in own.schema.names if self._is_timer(n)]))
+            rows = rows.filter(pc.call_function("invert", [mask]))
+        if not rows.num_rows:
+            return
+        backend = self._backend
+        before = backend.stats().keys
+        put_rows(backend, pa.Table.from_batches([rows]), self._states)
+        some = pa.array([False] * rows.num_rows)
+        for name in self._states:
+            some = pc.call_function("or", [some, pa.array(present(rows.column(name)))])
+        if backend.stats().keys - before != some.true_count:
+            names = ", ".join(map(repr, (name for name, _ in backend.key)))
+            spaces = "" if backend.namespace is None else f", {NAMESPACE!r}"
+            raise InvalidArgumentError(
+                f"{self._plan.describe(self._state.index)}: initial_state: a key stands in two "
+                f"rows, and one row has all states of a key: find it with df.groupBy({names}"
+                f"{spaces}).count().where('count > 1')"
+            )
+
+    def _is_timer(self, name: str) -> bool:
+        return name != _TIMER and name not in self._states
+
+    def finish(self) -> RangeState:
+        """Write the file."""
+        if self._timers:
+            put_timers(self._backend, pa.Table.from_batches(self._timers))
+        return _sealed(self._plan, self._backend, self._state)
+
+    def close(self) -> None:
+        """Free the table."""
+        self._backend.close()
+
+
+class _RowsTable:
+    """A table over which an operator runs before its first epoch."""
+
+    def __init__(self, plan: OperatorPlan, index: int, make: Callable[[RangeTask], Body]) -> None:
+        self._plan = plan
+        self._state = plan.ranges[index]
+        bounds = self._state.first_key_group, self._state.last_key_group
+        self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
+        self._body = make(_Before(plan, self._state, self._backend))
+        self._body.open()
+        self._is_open = True
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Handle rows; what is emitted is dropped."""
+        for _ in self._body.process(rows):
+            pass
+
+    def finish(self) -> RangeState:
+        """Do what is due, and write the file."""
+        for _ in self._body.finish():
+            pass
+        self._close_body()
+        return _sealed(self._plan, self._backend, self._state)
+
+    def _close_body(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._body.close()
+
+    def close(self) -> None:
+        """Free the table."""
+        try:
+            self._close_body()
+        finally:
+            self._backend.close()
+
+
+class _Before(RangeTask):
+    """A task that nobody hears of: it has a table, and no report and no side outputs."""
+
+    def __init__(self, plan: OperatorPlan, state: RangeState, backend: KeyedStateBackend) -> None:
+        super().__init__(plan)
+        self._of = state
+        self._own = backend
+
+    @property
+    def state(self) -> RangeState:
+        """The range."""
+        return self._of
+
+    @property
+    def backend(self) -> KeyedStateBackend:
+        """The table."""
+        return self._own
+
+    def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Drop the rows."""
+
+
+def _sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
+    # With the number of its epoch nobody takes the file for an orphan before that is published.
+    return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)

@@ -1,0 +1,208 @@
+"""An operator's output is computed once per evaluation, however often and far it is read.
+
+Spark computes a frame again for each action and each branch that reads it, and only as far as the
+reader reads. If the frame has an operator, each computation gives another state. The tasks' begin
+marks (`pystate.checkpoint.begin_marks`) show this: an evaluation in which a range is begun twice,
+or begun and not read to its end, does not count. It is repeated with the operator's output
+materialised: `localCheckpoint` computes all of it, once, before anything reads it. So a limit,
+`isEmpty`, `show`, a sort (which samples its input first), a self-join or a second action work, and
+see one evaluation.
+
+Why not always materialise: it writes every row to Spark's block storage and reads it back, which is
+wasted if the output is read once to its end, as is usual. The plan cannot decide it either: the
+driver sees only the result's plan, and not the actions within the pipeline. So the begin marks
+decide; a job remembers the decision for its later epochs, so that only the first one is repeated.
+
+Why `localCheckpoint` and not `persist`: it cuts the lineage. A cached block that was evicted, or
+lost with its executor, would be computed again, and with other rows than the state knows.
+
+Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+__all__ = ["OperatorOutputs", "executors"]
+
+#: What stands before the uid of a loop; no uid begins like this.
+_LOOP = "\0rows of "
+
+
+class OperatorOutputs:
+    """The outputs of the operators of one evaluation.
+
+    Parameters
+    ----------
+    materialised : set of str
+        The uids of the operators whose output is to be materialised; shared by a job's
+        evaluations.
+    """
+
+    def __init__(self, materialised: set[str]) -> None:
+        self._materialised = materialised
+        self._frames: dict[str, DataFrame] = {}
+        #: Operators that run in the tasks of another one, by uid, and that one.
+        self._beside: dict[str, str] = {}
+        self._held: dict[str, Any] = {}
+        self._numbers: dict[str, str] = {}
+        self._columns: dict[str, frozenset[str]] = {}
+        self._loops: dict[str, DataFrame] = {}
+
+    def add(self, uid: str, frame: DataFrame, beside: Iterable[str] = ()) -> DataFrame:
+        """Register an operator's output, and return the frame for the pipeline.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        frame : DataFrame
+            Its output.
+        beside : iterable of str
+            Operators that run in the same tasks, and have no output of their own.
+        """
+        self._beside.update(dict.fromkeys(beside, uid))
+        if uid in self._materialised:
+            frame = frame.localCheckpoint()
+            self._held[uid] = _plan(frame).rdd()
+        self._frames[uid] = frame
+        return frame
+
+    def add_loop(self, uid: str, frame: DataFrame) -> DataFrame:
+        """Register the rows of a loop, which are neither an operator's output nor a source's."""
+        self._loops[_LOOP + uid] = frame
+        return frame
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether there are rows of a loop."""
+        return bool(self._loops)
+
+    def can_be_materialised(self, uids: Iterable[str]) -> bool:
+        """Whether all of these are operators over DataFrames that are not materialised yet."""
+        owners = self._owners(uids)
+        return all(uid in self._frames and uid not in self._materialised for uid in owners)
+
+    def _owners(self, uids: Iterable[str]) -> set[str]:
+        """The operators whose output these are evaluated with."""
+        return {self._beside.get(uid, uid) for uid in uids}
+
+    def materialise_from(self, uids: Iterable[str]) -> list[str]:
+        """Materialise these operators, and those declared after them, in later evaluations.
+
+        Later operators may depend on them, and be read in the same way.
+        """
+        order = list(self._frames)
+        wanted = order[min(order.index(uid) for uid in self._owners(uids)) :]
+        self._materialised.update(wanted)
+        return wanted
+
+    def is_in(self, uid: str, result: DataFrame) -> bool:
+        """Whether a result is computed from an operator's output."""
+        frame = self._frames.get(self._beside.get(uid, uid))
+        if frame is None:
+            return False
+        own = node_numbers(_text(frame))
+        return bool(own) and own[0] in node_numbers(_text(result))
+
+    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], bool]:
+        """Find the operators whose output a frame is made of.
+
+        Returns
+        -------
+        tuple of str
+            Their uids, in the order of their declaration.
+        bool
+            Whether the frame has rows of something else, too; those of a loop do not count.
+        """
+        for uid, output in self._known().items():
+            if uid not in self._held and uid not in self._numbers.values():
+                self._numbers[node_numbers(_text(output))[0]] = uid
+        found = lineage(_text(frame), self._numbers)
+        uids, sources = set(found.operators), found.sources
+        if found.materialised:
+            fed, others = self._behind(frame, found.materialised)
+            uids |= fed
+            sources = sources or others
+        return tuple(uid for uid in self._frames if uid in uids), sources
+
+    def _known(self) -> dict[str, DataFrame]:
+        """The frames whose rows are known not to come from a source."""
+        return {**self._frames, **self._loops}
+
+    def _behind(
+        self, frame: DataFrame, materialised: Sequence[frozenset[str]]
+    ) -> tuple[set[str], bool]:
+        """The operators whose output was materialised, and whether there was anything else."""
+        known = self._known()
+        owners = {column: uid for uid in known for column in self._columns_of(uid)}
+        fed = {owners[column] for columns in materialised for column in columns if column in owners}
+        unknown = [columns for columns in materialised if not columns <= owners.keys()]
+        if not unknown and all(materialised):
+            return fed, False
+        # In a self-join the columns of one side have new numbers, and its RDD is the same.
+        rdds: dict[int, set[str]] = {rdd.id(): {uid} for uid, rdd in self._held.items()}
+        read = _materialised(frame)
+        for columns, rdd in read.items():
+            if columns and columns <= owners.keys():
+                rdds.setdefault(rdd, set()).update(owners[column] for column in columns)
+        others = False
+        for columns in materialised:
+            if not columns or not columns <= owners.keys():
+                behind = rdds.get(read.get(columns, -1))
+                fed |= behind or set()
+                others = others or behind is None
+        return fed, others
+
+    def _columns_of(self, uid: str) -> frozenset[str]:
+        if uid not in self._columns:
+            self._columns[uid] = columns_of(_plan(self._known()[uid]).output().mkString(" "))
+        return self._columns[uid]
+
+    def release(self) -> None:
+        """Free the materialised outputs, and the frames over them that the pipeline has cached.
+
+        Spark keeps a cached frame until it is unpersisted, but nothing can use it again: the next
+        epoch has other frames.
+        """
+        for rdd in self._held.values():
+            rdd.unpersist(False)
+        self._held.clear()
+        for frame in self._known().values():
+            cache = frame.sparkSession._jsparkSession.sharedState().cacheManager()
+            if cache.isEmpty():
+                break
+            cache.uncacheQuery(frame._jdf, True)
+        self._frames.clear()
+        self._loops.clear()
+
+
+def executors(context: SparkContext) -> frozenset[str]:
+    """The current executors."""
+    return frozenset(context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
+
+
+def _plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _text(frame: DataFrame) -> str:
+    return str(_plan(frame).toString())
+
+
+def _materialised(frame: DataFrame) -> dict[frozenset[str], int]:
+    """The RDDs of the materialised frames that a frame reads, by the numbers of their columns."""
+    leaves = _plan(frame).collectLeaves()
+    found = {}
+    for position in range(leaves.size()):
+        leaf = leaves.apply(position)
+        if leaf.nodeName() == "LogicalRDD":
+            found[columns_of(leaf.toString())] = leaf.rdd().id()
+    return found

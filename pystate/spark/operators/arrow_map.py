@@ -1,0 +1,59 @@
+"""An operator's tasks as a map over routed rows.
+
+Thread safety: a function without state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as st
+
+from pystate.spark.base.routing import RANGE_COLUMN
+from pystate.spark.tasks.range_task import OperatorPlan
+from pystate.spark.tasks.worker import ArrowOperator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["arrow_map"]
+
+
+def arrow_map(
+    routed: DataFrame,
+    plan: OperatorPlan,
+    names: Sequence[str],
+    body: Any,
+    declared: st.StructType,
+    operator: Callable[..., ArrowOperator] = ArrowOperator,
+) -> DataFrame:
+    """Run an operator's body over routed rows.
+
+    Parameters
+    ----------
+    routed : DataFrame
+        What `route` returns.
+    plan : OperatorPlan
+        The operator.
+    names : sequence of str
+        The names of its columns in the tasks, without `RANGE_COLUMN`.
+    body : callable
+        Makes a task's body.
+    declared : StructType
+        The columns of the result.
+    operator : callable
+        Makes what runs in the tasks, of `plan`, `body` and `names`.
+    """
+    # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
+    # gets the columns under numbers, and those that come back are matched by position.
+    inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
+    fields = zip(_numbered(len(declared)), declared, strict=True)
+    outputs = st.StructType(
+        [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
+    )
+    return inputs.mapInArrow(operator(plan, body, names), outputs).toDF(*declared.names)
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"c{i}" for i in range(count)]

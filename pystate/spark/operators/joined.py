@@ -1,0 +1,412 @@
+"""Joins of two inputs of a pipeline: their rows in one shuffle, and the operator over both.
+
+Thread safety: all objects are immutable, but for a body, which belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from pystate.arguments import checked_uid, choice
+from pystate.coordinator.range_report import InputSeen
+from pystate.coordinator.watermarks import Input
+from pystate.errors import InvalidArgumentError
+from pystate.joins.asof import AsofJoin, AsofJoinSpec
+from pystate.joins.inputs import JoinInput, SideName, check_keys, result_names
+from pystate.joins.interval import How, IntervalJoin, IntervalJoinSpec
+from pystate.joins.late import LateInputs, LateLike
+from pystate.joins.windowed import (
+    WindowJoin,
+    WindowJoinSpec,
+    join_window,
+    window_names,
+    window_time_type,
+)
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.operator.output import OutputColumns
+from pystate.spark.base.resolve import column_named
+from pystate.spark.base.routing import route
+from pystate.spark.base.schemas import key_schema, output_columns, parse_schema, refuse_reserved
+from pystate.spark.evaluation.initial import InitialRows, RowsOf
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.tasks.worker import Body
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.durations import Duration, milliseconds, signed_milliseconds
+from pystate.types.state_type import parse_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = [
+    "JoinBody",
+    "JoinedFrame",
+    "asof_join",
+    "earlier_rows",
+    "interval_join",
+    "late_inputs",
+    "one_uid",
+    "parted",
+    "united",
+    "window_join",
+    "write_late",
+]
+
+_SIDES: tuple[SideName, SideName] = ("left", "right")
+#: The column that says which input a row is of: 0 or 1.
+_SIDE = "__pystate_side"
+_COLUMN = "__pystate_column_"
+
+Join: TypeAlias = "IntervalJoin | AsofJoin | WindowJoin"
+JoinSpec: TypeAlias = "IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec"
+
+
+class JoinedFrame(NamedTuple):
+    """An input of a join, as `KeyedFrame` gives it."""
+
+    evaluation: Evaluation
+    frame: DataFrame
+    keys: tuple[str, ...]
+    uid: str | None
+    event_time: str | None
+    input: Input
+    ordered: bool
+    earlier: Callable[[], DataFrame] | None = None
+    """Makes the rows of before the first epoch, with the frame's columns."""
+
+
+def interval_join(
+    left: JoinedFrame,
+    right: JoinedFrame,
+    lower: Duration,
+    upper: Duration,
+    how: Any,
+    suffixes: Any,
+    late: LateLike,
+) -> DataFrame:
+    """See `KeyedFrame.interval_join`."""
+    pair = _Pair.of(left, right, suffixes)
+    choice(how, f"{pair.owner}: how", ("inner", "left", "right", "full"))
+    wanted: How = how
+    spec = IntervalJoinSpec(
+        pair.left,
+        pair.right,
+        signed_milliseconds(lower, f"{pair.owner}: lower"),
+        signed_milliseconds(upper, f"{pair.owner}: upper"),
+        wanted,
+        pair.output,
+    )
+    return pair.joined(spec, IntervalJoin, late)
+
+
+def asof_join(
+    left: JoinedFrame,
+    right: JoinedFrame,
+    how: Any,
+    tolerance: Duration | None,
+    suffixes: Any,
+    late: LateLike,
+) -> DataFrame:
+    """See `KeyedFrame.asof_join`."""
+    pair = _Pair.of(left, right, suffixes)
+    choice(how, f"{pair.owner}: how", ("inner", "left"))
+    wanted: Literal["inner", "left"] = how
+    oldest = None if tolerance is None else milliseconds(tolerance, f"{pair.owner}: tolerance")
+    spec = AsofJoinSpec(pair.left, pair.right, wanted, oldest, pair.output)
+    return pair.joined(spec, AsofJoin, late)
+
+
+def window_join(
+    left: JoinedFrame,
+    right: JoinedFrame,
+    windows: Any,
+    how: Any,
+    suffixes: Any,
+    late: LateLike,
+) -> DataFrame:
+    """See `KeyedFrame.join`."""
+    pair = _Pair.of(left, right, suffixes)
+    choice(how, f"{pair.owner}: how", ("inner", "left", "right", "full"))
+    options = join_window(windows, pair.owner)
+    count = len(left.keys)
+    names = window_names(tuple(pair.declared.names), count, pair.owner)
+    time = parse_type(window_time_type(pair.left), f"{pair.owner}: its windows").ddl
+    fields = list(pair.declared.fields)
+    both = [parse_schema(f"x {time}", pair.owner).fields[0].dataType] * 2
+    types = [*(f.dataType for f in fields[:count]), *both, *(f.dataType for f in fields[count:])]
+    declared = st.StructType([st.StructField(n, t) for n, t in zip(names, types, strict=True)])
+    pair = pair._replace(declared=declared, output=output_columns(declared, pair.owner))
+    spec = WindowJoinSpec(pair.left, pair.right, options, how, pair.output)
+    return pair.joined(spec, WindowJoin, late)
+
+
+def late_inputs(
+    late: LateLike,
+    frames: Sequence[JoinedFrame],
+    owner: str,
+    *,
+    processes: bool = False,
+    sides: Sequence[str] = (),
+) -> LateInputs:
+    """What happens to late rows of two inputs; see `LateInputs.of`."""
+    schemas = {
+        side: output_columns(each.frame.schema, f"{owner}: its input").schema
+        for side, each in zip(_SIDES, frames, strict=True)
+    }
+    return LateInputs.of(late, schemas, owner, processes=processes, sides=sides)
+
+
+class _Pair(NamedTuple):
+    """The two inputs of a join."""
+
+    uid: str
+    frames: tuple[JoinedFrame, JoinedFrame]
+    left: JoinInput
+    right: JoinInput
+    declared: st.StructType
+    output: OutputColumns
+
+    @property
+    def owner(self) -> str:
+        return f"operator {self.uid!r}"
+
+    @classmethod
+    def of(cls, left: JoinedFrame, right: JoinedFrame, suffixes: Any) -> _Pair:
+        uid = one_uid(left, right)
+        owner = f"operator {uid!r}"
+        if left.ordered or right.ordered:
+            raise InvalidArgumentError(
+                f"{owner}: a join goes by event time; leave order_by out of key_by"
+            )
+        one, two = (
+            JoinInput.of(side, each.keys, _columns(each.frame, owner), each.event_time, owner)
+            for side, each in zip(_SIDES, (left, right), strict=True)
+        )
+        check_keys(one, two, owner)
+        names = result_names(one, two, suffixes, owner)
+        refuse_reserved(names, owner)
+        fields = [
+            *(left.frame.schema[name] for name in left.keys),
+            *(left.frame.schema[name] for name in one.names),
+            *(right.frame.schema[name] for name in two.names),
+        ]
+        declared = st.StructType(
+            [st.StructField(n, field.dataType) for n, field in zip(names, fields, strict=True)]
+        )
+        return cls(uid, (left, right), one, two, declared, output_columns(declared, owner))
+
+    def joined(self, spec: JoinSpec, make: Callable[..., Join], late: LateLike) -> DataFrame:
+        lates = late_inputs(late, self.frames, self.owner)
+        evaluation = self.frames[0].evaluation
+        keys = key_schema(self.frames[0].frame.schema, self.frames[0].keys, self.owner)
+        key, others = [name for name, _ in keys], (self.left.names, self.right.names)
+        body = partial(JoinBody, spec, make, lates)
+        plan = evaluation.declare(
+            OperatorSpec(self.uid, self.left.key, spec.states(), parse_type("long"), timers=True),
+            keys,
+            inputs=[
+                replace(each.input, name=side)
+                for side, each in zip(_SIDES, self.frames, strict=True)
+            ],
+            sides=lates.schemas,
+            initial=earlier_rows(self.frames, key, others, body),
+        )
+        routed, names = united(self.frames, key, others, plan)
+        out = arrow_map(routed, plan, names, body, self.declared)
+        return evaluation.output(self.uid, out)
+
+
+def earlier_rows(
+    frames: Sequence[JoinedFrame],
+    key: Sequence[str],
+    others: tuple[Sequence[str], Sequence[str]],
+    body: Callable[[RangeTask], Body],
+) -> InitialRows | None:
+    """The earlier rows of both inputs; None if neither has any.
+
+    Parameters
+    ----------
+    frames, key, others
+        As for `united`.
+    body : callable
+        Makes a task's body.
+    """
+    if all(each.earlier is None for each in frames):
+        return None
+
+    def routed(earlier: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+        given = [each._replace(frame=rows) for each, rows in zip(frames, earlier, strict=True)]
+        return united(given, key, others, plan)
+
+    def rows_of(each: JoinedFrame) -> Callable[[], DataFrame]:
+        return each.earlier or (lambda: each.frame.where(F.lit(False)))
+
+    inputs = [
+        RowsOf(side, rows_of(each), each.event_time if each.earlier else None)
+        for side, each in zip(_SIDES, frames, strict=True)
+    ]
+    return InitialRows(inputs, routed, body)
+
+
+def united(
+    frames: Sequence[JoinedFrame],
+    key: Sequence[str],
+    others: tuple[Sequence[str], Sequence[str]],
+    plan: OperatorPlan,
+) -> tuple[DataFrame, list[str]]:
+    """The rows of both inputs, routed.
+
+    Parameters
+    ----------
+    frames : sequence of JoinedFrame
+        The inputs.
+    key : sequence of str
+        The key columns' names in the tasks.
+    others : tuple of sequence of str
+        The other columns of each.
+    plan : OperatorPlan
+        The operator.
+
+    Returns
+    -------
+    DataFrame
+        The key's columns, the side, left's other columns, right's other columns; null where they
+        are not of a row's input.
+    list of str
+        Their names in the tasks.
+    """
+    # Both inputs have their keys under the same numbers, and other columns under their own.
+    count, cut = len(key), len(key) + len(others[0])
+    numbers = [f"{_COLUMN}{i}" for i in range(cut + len(others[1]))]
+    own = numbers[count:cut], numbers[cut:]
+    selected = []
+    for i, each in enumerate(frames):
+        pairs = [*zip(each.keys, numbers[:count], strict=True)]
+        rest = [*zip(others[i], own[i], strict=True)]
+        selected.append(
+            each.frame.select(
+                *(column_named(name).alias(number) for name, number in pairs),
+                F.lit(i).cast("byte").alias(_SIDE),
+                *(column_named(name).alias(number) for name, number in rest),
+            )
+        )
+    both = selected[0].unionByName(selected[1], allowMissingColumns=True)
+    routed = route(both, numbers[:count], plan.operator.max_parallelism, plan.parallelism)
+    return routed, [*key, _SIDE, *own[0], *own[1]]
+
+
+def parted(
+    rows: pa.RecordBatch, names: Mapping[SideName, tuple[Sequence[str], Sequence[str]]]
+) -> Iterator[tuple[SideName, pa.RecordBatch]]:
+    """The rows of each input in a batch of `united` rows, if there are any.
+
+    Parameters
+    ----------
+    rows : RecordBatch
+        The batch.
+    names : mapping of str to (keys, others)
+        The names of each input's columns.
+    """
+    count = len(names["left"][0])
+    cut = count + 1 + len(names["left"][1])
+    own = range(count + 1, cut), range(cut, rows.num_columns)
+    for i, side in enumerate(_SIDES):
+        part = _filtered(rows, rows.column(count), i)
+        if part.num_rows:
+            columns = [part.column(j) for j in (*range(count), *own[i])]
+            keys, others = names[side]
+            yield side, pa.RecordBatch.from_arrays(columns, names=[*keys, *others])
+
+
+def one_uid(left: JoinedFrame, right: JoinedFrame) -> str:
+    """The uid of an operator over two inputs."""
+    if left.uid is not None and right.uid is not None and left.uid != right.uid:
+        raise InvalidArgumentError(
+            f"two inputs make one operator, and they have the uids {left.uid!r} and "
+            f"{right.uid!r}: give the right one none"
+        )
+    return checked_uid(left.uid if left.uid is not None else right.uid)
+
+
+def _columns(frame: DataFrame, owner: str) -> list[tuple[str, pa.DataType]]:
+    schema = output_columns(frame.schema, f"{owner}: its input").schema
+    return [(field.name, field.type) for field in schema]
+
+
+class JoinBody:
+    """A join over the range's rows of both inputs.
+
+    Parameters
+    ----------
+    spec : IntervalJoinSpec, AsofJoinSpec or WindowJoinSpec
+        The join.
+    make : callable
+        Makes the task's operator from the spec, the backend, the late bound, and what takes late
+        rows.
+    late : LateInputs
+        Where late rows go.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(
+        self, spec: JoinSpec, make: Callable[..., Join], late: LateInputs, task: RangeTask
+    ) -> None:
+        self._spec = spec
+        self._late = late
+        self._make = make
+        self._task = task
+        self._rows: dict[SideName, int] = {"left": 0, "right": 0}
+        self._names: dict[SideName, tuple[list[str], Sequence[str]]] = {
+            each.side: ([name for name, _ in each.key], each.names)
+            for each in (spec.left, spec.right)
+        }
+
+    def open(self) -> None:
+        """Make the operator."""
+        time = self._task.plan.time
+        bound = None if time is None else time.late_bound_ms
+        late = partial(write_late, self._late, self._task)
+        self._join = self._make(self._spec, self._task.backend, bound, late)
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle rows of both inputs."""
+        for side, batch in parted(rows, self._names):
+            self._rows[side] += batch.num_rows
+            yield from self._join.process(side, batch)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Handle the watermark."""
+        plan, join = self._task.plan, self._join
+        if plan.drain:
+            yield from join.finish(MAX_WATERMARK)
+        elif plan.time is not None:
+            yield from join.finish(plan.time.watermark_ms)
+        self._task.note_event_time(None, join.late_rows)
+        self._task.note_inputs(
+            InputSeen(side, self._rows[side], join.max_event_times[side]) for side in _SIDES
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def write_late(late: LateInputs, task: RangeTask, side: SideName, rows: pa.RecordBatch) -> None:
+    """Write late rows of an input, if they are to be."""
+    if late.takes(side):
+        task.write_side(*late.piece(side, rows))
+
+
+def _filtered(rows: pa.RecordBatch, side: pa.Array[Any], number: int) -> pa.RecordBatch:
+    own = pc.call_function("equal", [side, pa.scalar(number, side.type)])
+    return rows if own.true_count == len(rows) else rows.filter(own)

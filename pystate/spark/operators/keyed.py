@@ -1,0 +1,530 @@
+"""A DataFrame with keys, to which a stateful operator is applied in a pipeline.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+
+from pystate.arguments import checked_uid, choice
+from pystate.checkpoint.refs import INPUT
+from pystate.errors import InvalidArgumentError
+from pystate.functions.aggregates import Aggregate
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import operator_spec, require_state, sent
+from pystate.operator.function_spec import (
+    DROP_LATE,
+    PROCESS_LATE,
+    FunctionSpec,
+    checked_late,
+    late_tag,
+)
+from pystate.operator.output import OutputColumns
+from pystate.spark.base.arguments import (
+    OrderBy,
+    as_columns,
+    frame_input,
+    late_schema,
+    side_columns,
+)
+from pystate.spark.base.resolve import FrameColumns, column_named, key_column, whole_key
+from pystate.spark.base.routing import RANGE_COLUMN, route
+from pystate.spark.base.schemas import (
+    KeySchema,
+    key_leaves,
+    key_schema,
+    names_twice,
+    output_columns,
+    parse_schema,
+    refuse_reserved,
+)
+from pystate.spark.evaluation.initial import (
+    Given,
+    InitialRows,
+    RowsOf,
+    checked_given,
+    initial_of,
+    like,
+)
+from pystate.spark.operators.aggregated import VALUE, AggregatePlan
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
+from pystate.spark.operators.connected import Connectable
+from pystate.spark.operators.joined import JoinedFrame
+from pystate.spark.operators.row_operators import RowOperators
+from pystate.spark.operators.windowed import WindowedFrame, WindowInput
+from pystate.spark.tasks.bodies import AggregateBody, FunctionBody, StateUpdate
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.tasks.row_bodies import RowsBody, RowSpec
+from pystate.spark.tasks.worker import Body
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.ddl import quoted
+from pystate.types.durations import Duration
+from pystate.types.keys import parse_key
+from pystate.types.state_type import StateType, parse_type
+from pystate.windows.assigners import Assigner
+from pystate.windows.specification import window_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["KeyedFrame"]
+
+
+class KeyedFrame(RowOperators, Connectable):
+    """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    frame : DataFrame
+        The rows.
+    keys : sequence of str
+        The key columns.
+    uid : str or None
+        The operator's name in checkpoints, if it was given.
+    order_by : str, Column or a sequence of them, optional
+        The order of a key's rows.
+    event_time : str, optional
+        The column of the rows' event time.
+    allowed_delay : str, timedelta or int, optional
+        How late a row may be by its event time.
+    idle_after : str, timedelta or int, optional
+        After how long without rows the input is idle.
+    initial_rows : DataFrame or callable, optional
+        The rows before the operator's first epoch.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        frame: DataFrame,
+        keys: Sequence[str],
+        uid: str | None,
+        order_by: OrderBy = None,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
+        initial_rows: Given | None = None,
+    ) -> None:
+        self._evaluation = evaluation
+        self._uid = uid
+        self._owner = "key_by" if uid is None else f"operator {uid!r}"
+        refuse_reserved(frame.columns, self._owner)
+        self._columns = columns = FrameColumns(frame, self._owner)
+        names = [columns.take(key) for key in keys]
+        if event_time is not None:
+            event_time = columns.take(event_time, "event_time")
+        self._order_by = tuple(as_columns(order_by, columns, self._owner))
+        self._frame = frame = columns.frame
+        self._names = names
+        self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
+        self._event_time = event_time
+        self._earlier = checked_given(initial_rows, f"{self._owner}: initial_rows")
+        fed = evaluation.fed(frame)
+        self._input = frame_input(
+            frame,
+            fed,
+            evaluation.epoch.has_watermark(fed),
+            event_time,
+            allowed_delay,
+            idle_after,
+            self._owner,
+        )
+
+    def process(
+        self,
+        function: StatefulFunction,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_state: Given | None = None,
+        initial_timers: Given | None = None,
+    ) -> DataFrame:
+        """Run a stateful function over the rows.
+
+        Parameters
+        ----------
+        function : KeyedProcessFunction or VectorizedFunction
+            An instance; it is pickled to the workers.
+        schema : str or StructType
+            The columns that it yields, as DDL (``"tailnum string, legs long"``).
+        side_outputs : mapping from tag to str or StructType, optional
+            The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink:
+            ``start(..., side_outputs={tag: ParquetSink(path)})``.
+        late : {"process", "drop"} or str
+            What happens to rows whose event time is below the watermark. ``"process"``: the
+            function handles them like all others. ``"drop"``: they are dropped. Any other word is
+            the tag of the side output that they go to, with the columns of the input;
+            `side_outputs` may give these in another order or with other types. Late rows are always
+            counted.
+        initial_state : DataFrame or callable, optional
+            What the states of keys are before the operator's first epoch: a row per key, with the
+            key columns, the column ``namespace`` if the function has namespaces, and a column for
+            each state or some of them, as `pystate.read_state` gives them. Once the checkpoint has
+            the operator, it is not read. A function without arguments makes the frame only when it
+            is needed.
+        initial_timers : DataFrame or callable, optional
+            The timers before the first epoch, as ``read_state(..., timers=True)`` gives them.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        DeclarationError
+            The function's shape or states are not valid.
+        SchemaError
+            The checkpoint holds the operator's state in other types.
+        """
+        initial = initial_state, initial_timers
+        return self._applied(function, schema, side_outputs, late, initial)
+
+    def _applied(
+        self,
+        function: StatefulFunction,
+        schema: str | st.StructType,
+        side_outputs: Mapping[str, str | st.StructType] | None,
+        late: str,
+        initial: tuple[Given | None, Given | None],
+        broadcast: BroadcastApplied | None = None,
+    ) -> DataFrame:
+        uid = checked_uid(self._uid)
+        declared = parse_schema(schema, self._owner)
+        output_columns(self._frame.schema, f"{self._owner}: its input")
+        sides = side_columns(side_outputs, self._owner)
+        written = {tag: columns.schema for tag, columns in sides.items()}
+        checked_late(late, sides, self._owner)
+        if late != PROCESS_LATE:
+            self._require_event_time(late)
+        tag = late_tag(late)
+        if tag is not None:
+            written[tag] = late_schema(tag, sides, self._frame, self._owner)
+        spec = FunctionSpec(
+            function,
+            key=tuple(name for name, _ in self._keys),
+            columns=tuple(self._frame.columns),
+            output=output_columns(declared, self._owner),
+            event_time=self._event_time,
+            side_outputs=sides,
+            late=late,
+            key_types=self._key_types(),
+            broadcast=None if broadcast is None else broadcast.spec,
+        )
+        require_state(function, self._owner)
+        sent(function, cloudpickle.dumps)
+        body = partial(FunctionBody, spec)
+        routed = partial(self._routed, order_by=self._order_by)
+        rows = self._initial_rows(self._columns, body, routed)
+        plan = self._evaluation.declare(
+            operator_spec(function, uid, parse_key(self._keys)),
+            self._keys,
+            inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
+            sides=written,
+            initial=initial_of(rows, *initial, self._owner),
+        )
+        if broadcast is not None:
+            keys = [name for name, _ in self._keys]
+            return broadcast.run(spec, self._frame, keys, self._order_by, plan, declared)
+        out = arrow_map(routed(self._frame, plan), plan, self._frame.columns, body, declared)
+        return self._evaluation.output(uid, out)
+
+    def _joined(self) -> JoinedFrame:
+        return JoinedFrame(
+            self._evaluation,
+            self._frame,
+            tuple(self._names),
+            self._uid,
+            self._event_time,
+            self._input,
+            bool(self._order_by),
+            None if self._earlier is None else partial(self._earlier_rows, self._columns),
+        )
+
+    def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
+        checked_uid(self._uid)
+        if self._earlier is not None:
+            raise InvalidArgumentError(
+                f"{self._owner}: initial_rows would come without the broadcast rows before them: "
+                "begin with states, connect(...).process(..., initial_state=frame)"
+            )
+        return BroadcastFrames(self._owner, self._event_time, rules, self._applied)
+
+    def _earlier_rows(self, columns: FrameColumns) -> DataFrame:
+        """The rows before the first epoch, with some columns."""
+        return like(columns, self._earlier, self._owner)
+
+    def _initial_rows(
+        self,
+        columns: FrameColumns,
+        body: Any,
+        routed: Callable[[DataFrame, OperatorPlan], DataFrame],
+    ) -> InitialRows | None:
+        """The rows before the first epoch, brought to the tasks as those of the input are."""
+        if self._earlier is None:
+            return None
+
+        def brought(
+            frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
+            found = routed(frames[0], plan)
+            return found, found.columns[:-1]
+
+        rows = RowsOf(INPUT, partial(self._earlier_rows, columns), self._event_time)
+        return InitialRows([rows], brought, body)
+
+    def _key_types(self) -> tuple[StateType, ...]:
+        """The types of the key's columns, if one of them is a struct."""
+        types = [self._frame.schema[name].dataType for name in self._names]
+        if not any(isinstance(each, st.StructType) for each in types):
+            return ()
+        return tuple(parse_type(each, f"{self._owner}: its key") for each in types)
+
+    def _require_event_time(self, late: str) -> None:
+        if self._event_time is None:
+            raise InvalidArgumentError(
+                f"{self._owner}: late={late!r} is for rows that come late by their event time: "
+                "name its column, key_by(..., event_time='column')"
+            )
+
+    def aggregate(
+        self, *unnamed: Any, initial_state: Given | None = None, **aggregates: Aggregate
+    ) -> DataFrame:
+        """Keep aggregates of each key over all epochs, in the core.
+
+        Parameters
+        ----------
+        initial_state : DataFrame or callable, optional
+            As in `process`: the aggregates before the operator's first epoch, under the names of
+            the result columns; of a mean the two columns ``<name>.sum`` and ``<name>.count``.
+        **aggregates
+            Result columns: ``n=ps.count(), total=ps.sum("delay")``.
+
+        Returns
+        -------
+        DataFrame
+            The key columns and the results of each key that this epoch updated, once per key.
+            Null inputs are skipped, as in SQL, and update nothing.
+
+        Raises
+        ------
+        WrongTypeError
+            A column's type has no such aggregate.
+        """
+        uid = checked_uid(self._uid)
+        if unnamed:
+            raise InvalidArgumentError(
+                f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
+                "e.g. n=ps.count()"
+            )
+        if not aggregates:
+            raise InvalidArgumentError(
+                f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
+            )
+        columns = self._columns.copy()
+        found = {n: self._aggregate(n, given, columns) for n, given in aggregates.items()}
+        frame = columns.frame
+        plan = AggregatePlan(self._owner, frame.schema)
+        for name, aggregate in found.items():
+            plan.add(name, aggregate)
+        keys = [name for name, _ in self._keys]
+        leaves = key_leaves(self._frame.schema, self._names)
+        fields = [st.StructField(name, data_type) for name, data_type in leaves]
+        self._check_results([*self._names, *aggregates])
+        declared = st.StructType(fields + plan.fields)
+        output = output_columns(declared, self._owner)
+        # Only aggregated columns are sent, cast by Spark if the state is wider.
+        selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
+        event_time = None
+        if self._event_time is not None:
+            event_time = f"{VALUE}time"
+            selected.append(column_named(self._event_time).alias(event_time))
+        names = [*keys, *plan.inputs]
+        if event_time is not None:
+            names.append(event_time)
+        updates, results = tuple(plan.updates), tuple(plan.results)
+        body = partial(_aggregate_body, updates, results, output, event_time)
+
+        def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
+            if not (plan.ordered and self._order_by):
+                return self._routed(frame.select(*selected), operator)
+            # The order may use any column: Spark prunes those that neither it nor an aggregate
+            # needs.
+            return self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
+
+        rows = self._initial_rows(columns, body, routed)
+        operator = self._evaluation.declare(
+            OperatorSpec(uid, parse_key(self._keys), plan.states),
+            self._keys,
+            inputs=(self._input,),
+            initial=initial_of(rows, initial_state, None, self._owner),
+        )
+        out = arrow_map(routed(frame, operator), operator, names, body, declared)
+        if keys != self._names:
+            # The fields that were sent on their own become structs again.
+            whole = [whole_key(self._frame.schema[name]) for name in self._names]
+            out = out.select(*whole, *map(column_named, aggregates))
+        return self._evaluation.output(uid, out)
+
+    def _of_rows(
+        self,
+        spec: RowSpec,
+        order_by: Sequence[Column],
+        declared: st.StructType,
+        result: Sequence[str],
+    ) -> DataFrame:
+        uid, frame = checked_uid(self._uid), self._frame
+        output_columns(frame.schema, f"{self._owner}: its input")
+        sides = {}
+        if spec.late != PROCESS_LATE:
+            self._require_event_time(spec.late)
+        tag = late_tag(spec.late)
+        if tag is not None:
+            sides[tag] = late_schema(tag, {}, self._frame, self._owner)
+        body = partial(RowsBody, spec, output_columns(declared, self._owner))
+        routed = partial(self._routed, order_by=order_by)
+        plan = self._evaluation.declare(
+            OperatorSpec(uid, parse_key(self._keys), spec.states()),
+            self._keys,
+            inputs=(self._input,),
+            sides=sides,
+            initial=self._initial_rows(self._columns, body, routed),
+        )
+        out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
+        if declared.names != list(result):
+            keys = {name: whole_key(frame.schema[name]) for name in self._names}
+            out = out.select(*(keys.get(name, column_named(name)) for name in result))
+        return self._evaluation.output(uid, out)
+
+    def window(
+        self,
+        windows: Assigner,
+        *,
+        time: Literal["event", "processing"] = "event",
+        emit: Literal["final", "update"] = "final",
+        early: Duration | None = None,
+        allowed_lateness: Duration = 0,
+        late: str = DROP_LATE,
+    ) -> WindowedFrame:
+        """Put a key's rows into windows; ``.aggregate(...)`` or ``.process(...)`` follows.
+
+        Parameters
+        ----------
+        windows : Tumbling, Sliding, Cumulating, Session, CountWindow or Global
+            The windows.
+        time : {"event", "processing"}
+            The rows' event time, or the epoch's processing time for all of its rows.
+        emit : {"final", "update"}
+            Once, when the watermark has reached a window's end; or after each epoch that changed
+            it.
+        early : str, timedelta or int in milliseconds, optional
+            The interval of processing time at which changed windows are also emitted before they
+            end.
+        allowed_lateness : str, timedelta or int in milliseconds
+            For how long after its end a window is kept; a late row that changes it has it emitted
+            again.
+        late : "drop" or str
+            What happens to rows that are too late for all of their windows: they are dropped, or
+            are written to the side output of this tag, with the columns of the input.
+
+        Returns
+        -------
+        WindowedFrame
+            The rows by key and window.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An argument is not valid, or contradicts another.
+        """
+        choice(time, f"{self._owner}: time", ("event", "processing"))
+        options = window_options(
+            windows,
+            self._owner,
+            event_time=self._event_time,
+            processing_time=time == "processing",
+            emit=emit,
+            early=early,
+            allowed_lateness=allowed_lateness,
+        )
+        if checked_late(late, (), self._owner) == PROCESS_LATE:
+            raise InvalidArgumentError(
+                f"{self._owner}: window: late is 'drop' or the tag of a side output: of rows that "
+                "are too late there is no window; how long one is kept, allowed_lateness= says"
+            )
+
+        def routed(frame: DataFrame, names: Sequence[str], plan: OperatorPlan) -> DataFrame:
+            columns = [*map(quoted, names)]
+            if not self._order_by:
+                return self._routed(frame.select(*columns), plan)
+            # The order may use any column: Spark prunes those that neither it nor a window needs.
+            return self._routed(frame, plan, self._order_by).select(*columns, RANGE_COLUMN)
+
+        def apply(
+            frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
+        ) -> DataFrame:
+            return arrow_map(routed(frame, names, plan), plan, names, body, declared)
+
+        def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:
+            return self._initial_rows(columns, body, lambda rows, plan: routed(rows, names, plan))
+
+        given = WindowInput(
+            self._evaluation,
+            self._columns,
+            checked_uid(self._uid),
+            self._owner,
+            self._names,
+            self._keys,
+            self._input,
+            apply,
+            initial,
+        )
+        return WindowedFrame(given, options, late)
+
+    def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
+        """The aggregate, with its column under the name that the frame has for it."""
+        if not isinstance(given, Aggregate):
+            raise InvalidArgumentError(
+                f"{self._owner}: {name}={given!r:.80} is no aggregate; write {name}=ps.count(), "
+                f"or ps.sum, ps.min, ps.max or ps.mean with a column"
+            )
+        if given.column is None:
+            return given
+        return given._replace(column=columns.take(given.column, str(given)))
+
+    def _check_results(self, names: Sequence[str]) -> None:
+        refuse_reserved(names, self._owner)
+        twice = names_twice(names)
+        if twice:
+            raise InvalidArgumentError(
+                f"{self._owner}: two columns of the result are called {', '.join(twice)}: key "
+                "columns and aggregates have names that differ in more than case"
+            )
+
+    def _routed(
+        self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
+    ) -> DataFrame:
+        keys = [name for name, _ in self._keys]
+        return route(frame, keys, plan.operator.max_parallelism, plan.parallelism, order_by)
+
+
+def _aggregate_body(
+    updates: tuple[StateUpdate, ...],
+    results: tuple[tuple[str, str | None], ...],
+    output: OutputColumns,
+    event_time: str | None,
+    task: RangeTask,
+) -> Body:
+    return AggregateBody(task, updates, results, output, event_time)

@@ -1,0 +1,283 @@
+"""Cycles in a pipeline: rows that one epoch feeds back, and the next one reads.
+
+The rows in flight are the state of a keyed operator (`pystate.operator.loop`), so that they are
+checkpointed, rescaled and restored like any state. Its tasks emit nothing, and run because their
+output is united with the pipeline's result. The rows of the epoch before are read from the same
+tables by tasks of their own, which begin nothing and report nothing: reading changes no state, and
+may happen any number of times, also after the loop's own tasks have sealed the table.
+
+Thread safety: a `FeedbackLoop` belongs to the thread that runs the epoch; a reader to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from pystate.checkpoint.loops import BUCKET, LOOP_KEY
+from pystate.checkpoint.manifest import EMPTY_ID
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.operator.loop import LoopSpec, LoopTable, buckets
+from pystate.operator.output import OutputColumns
+from pystate.shared_tables import tables
+from pystate.spark.base.connection import at_once
+from pystate.spark.base.described import plan_name
+from pystate.spark.base.environment import require_classic
+from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.routing import route
+from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.tasks.range_task import IN_FLIGHT, OperatorPlan, RangeTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["FeedbackLoop"]
+
+#: Wider numbers, which a column may be cast to without loss.
+_WIDER: Mapping[type[st.DataType], tuple[type[st.DataType], ...]] = {
+    st.ByteType: (st.ShortType, st.IntegerType, st.LongType),
+    st.ShortType: (st.IntegerType, st.LongType),
+    st.IntegerType: (st.LongType, st.DoubleType),
+    st.FloatType: (st.DoubleType,),
+}
+_NULL = st.NullType()
+#: Batches of rows that a reader takes out of a table at once.
+_HELD_BATCHES = 16
+#: The columns of what a loop's tasks emit, which is nothing.
+_NOTHING = st.StructType([st.StructField("nothing", st.IntegerType())])
+
+
+class FeedbackLoop:
+    """A loop in one epoch of a pipeline, made by `Job.feedback`.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    name : str
+        Its name in messages.
+    schema : str or StructType
+        The columns of its rows.
+    uid : str
+        Its name in checkpoints.
+    """
+
+    def __init__(
+        self, evaluation: Evaluation, name: str, schema: str | st.StructType, uid: str
+    ) -> None:
+        self.uid = uid
+        self._evaluation = evaluation
+        self._owner = owner = f"loop {name!r}"
+        self._schema = declared = _nullable(parse_schema(schema, owner))
+        refuse_reserved(declared.names, owner)
+        self._output = output_columns(declared, owner)
+        self._spec = LoopSpec.of([(f.name, f.dataType) for f in declared], owner)
+        plan = evaluation.declare(self._spec.operator(uid), LOOP_KEY)
+        self._plan = replace(plan, replaces=True)
+        self._rows: DataFrame | None = None
+        self._fed: DataFrame | None = None
+        evaluation.add_loop(self)
+
+    def rows(self) -> DataFrame:
+        """Return the rows that the epoch before has fed back; none in the first epoch.
+
+        Returns
+        -------
+        DataFrame
+            The loop's columns; rows come in no particular order. It may be read any number of
+            times. No watermark waits for its rows.
+        """
+        if self._rows is None:
+            plan, schema = self._plan, self._schema
+            numbers = [f"c{i}" for i in range(len(schema))]
+            fields = [
+                st.StructField(name, field.dataType)
+                for name, field in zip(numbers, schema, strict=True)
+            ]
+            read = _LoopReader(plan, self._spec, self._output)
+            ranges = _indices(self._evaluation.session, plan.parallelism)
+            rows = ranges.mapInArrow(read, st.StructType(fields)).toDF(*schema.names)
+            self._rows = self._evaluation.loop_rows(self.uid, rows)
+        return self._rows
+
+    def feed(self, df: DataFrame) -> None:
+        """Feed rows back: the next epoch reads them, whatever happens in between.
+
+        Parameters
+        ----------
+        df : DataFrame
+            Rows with the loop's columns, in any order. It is computed with the epoch's output.
+
+        Raises
+        ------
+        DeclarationError
+            Rows were fed in this epoch already.
+        InvalidArgumentError
+            A column is missing, or there is one too many.
+        WrongTypeError
+            A column has another type; only whole numbers and floats are widened.
+        """
+        if self._fed is not None:
+            raise DeclarationError(
+                f"{self._owner} is fed twice in one epoch: feed the union of both frames, "
+                "loop.feed(one.unionByName(other))"
+            )
+        require_classic(df, "feed: df")
+        self._fed = self._selected(df)
+
+    def finish(self) -> DataFrame:
+        """Return the output of the tasks that take the fed rows: it has no rows.
+
+        Raises
+        ------
+        DeclarationError
+            The pipeline has not read the loop's rows, which would be lost.
+        """
+        if self._rows is None:
+            raise DeclarationError(
+                f"{self._owner}: the pipeline does not read its rows, so that those which the "
+                "epoch before has fed would be lost: use loop.rows(), and feed back with "
+                "loop.feed(...) what is to stay on the loop"
+            )
+        fed = self._fed
+        if fed is None:
+            nothing = self._evaluation.session.range(0)
+            empty = (F.lit(None).cast(f.dataType).alias(f.name) for f in self._schema)
+            fed = self._selected(nothing.select(*empty))
+        plan = self._plan
+        routed = route(fed, [BUCKET], plan.operator.max_parallelism, plan.parallelism)
+        body = partial(_LoopBody, self._spec)
+        return arrow_map(routed, plan, fed.columns, body, _NOTHING)
+
+    def _selected(self, df: DataFrame) -> DataFrame:
+        """The loop's columns of a frame, and the rows' buckets."""
+        owner = f"{self._owner}: feed"
+        columns = FrameColumns(df, owner)
+        found = {field.name: columns.find(field.name) for field in self._schema}
+        used = {path.parts[0] for path in found.values()}
+        others = [name for name in df.columns if name not in used]
+        if others:
+            raise InvalidArgumentError(
+                f"{owner}: the loop has no column {', '.join(map(repr, others))}: it has "
+                f"{', '.join(self._schema.names)}; select these"
+            )
+        values = [
+            _as_declared(found[field.name].column, found[field.name].data_type, field, owner)
+            for field in self._schema
+        ]
+        return df.select(*values, self._bucket(df, found).alias(BUCKET))
+
+    def _bucket(self, df: DataFrame, found: Mapping[str, Any]) -> Column:
+        """A row's bucket: by its content, so that it is the same if a task runs again."""
+        hashed = [path.column for path in found.values() if _can_be_hashed(path.data_type)]
+        number = F.xxhash64(*hashed) if hashed else F.monotonically_increasing_id()
+        return F.pmod(number, F.lit(buckets(self._plan.parallelism)).cast("long"))
+
+
+class _LoopBody:
+    """Replaces the rows of one range."""
+
+    def __init__(self, spec: LoopSpec, task: RangeTask) -> None:
+        self._spec = spec
+        self._task = task
+        task.metrics[IN_FLIGHT] = 0
+
+    def open(self) -> None:
+        """Remove the rows that the epoch before has fed."""
+        self._table = LoopTable(self._spec, self._task.backend)
+        self._table.clear()
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Keep rows for the next epoch."""
+        self._table.feed(rows.column(BUCKET), rows)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Count them."""
+        self._task.metrics[IN_FLIGHT] = self._task.rows_in
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _LoopReader:
+    """The function that `mapInArrow` runs to read a loop's rows: from numbers of ranges to rows."""
+
+    def __init__(self, plan: OperatorPlan, spec: LoopSpec, output: OutputColumns) -> None:
+        self._plan = plan
+        self._spec = spec
+        self._output = output
+        # Spark's name for the function in plans.
+        self.__name__ = plan_name(plan.operator.uid)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task."""
+        for batch in at_once(batches):
+            for index in batch.column(0).to_numpy():
+                yield from self._read(index)
+
+    def _read(self, index: int) -> Iterator[pa.RecordBatch]:
+        state = self._plan.ranges[index]
+        if state.id == EMPTY_ID and not state.files:
+            return
+        with tables.attach_to_read(self._plan.table(state), state) as attachment:
+            pieces = LoopTable(self._spec, attachment.backend).rows()
+            first = list(islice(pieces, _HELD_BATCHES))
+            if len(first) < _HELD_BATCHES:
+                # That was all. Other tasks need not wait for whoever takes the rows.
+                attachment.release()
+            for rows in chain(first, pieces):
+                yield from self._output.from_value(rows)
+
+
+def _indices(session: SparkSession, count: int) -> DataFrame:
+    """Numbers from 0, each in a partition of its own, in a frame whose size Spark does not know.
+
+    Of a range it would conclude that few rows are in flight, and send them all to every task of a
+    join.
+    """
+    from pyspark.sql import DataFrame
+
+    numbers: Any = session.range(0, count, 1, count)._jdf
+    rows = numbers.queryExecution().toRdd()
+    made = session._jsparkSession.internalCreateDataFrame(rows, numbers.schema(), False)
+    return DataFrame(made, session)
+
+
+def _nullable(schema: st.StructType) -> st.StructType:
+    return st.StructType([st.StructField(field.name, field.dataType) for field in schema])
+
+
+def _as_declared(
+    column: Column, data_type: st.DataType, field: st.StructField, owner: str
+) -> Column:
+    """A column under the loop's name, and in its type."""
+    wanted = field.dataType
+    same = data_type.simpleString() == wanted.simpleString()
+    wider = (*_WIDER.get(type(data_type), ()), *([type(wanted)] if data_type == _NULL else ()))
+    if not same and type(wanted) not in wider:
+        raise WrongTypeError(
+            f"{owner}: column {field.name!r} is {data_type.simpleString()}, and the loop's is "
+            f"{wanted.simpleString()}: cast it"
+        )
+    return (column if same else column.cast(wanted)).alias(field.name)
+
+
+def _can_be_hashed(data_type: st.DataType) -> bool:
+    """Whether Spark's hash takes a type: not a map, nor what has one inside."""
+    if isinstance(data_type, st.StructType):
+        return all(_can_be_hashed(field.dataType) for field in data_type)
+    if isinstance(data_type, st.ArrayType):
+        return _can_be_hashed(data_type.elementType)
+    return not isinstance(data_type, (st.MapType, st.VariantType, st.NullType))

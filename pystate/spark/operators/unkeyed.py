@@ -1,0 +1,161 @@
+"""Rows without keys, to which a function with operator state is applied in a pipeline.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+
+from pystate.errors import WrongTypeError
+from pystate.functions.binding import instance_states, sent
+from pystate.functions.process import ProcessFunction
+from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
+from pystate.operator.instance_runtime import works_in_every_epoch
+from pystate.operator.instance_state import instance_spec
+from pystate.spark.base.arguments import frame_input, late_schema, side_columns
+from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.routing import INSTANCE_COLUMN, spread
+from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
+from pystate.state.operator_state import INSTANCE_SCHEMA
+from pystate.types.durations import Duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["OperatorFrame"]
+
+
+class OperatorFrame:
+    """One epoch's rows, made by `Job.operator`; apply a `ProcessFunction` to it.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    frame : DataFrame
+        The rows.
+    uid : str
+        The operator's name in checkpoints.
+    event_time : str, optional
+        The column of the rows' event time.
+    allowed_delay : str, timedelta or int, optional
+        How late a row may be by its event time.
+    idle_after : str, timedelta or int, optional
+        After how long without rows the input is idle.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        frame: DataFrame,
+        uid: str,
+        event_time: str | None = None,
+        allowed_delay: Duration | None = None,
+        idle_after: Duration | None = None,
+    ) -> None:
+        self._evaluation = evaluation
+        self._uid = uid
+        self._owner = f"operator {uid!r}"
+        refuse_reserved(frame.columns, self._owner)
+        columns = FrameColumns(frame, self._owner)
+        if event_time is not None:
+            event_time = columns.take(event_time, "event_time")
+        self._frame = frame = columns.frame
+        self._event_time = event_time
+        fed = evaluation.fed(frame)
+        self._input = frame_input(
+            frame,
+            fed,
+            evaluation.epoch.has_watermark(fed),
+            event_time,
+            allowed_delay,
+            idle_after,
+            self._owner,
+        )
+
+    def process(
+        self,
+        function: ProcessFunction,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+    ) -> DataFrame:
+        """Run a function with operator state over the rows.
+
+        Parameters
+        ----------
+        function : ProcessFunction
+            An instance of its class; it is pickled to the workers.
+        schema : str or StructType
+            The columns that it yields, as DDL.
+        side_outputs : mapping from tag to str or StructType, optional
+            As in `KeyedFrame.process`.
+        late : {"process", "drop"} or str
+            As in `KeyedFrame.process`.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        DeclarationError
+            The function's shape or states are not valid.
+        SchemaError
+            The checkpoint holds the operator's state in other types.
+
+        Notes
+        -----
+        There are as many instances of the operator as ranges of the job, each with a part of the
+        rows of about the same size. When the job's parallelism changes, the first epoch after that
+        redistributes the states; each instance then reads the state of all.
+        """
+        owner, frame = self._owner, self._frame
+        given: object = function
+        if not isinstance(given, ProcessFunction):
+            hint = "; pass an instance" if isinstance(given, type) else ""
+            raise WrongTypeError(
+                f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}: functions of keys are "
+                "for rows by key, job.key_by(df, ...).process(...)"
+            )
+        declared = parse_schema(schema, owner)
+        output_columns(frame.schema, f"{owner}: its input")
+        sides = side_columns(side_outputs, owner)
+        written = {tag: columns.schema for tag, columns in sides.items()}
+        checked_late(late, sides, owner)
+        tag = late_tag(late)
+        if tag is not None:
+            written[tag] = late_schema(tag, sides, frame, owner)
+        spec = FunctionSpec(
+            function,
+            key=(),
+            columns=tuple(frame.columns),
+            output=output_columns(declared, owner),
+            event_time=self._event_time,
+            side_outputs=sides,
+            late=late,
+        )
+        states = instance_states(function, owner)
+        sent(function, cloudpickle.dumps)
+        plan = self._evaluation.declare(
+            instance_spec(self._uid, states), INSTANCE_SCHEMA, inputs=(self._input,), sides=written
+        )
+        plan = replace(plan, every_epoch=works_in_every_epoch(function))
+        routed = spread(frame, plan.parallelism)
+        names = [*frame.columns, INSTANCE_COLUMN]
+        body = partial(InstanceBody, spec, states)
+        out = arrow_map(routed, plan, names, body, declared, InstanceOperator)
+        return self._evaluation.output(self._uid, out)

@@ -1,0 +1,314 @@
+"""Windows over a keyed DataFrame: what `KeyedFrame.window` returns, and its work inside a task.
+
+Thread safety: a `WindowedFrame` is immutable; a body belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+
+from pystate.coordinator.watermarks import Input
+from pystate.errors import InvalidArgumentError
+from pystate.functions.binding import sent
+from pystate.functions.windows import WindowFunctionLike
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.operator.function_spec import checked_late, late_tag
+from pystate.operator.output import OutputColumns
+from pystate.spark.base.arguments import side_columns
+from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
+from pystate.spark.evaluation.initial import InitialRows
+from pystate.spark.tasks.processed import WindowProcessBody
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.types.keys import parse_key
+from pystate.types.state_type import parse_type
+from pystate.windows.assigners import Session
+from pystate.windows.columns import AggregateLike
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes
+from pystate.windows.process import WindowProcessSpec
+from pystate.windows.row_windows import WindowRowsSpec
+from pystate.windows.specification import WindowOptions, WindowSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["WindowBody", "WindowInput", "WindowedFrame"]
+
+
+@dataclass(frozen=True)
+class WindowInput:
+    """What a windowed operator takes over from its `KeyedFrame`.
+
+    Attributes
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    columns : FrameColumns
+        The frame and its columns.
+    uid, owner : str
+        The operator's name in checkpoints, and in errors.
+    names : sequence of str
+        The key columns.
+    keys : KeySchema
+        The key's columns in the spelling of checkpoints.
+    input : Input
+        Whose rows they are, for the watermark.
+    apply : callable
+        Routes some columns of a frame to the operator's tasks, and runs a body there.
+    initial_rows : callable
+        Returns the rows before the first epoch, if there are any, for columns of the frame, a
+        body, and the names of the columns that it needs.
+    """
+
+    evaluation: Evaluation
+    columns: FrameColumns
+    uid: str
+    owner: str
+    names: Sequence[str]
+    keys: KeySchema
+    input: Input
+    apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
+    initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
+
+
+class WindowedFrame:
+    """One epoch's rows by key and window, made by `KeyedFrame.window`.
+
+    Parameters
+    ----------
+    given : WindowInput
+        The rows.
+    options : WindowOptions
+        The windows.
+    late : str
+        ``"drop"``, or the tag of the side output for rows that are too late.
+    """
+
+    def __init__(self, given: WindowInput, options: WindowOptions, late: str) -> None:
+        self._given = given
+        self._options = options
+        self._late = late
+
+    def aggregate(self, **aggregates: AggregateLike) -> DataFrame:
+        """Compute aggregates of each window, in the core.
+
+        Parameters
+        ----------
+        **aggregates
+            Result columns: ``n=ps.count()``, ``total=ps.sum("delay")``; any aggregator with its
+            column, ``top=(ps.TopK(3), "delay")``; an `AggregateFunction` with its column and its
+            result's type, ``longest=(Longest(), "word", "long")``.
+
+        Returns
+        -------
+        DataFrame
+            The key columns, ``window_start``, ``window_end`` and the results, a row for each window
+            that is emitted in this epoch. A window that is emitted again replaces the row with the
+            same key, start and end.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An aggregate is none, or names no column.
+        WrongTypeError
+            A column's type has no such aggregate.
+        """
+        given, options = self._given, self._options
+        columns = given.columns.copy()
+        found = {name: _resolved(columns, each) for name, each in aggregates.items()}
+        frame = columns.frame
+        schema = self._schema(frame)
+        spec = WindowSpec.of(options, given.names, found, schema, given.owner)
+        key = parse_key(given.keys)
+        declared = _declared(frame.schema, given.names, spec, spec.schema(key))
+        twice = names_twice(declared.names)
+        if twice:
+            raise InvalidArgumentError(
+                f"{given.owner}: two columns of the result are called {', '.join(twice)}: key "
+                "columns and aggregates have names that differ in more than case"
+            )
+        tag = late_tag(self._late)
+        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
+        names = frame.columns if tag is not None else _needed(spec, frame.columns)
+        plan = given.evaluation.declare(
+            spec.operator(given.uid, key),
+            given.keys,
+            inputs=(given.input,),
+            sides={} if tag is None else {tag: schema},
+            initial=given.initial_rows(columns, body, names),
+        )
+        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
+
+    def process(
+        self,
+        function: WindowFunctionLike,
+        schema: str | st.StructType,
+        *,
+        side_outputs: Mapping[str, str | st.StructType] | None = None,
+    ) -> DataFrame:
+        """Run a function over the rows of each window.
+
+        Parameters
+        ----------
+        function : WindowFunction or callable
+            An instance, or a function of (key, window, batch) or (key, window, batch, ctx); it is
+            pickled to the workers. `batch` has all columns of the input.
+        schema : str or StructType
+            The columns that it yields, as DDL.
+        side_outputs : mapping from tag to str or StructType, optional
+            The columns of what it emits with ``ctx.output(tag, row)``. Each tag needs a sink.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields, for each window that is emitted in this epoch.
+
+        Raises
+        ------
+        DeclarationError
+            The function is none over windows, or a column of the input cannot be kept.
+        InvalidArgumentError
+            A tag is also that of late rows.
+
+        Notes
+        -----
+        A row is kept once, however many windows it is in, with all columns of the input: select
+        those that the function needs before `key_by`. Rows of a window come in the order in which
+        they arrived; of windows that overlap, and of sessions that were joined, piece by piece.
+        """
+        given = self._given
+        frame = given.columns.frame
+        input_schema = self._schema(frame)
+        declared = parse_schema(schema, given.owner)
+        sides = side_columns(side_outputs, given.owner)
+        checked_late(self._late, sides, given.owner)
+        tag = late_tag(self._late)
+        if tag in sides:
+            raise InvalidArgumentError(
+                f"{given.owner}: {tag!r} is the tag of rows that are too late, which have the "
+                "columns of the input: give the function's side output another one"
+            )
+        rows = WindowRowsSpec.of_rows(self._options, given.names, input_schema, given.owner)
+        output = output_columns(declared, given.owner)
+        spec = WindowProcessSpec(function, rows, input_schema, output, sides, given.owner)
+        sent(function, cloudpickle.dumps)
+        written = {name: columns.schema for name, columns in sides.items()}
+        if tag is not None:
+            written[tag] = input_schema
+        body = partial(WindowProcessBody, spec, tag)
+        names = frame.columns
+        plan = given.evaluation.declare(
+            rows.operator(given.uid, parse_key(given.keys)),
+            given.keys,
+            inputs=(given.input,),
+            sides=written,
+            initial=given.initial_rows(given.columns, body, names),
+        )
+        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
+
+    def _schema(self, frame: DataFrame) -> pa.Schema:
+        """The input's columns."""
+        given = self._given
+        schema = output_columns(frame.schema, f"{given.owner}: its input").schema
+        if [name for name, _ in given.keys] != list(given.names):
+            raise InvalidArgumentError(
+                f"{given.owner}: a key that is a struct has no windows yet: name its fields as "
+                "columns, and these in key_by"
+            )
+        return schema
+
+
+def _resolved(columns: FrameColumns, given: Any) -> Any:
+    """The aggregate, with its column under the name that the frame has for it."""
+    if isinstance(given, tuple) and len(given) > 1 and isinstance(given[1], str):
+        name = columns.take(given[1], str(given[0]))
+        if hasattr(given, "_replace"):
+            return given._replace(column=name)
+        return (given[0], name, *given[2:])
+    return given
+
+
+def _needed(spec: WindowSpec, names: Sequence[str]) -> list[str]:
+    """The columns that the tasks need, in the frame's order."""
+    windows = spec.options.windows
+    gap = windows.gap_column if isinstance(windows, Session) else None
+    wanted = {*spec.key, spec.options.event_time, gap, *(c.source for c in spec.columns)}
+    return [name for name in names if name in wanted]
+
+
+def _declared(
+    schema: st.StructType, key: Sequence[str], spec: WindowSpec, found: pa.Schema
+) -> st.StructType:
+    """The result's columns as Spark's: those of the key are as they were."""
+    fields = [st.StructField(name, schema[name].dataType) for name in key]
+    for field in list(found)[len(key) :]:
+        ddl = parse_type(field.type, f"column {field.name!r}").ddl
+        [one] = parse_schema(f"x {ddl}", field.name).fields
+        fields.append(st.StructField(field.name, one.dataType))
+    return st.StructType(fields)
+
+
+class WindowBody:
+    """A windowed operator over the range's rows.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        The operator.
+    output : OutputColumns
+        The result's columns.
+    late_tag : str or None
+        The side output of rows that are too late.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(
+        self, spec: WindowSpec, output: OutputColumns, late_tag: str | None, task: RangeTask
+    ) -> None:
+        self._spec = spec
+        self._output = output
+        self._tag = late_tag
+        self._task = task
+
+    def open(self) -> None:
+        """Register the states."""
+        plan = self._task.plan
+        late_bound = None if plan.time is None else plan.time.late_bound_ms
+        times = EpochTimes(plan.processing_time_ms, late_bound)
+        late = None if self._tag is None else partial(self._task.write_side, self._tag)
+        self._operator = make_operator(
+            self._spec, self._task.backend, times, late, f"operator {plan.operator.uid!r}"
+        )
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows to their windows."""
+        return self._converted(self._operator.process(rows))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are due."""
+        plan = self._task.plan
+        watermark = None if plan.time is None else plan.time.watermark_ms
+        if plan.drain:
+            watermark = MAX_WATERMARK
+        yield from self._converted(self._operator.finish(watermark))
+        self._task.note_event_time(self._operator.max_event_time, self._operator.late_rows)
+        self._task.metrics["dropped_rows"] = self._operator.dropped_rows
+
+    def close(self) -> None:
+        """Free what windows are put together in."""
+        self._operator.close()
+
+    def _converted(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
+            yield from self._output.from_value(piece)

@@ -1,0 +1,1 @@
+"""What runs in Spark's tasks: an operator over its range's table, and its files."""

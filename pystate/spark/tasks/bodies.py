@@ -1,0 +1,216 @@
+"""The work of keyed operators inside a task: calling a function, or keeping aggregates.
+
+Thread safety: a body belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.errors import StateOverflowError
+from pystate.functions.base import RuntimeContext
+from pystate.operator.event_time import event_times
+from pystate.operator.function_spec import FunctionSpec
+from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import FunctionRuntime
+from pystate.spark.tasks.range_task import RangeTask
+from pystate.state.key_batch import KeyBatch
+
+__all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
+
+#: Keys of an aggregate's output batch.
+_OUTPUT_KEYS = 65_536
+
+
+class FunctionBody:
+    """A user's function over the range's rows.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(self, spec: FunctionSpec, task: RangeTask) -> None:
+        self._spec = spec
+        self._task = task
+
+    def open(self) -> None:
+        """Give the function its handles and call its `open`."""
+        plan, state = self._task.plan, self._task.state
+        context = RuntimeContext(
+            uid=plan.operator.uid,
+            epoch=plan.epoch,
+            key_group_range=(state.first_key_group, state.last_key_group),
+            parallelism=plan.parallelism,
+            max_parallelism=plan.operator.max_parallelism,
+            processing_time=plan.processing_time_ms,
+        )
+        self._runtime = self._made(context)
+        self._runtime.open()
+        self._runtime.notify(plan.news)
+
+    def _made(self, context: RuntimeContext, **options: Any) -> FunctionRuntime:
+        task = self._task
+        return FunctionRuntime(
+            self._spec,
+            task.backend,
+            context,
+            task.write_side,
+            time=task.plan.time,
+            drain=task.plan.drain,
+            **options,
+        )
+
+    def process(self, rows: Any) -> Iterator[Any]:
+        """Call the function for some rows."""
+        return self._runtime.process(rows)
+
+    def finish(self) -> Iterator[Any]:
+        """Call the function for rows that were held back and for timers that are due."""
+        yield from self._runtime.finish()
+        self._task.note_event_time(self._runtime.max_event_time, self._runtime.late_rows)
+
+    def close(self) -> None:
+        """Take the handles away and call the function's `close`."""
+        self._runtime.close()
+
+
+class RoutedBody(FunctionBody):
+    """A `KeyedProcessFunction` over an RDD's elements: one call per row; results are not converted.
+
+    Parameters
+    ----------
+    spec : FunctionSpec
+        The function.
+    arrays : callable
+        Turns a list of keys into key columns.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        arrays: Callable[[Sequence[Any]], list[pa.Array[Any]]],
+        task: RangeTask,
+    ) -> None:
+        super().__init__(spec, task)
+        self._arrays = arrays
+
+    def process(self, rows: Sequence[Any]) -> Iterator[list[Any]]:
+        """Call the function for each `Routed` element."""
+        keys = [routed.key for routed in rows]
+        elements = [routed.row for routed in rows]
+        return self._runtime.process_elements(self._arrays(keys), keys, elements)
+
+
+Operation = Literal["add", "min", "max"]
+
+
+class StateUpdate(NamedTuple):
+    """How a batch updates one state of an aggregate."""
+
+    state: str
+    operation: Operation
+    source: str | None
+    """The input column; None to add one per row."""
+    shown: str
+    """The aggregate, as the user wrote it."""
+
+
+class AggregateBody:
+    """`aggregate(...)`: the core updates the states; each touched key is emitted once, at the end.
+
+    Parameters
+    ----------
+    task : RangeTask
+        The range.
+    updates : sequence of StateUpdate
+        What each batch does to the states.
+    results : sequence of (state, divisor state or None)
+        The result columns: a state, or the quotient of two.
+    output : OutputColumns
+        The key columns, then the results.
+    event_time : str, optional
+        The column of the rows' event time.
+    """
+
+    def __init__(
+        self,
+        task: RangeTask,
+        updates: Sequence[StateUpdate],
+        results: Sequence[tuple[str, str | None]],
+        output: OutputColumns,
+        event_time: str | None = None,
+    ) -> None:
+        self._task = task
+        self._updates = updates
+        self._results = results
+        self._output = output
+        self._event_time = event_time
+        self._keys = [name for name, _ in task.plan.key_schema]
+
+    def open(self) -> None:
+        """Register the states."""
+        backend = self._task.backend
+        self._handles = {
+            name: backend.register(name, declaration)
+            for name, declaration in self._task.plan.operator.states.items()
+        }
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Update the states; nothing is emitted yet."""
+        if self._event_time is not None:
+            self._note_event_time(rows.column(self._event_time))
+        keys = self._task.backend.keys([rows.column(name) for name in self._keys])
+        for update in self._updates:
+            values = 1 if update.source is None else rows.column(update.source)
+            try:
+                getattr(self._handles[update.state], update.operation)(keys, values)
+            except StateOverflowError:
+                raise StateOverflowError(self._beyond(update)) from None
+        return iter(())
+
+    def _beyond(self, update: StateUpdate) -> str:
+        plan = self._task.plan
+        kind = plan.operator.states[update.state].stored_as()
+        wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
+        return (
+            f"{plan.describe()}: {update.shown} of a key is beyond the range of {kind}; the epoch "
+            f"is not published. Cast the column to {wider}, and keep the aggregate under another "
+            f"uid: what {plan.operator.uid!r} has stored stays {kind}"
+        )
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit every key whose states were written, with its current results."""
+        for keys in self._task.backend.changed(_OUTPUT_KEYS):
+            arrays = [*keys.key_arrays(), *(self._result(keys, *names) for names in self._results)]
+            yield from self._output.from_value(
+                pa.RecordBatch.from_arrays(arrays, names=list(self._output.names))
+            )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _note_event_time(self, column: pa.Array[Any]) -> None:
+        times = event_times(column, f"event-time column {self._event_time!r}")
+        time, late = self._task.plan.time, 0
+        if time is not None and time.late_bound_ms is not None:
+            bound = pa.scalar(time.late_bound_ms, pa.int64())
+            late = pc.sum(pc.call_function("less", [times, bound])).as_py() or 0
+        self._task.note_event_time(pc.max(times).as_py(), late)
+
+    def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
+        values: pa.Array[Any] = self._handles[state].values(keys)
+        if divisor is not None:
+            # Without a value the sum is null, and so is the quotient.
+            counts = self._handles[divisor].values(keys).cast(values.type)
+            values = pc.divide(values, counts)
+        return values

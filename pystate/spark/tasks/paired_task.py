@@ -1,0 +1,97 @@
+"""A task that works on a range of two operators at once: they run, and count, together.
+
+Thread safety: as `pystate.spark.tasks.range_task`.
+
+Invariants
+----------
+1. Both ranges are begun before a row leaves, and both reports are sent as the task's last acts,
+   after the files of both are durable.
+2. Both tables are attached, always in the same order, and both are released whatever happens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+from pystate.errors import NoSpaceError, TableMovedError
+from pystate.spark.tasks.delta import DeltaWriter, Written
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+
+__all__ = ["PairedTask"]
+
+
+class PairedTask(RangeTask):
+    """A range of an operator, and the range of the same number of another one beside it.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator whose rows the task emits.
+    beside : OperatorPlan
+        The other one, of the same parallelism.
+    """
+
+    def __init__(self, plan: OperatorPlan, beside: OperatorPlan) -> None:
+        super().__init__(plan)
+        self.beside = RangeTask(beside)
+        self._beside_writer: DeltaWriter | None = None
+
+    def announce(self, markers: Iterable[int]) -> None:
+        """Handle the marker rows of a batch."""
+        markers = list(markers)
+        super().announce(markers)
+        self.beside.announce(markers)
+
+    def attach(self, index: int) -> None:
+        """Attach both tables."""
+        super().attach(index)
+        self.beside.attach(index)
+
+    @property
+    def due(self) -> bool:
+        """Whether one of them has work without rows."""
+        return super().due or self.beside.due
+
+    def seal(self) -> DeltaWriter | None:
+        """Seal both tables; return the thread that writes the first one's changes."""
+        # The caller knows of no thread if this fails: whatever is kept here, `release` waits for.
+        self._beside_writer = self.beside.seal()
+        return super().seal()
+
+    def report(self, written: Written) -> None:
+        """Send both reports, once the other one's file is durable, too."""
+        beside = Written()
+        if self._beside_writer is not None:
+            beside = self._beside_writer.result()
+            self.beside.metrics["write_ms"] = self._beside_writer.took_ms
+        self.beside.report(beside)
+        super().report(written)
+
+    def release(self) -> None:
+        """Release both tables."""
+        writer, self._beside_writer = self._beside_writer, None
+        try:
+            if writer is not None:
+                writer.join()
+            super().release()
+        finally:
+            self.beside.release()
+
+    def move_table(self, error: NoSpaceError) -> TableMovedError | None:
+        """Give up the larger table, to make room; the other one if that cannot be moved."""
+        if self._beside_writer is not None:
+            return None
+        if _size(self) >= _size(self.beside):
+            return super().move_table(error) or self.beside.move_table(error)
+        return self.beside.move_table(error) or super().move_table(error)
+
+
+def _size(task: RangeTask) -> int:
+    """How much room a task's table takes in its file system; -1 if it is no file."""
+    path = task.table_path
+    if path is not None:
+        with suppress(OSError):
+            return os.stat(path).st_blocks
+    return -1

@@ -1,0 +1,428 @@
+"""A range of an operator while one task works on it: its table, its side outputs, its report.
+
+Thread safety: a `RangeTask` belongs to its task's thread; another thread, which never outlives the
+task, writes the delta file.
+
+Invariants
+----------
+1. The range comes from the marker row, never from the partition's number. Two markers are an error,
+   and so is a key of another range.
+2. A range is begun (`pystate.checkpoint.begin_marks`) before its table is attached, and so before a
+   row leaves.
+3. A table that is released without having been sealed is rolled back, and files of side outputs
+   that no report names are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pystate.backend.keyed import Lineage
+from pystate.backend.options import TableOptions
+from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
+from pystate.checkpoint.held import HeldFiles
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.refs import INPUT
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.listeners import News
+from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
+from pystate.coordinator.watermarks import OperatorTime
+from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
+from pystate.operator.drain import MAX_WATERMARK
+from pystate.shared_tables import Attachment, tables
+from pystate.spark.base.routing import KeyRouter
+from pystate.spark.base.schemas import KeySchema
+from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
+from pystate.spark.tasks.moving import executor_home, move_table
+from pystate.spark.tasks.side import SideFiles
+from pystate.state.operator_spec import OperatorSpec
+from pystate.table_files import TableSpec, private_table
+from pystate.upkeep import note_use, remove_outdated
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+    from pystate.backend.keyed import KeyedStateBackend, Snapshot
+
+__all__ = ["IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask"]
+
+#: Spark's local property that names the evaluation whose output a job stages.
+STAGING = "pystate.staging"
+#: The metric of a loop's range that counts the rows which it keeps for the next epoch.
+IN_FLIGHT = "in_flight"
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """What a task must know about its operator and epoch; it is pickled into the closure."""
+
+    operator: OperatorSpec
+    options: TableOptions
+    key_schema: KeySchema
+    """The key in the spelling of checkpoints."""
+    ranges: Sequence[RangeState]
+    storage: CheckpointStorage
+    application: bytes
+    epoch: int
+    evaluation_id: str
+    query: int
+    processing_time_ms: int
+    time: OperatorTime | None
+    """The operator's event time; None if it has none."""
+    event_time: bool
+    """Whether the rows have event times, so that some may be late."""
+    drain: bool
+    """Whether event time ends after the rows."""
+    side_folders: Mapping[str, str]
+    term: int
+    reports: Accumulator[list[RangeReport]]
+    marks: BeginMarks
+    news: News = News()  # noqa: RUF009
+    """Which checkpoints its functions are to learn of."""
+    held: HeldPlan | None = None
+    """How changes are held; None if the epoch has one step."""
+    redistributes: bool = False
+    """Whether the states of its instances are to be divided anew, since their number changes."""
+    every_epoch: bool = False
+    """Whether its ranges have work in every epoch."""
+    replaces: bool = False
+    """Whether each epoch replaces the state, so that a range with state has work without rows."""
+
+    @property
+    def parallelism(self) -> int:
+        """Number of ranges."""
+        return len(self.ranges)
+
+    @property
+    def router(self) -> KeyRouter:
+        """The router, which computes the range of keys."""
+        operator = self.operator
+        return KeyRouter(operator.uid, self.key_schema, operator.max_parallelism, self.parallelism)
+
+    def held_files(self, state: RangeState) -> HeldFiles | None:
+        """Where a range's held deltas are; None if the epoch has one step."""
+        if self.held is None:
+            return None
+        home = executor_home(self.application, self.options.home)
+        local = None
+        if home.folder is not None and not self.held.spread:
+            local = os.path.join(home.folder, home.application)
+        return HeldFiles.of(
+            self.storage, local, self.operator.uid, state.first_key_group, state.last_key_group
+        )
+
+    def table(self, state: RangeState, go_on: Callable[[], None] | None = None) -> TableSpec:
+        """A range's table on this host, whose use is noted."""
+        spec = TableSpec(
+            storage=self.storage,
+            home=executor_home(self.application, self.options.home),
+            operator=self.operator,
+            options=self.options,
+            query=self.query,
+            held=self.held_files(state),
+            go_on=go_on,
+        )
+        note_use(spec.home, self.storage.local_path("job.json"), self.term)
+        return spec
+
+    def describe(self, index: int | None = None) -> str:
+        """The name of the operator, and of a range of it, for messages."""
+        name = f"operator {self.operator.uid!r}, epoch {self.epoch}"
+        if index is None:
+            return name
+        state = self.ranges[index]
+        return f"{name}, range {index} (key groups {state.first_key_group}-{state.last_key_group})"
+
+
+class RangeTask:
+    """A range while one task works on it.
+
+    Parameters
+    ----------
+    plan : OperatorPlan
+        The operator.
+    """
+
+    def __init__(self, plan: OperatorPlan) -> None:
+        self.plan = plan
+        self.rows_in = 0
+        self.rows_out = 0
+        self.late_rows = 0
+        self.max_event_time_ms: int | None = None
+        self._inputs: tuple[InputSeen, ...] = ()
+        self.metrics: dict[str, float | int | str] = {}
+        self._side: SideFiles | None = None
+        self._side_files: tuple[SideFile, ...] = ()
+        self._attachment: Attachment | None = None
+        self._spec: TableSpec | None = None
+        self._index: int | None = None
+        self._beginning: Beginning | None = None
+        self._marker: int | None = None
+        self._sealed_id: str | None = None
+
+    @property
+    def state(self) -> RangeState:
+        """The range's base, at which the table is when the task begins."""
+        assert self._index is not None, "no range yet"
+        return self.plan.ranges[self._index]
+
+    @property
+    def backend(self) -> KeyedStateBackend:
+        """The attached table."""
+        assert self._attachment is not None, "not attached"
+        return self._attachment.backend
+
+    @property
+    def attached(self) -> bool:
+        """Whether the task has a table; a task without rows or anything due attaches none."""
+        return self._attachment is not None
+
+    @property
+    def table_path(self) -> str | None:
+        """The file of the attached table, if it is one."""
+        return None if self._attachment is None else self._attachment.path
+
+    def announce(self, markers: Iterable[int]) -> None:
+        """Handle the marker rows of a batch."""
+        for marker in markers:
+            if self._marker is not None:
+                raise EvaluationError(
+                    f"{self.plan.describe()}: one partition holds the markers of ranges "
+                    f"{self._marker} and {marker}: the rows of several ranges were put together "
+                    "between the shuffle and the operator"
+                )
+            self._marker = marker
+            self._claim(marker)
+
+    def attach(self, index: int) -> None:
+        """Attach the range's table at exactly its base."""
+        self._claim(index)
+        if self._attachment is None:
+            plan = self.plan
+            self._spec = plan.table(self.state, self.go_on)
+            self._attachment = tables.attach(self._spec, self.state)
+            if not self.state.rescaled:  # other ranges may need the tables of the last epoch
+                remove_outdated(self._spec, self.state, plan.parallelism)
+            self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
+            self.metrics["attached"] = self._attachment.how
+            self.metrics["rows_restored"] = self._attachment.rows
+            self.metrics["rows_copied"] = self._attachment.copied
+
+    def _claim(self, index: int) -> None:
+        if self._index is None:
+            self._index = index
+            self._beginning = self.plan.marks.begin(_mark(self.plan.operator.uid, index))
+        elif self._index != index:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition also holds rows or the marker "
+                f"of range {index}: rows were moved between the shuffle and the operator"
+            )
+
+    @property
+    def only_stages(self) -> bool:
+        """Whether the task's whole output is staged by its evaluation and used by nothing else."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return context is not None and (
+            context.getLocalProperty(STAGING) == self.plan.evaluation_id
+        )
+
+    def go_on(self) -> None:
+        """Between pieces of the input, give a sign of life; stop if the evaluation has ended."""
+        if self._beginning is not None:
+            self._beginning.go_on()
+
+    def check_marker(self) -> None:
+        """Make sure, at the end of the input, that exactly one range announced itself."""
+        if self._marker is None:
+            raise EvaluationError(
+                f"{self.plan.describe(self._index)}: the partition has no marker row, so its "
+                "input is not complete: rows were dropped between the shuffle and the operator"
+            )
+
+    @property
+    def due(self) -> bool:
+        """Whether the range has work without rows.
+
+        It has a due timer, or state that may expire or that belongs to other instances now; or the
+        operator works in every epoch.
+        """
+        plan, state = self.plan, self.state
+        if plan.every_epoch or self.redistributes:
+            return True
+        if (plan.operator.expires or plan.replaces) and state.id != EMPTY_ID:
+            return True
+        watermark_ms = None if plan.time is None else plan.time.watermark_ms
+        return plan.operator.timers and (
+            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else watermark_ms)
+            or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
+        )
+
+    @property
+    def redistributes(self) -> bool:
+        """Whether the state of all instances is to be divided anew.
+
+        An earlier step of the epoch that has changed the range has done it.
+        """
+        return self.plan.redistributes and not self.state.held
+
+    def whole_state(self) -> KeyedStateBackend:
+        """Return a table of this process with the state of all ranges, as of the base; close it."""
+        assert self._spec is not None, "not attached"
+        backend, rows = private_table(self._spec, self.state.whole())
+        self.metrics["rows_redistributed"] = rows
+        return backend
+
+    def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
+        """Add the largest event time of some rows, and how many of them are late."""
+        self.late_rows += late_rows
+        seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
+        self.max_event_time_ms = max(seen, default=None)
+
+    def note_inputs(self, seen: Iterable[InputSeen]) -> None:
+        """Say what was seen of each input, if the operator has several."""
+        self._inputs = tuple(seen)
+
+    def _inputs_seen(self) -> tuple[InputSeen, ...]:
+        return self._inputs or (InputSeen(INPUT, self.rows_in, self.max_event_time_ms),)
+
+    def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Write rows of a side output."""
+        if self._side is None:
+            self._side = SideFiles(self.plan.side_folders, self.state.index)
+        self._side.write(tag, rows)
+
+    def finish_side(self) -> None:
+        """Make the side outputs' files durable."""
+        if self._side is not None:
+            self._side_files = self._side.finish()
+
+    def seal(self) -> DeltaWriter | None:
+        """Seal the table; return the thread that writes its changes, or None without a change.
+
+        A task that closes an epoch writes the range's held deltas even if it has changed nothing.
+        """
+        plan, state = self.plan, self.state
+        files = plan.held_files(state)
+        target = Target(plan.storage, plan.operator.uid, state, plan.epoch, plan.held, files)
+        if files is not None and plan.held is not None:
+            files.remove_older(plan.held.serial, {ref.path for ref in state.held})
+        snapshot = self._sealed()
+        if snapshot is None and not (plan.held is not None and plan.held.closes and state.held):
+            return None
+        writer = DeltaWriter(target, snapshot)
+        writer.start()
+        return writer
+
+    def _sealed(self) -> Snapshot | None:
+        if self._attachment is None:
+            return None
+        if self.plan.operator.expires:
+            self.backend.expire()
+        if not self.backend.dirty:
+            return None
+        plan, state = self.plan, self.state
+        stats = self.backend.stats()
+        self.metrics["rows_changed"] = stats.changed_rows
+        began = time.perf_counter_ns()
+        snapshot = self.backend.seal(
+            Lineage(uuid.uuid4().bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
+        )
+        self.metrics["seal_ms"] = _ms_since(began)
+        self._sealed_id = snapshot.lineage.id.hex()
+        return snapshot
+
+    def report(self, written: Written) -> None:
+        """Send the report to the driver: the last act of the task."""
+        plan, state = self.plan, self.state
+        timers = state.next_event_timer_ms, state.next_processing_timer_ms
+        if self._attachment is not None:
+            if plan.operator.timers:
+                timers = self.backend.next_timer("event"), self.backend.next_timer("processing")
+            stats = self.backend.stats()
+            self.metrics["keys"] = stats.keys
+            self.metrics["state_bytes"] = stats.committed_bytes
+            self.release()
+        self.metrics.update(rows_in=self.rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        if plan.event_time:
+            self.metrics["late_rows"] = self.late_rows
+        plan.reports.add(
+            [
+                RangeReport(
+                    uid=plan.operator.uid,
+                    index=state.index,
+                    evaluation_id=plan.evaluation_id,
+                    id=self._sealed_id or state.id,
+                    parent=state.id,
+                    file=written.file,
+                    held=written.held,
+                    merged=written.merged,
+                    failure=written.failure,
+                    inputs=self._inputs_seen(),
+                    next_event_timer_ms=timers[0],
+                    next_processing_timer_ms=timers[1],
+                    side_files=self._side_files,
+                    metrics=dict(self.metrics),
+                )
+            ]
+        )
+        self._side = None
+
+    def release(self) -> None:
+        """Release the table, for the next task of any process. Does nothing the second time.
+
+        What was not sealed is rolled back.
+        """
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.release()
+
+    def move_table(self, error: NoSpaceError) -> TableMovedError | None:
+        """Give up a table that has outgrown its file system; None if there is no such table."""
+        attachment, spec = self._attachment, self._spec
+        if attachment is None or spec is None:
+            return None
+        return move_table(attachment, spec, self.state, self.plan.describe(self._index), error)
+
+    def discard_side(self) -> None:
+        """Remove the side outputs' files unless they were reported."""
+        side, self._side = self._side, None
+        if side is not None:
+            side.discard()
+
+
+def _mark(uid: str, index: int) -> Mark:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    host, process = socket.gethostname(), os.getpid()
+    if context is None:
+        # Without Spark, in tests, every call counts as a stage of its own.
+        return Mark(uid, index, -1, index, 0, -1, host, process)
+    return Mark(
+        uid,
+        index,
+        context.stageId(),
+        context.partitionId(),
+        context.attemptNumber(),
+        context.taskAttemptId(),
+        host,
+        process,
+    )
+
+
+def _reached(time_ms: int | None, now_ms: int | None) -> bool:
+    return time_ms is not None and now_ms is not None and time_ms <= now_ms
+
+
+def _ms_since(began_ns: int) -> float:
+    return (time.perf_counter_ns() - began_ns) / 1e6
