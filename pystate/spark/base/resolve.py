@@ -6,6 +6,7 @@ Thread safety: a `FrameColumns` belongs to the thread that builds the pipeline.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column
@@ -19,7 +20,15 @@ from pystate.types.ddl import path_parts, quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ColumnPath", "FrameColumns", "column_named", "find", "key_column", "whole_key"]
+__all__ = [
+    "ColumnPath",
+    "FrameColumns",
+    "column_named",
+    "find",
+    "key_column",
+    "key_text",
+    "whole_key",
+]
 
 
 def column_named(*parts: str) -> Column:
@@ -30,6 +39,12 @@ def column_named(*parts: str) -> Column:
 def key_column(frame: DataFrame, name: str) -> Column:
     """A key's column, which may be a field of a struct."""
     return column_named(name) if name in frame.columns else column_named(*path_parts(name))
+
+
+def key_text(columns: Sequence[str], name: str) -> str:
+    """The same in SQL, of a frame with these columns."""
+    parts = [name] if name in columns else path_parts(name)
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def whole_key(field: st.StructField) -> Column:

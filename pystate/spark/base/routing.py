@@ -1,9 +1,12 @@
 """Rows to their key-group ranges: the shuffle in front of every keyed operator.
 
 Spark's partitioner is not used. The target partition is computed from the key with SQL's
-`xxhash64`, so that it matches the key group that the core computes from the same bytes. A marker
-row in the same shuffle tells a partition its range, because a partition's number is not its range
-once frames are united, coalesced or evaluated twice.
+`xxhash64`, so that it matches the key group that the core computes from the same bytes. A task
+learns its range from the key of its first row. A partition without rows needs a marker row in the
+same shuffle, because a partition's number is not its range once frames are united, coalesced or
+evaluated twice. Where a range without rows has nothing to do, there are no markers, and the driver
+concludes from the number of rows which ranges had none (`pystate.spark.evaluation.counted`): the
+union with the markers is a stage of its own, and their column is as wide as a key.
 
 Thread safety: the functions keep no state.
 """
@@ -19,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.errors import WrongTypeError
-from pystate.spark.base.resolve import column_named, key_column
+from pystate.spark.base.resolve import column_named, key_text
 from pystate.spark.base.schemas import KeySchema
 
 if TYPE_CHECKING:
@@ -63,16 +66,27 @@ def route(
     max_parallelism: int,
     parallelism: int,
     order_by: Sequence[Column] = (),
+    *,
+    markers: bool = True,
 ) -> DataFrame:
-    """Shuffle a frame by the ranges of its keys and announce each range by a marker row.
+    """Shuffle a frame by the ranges of its keys.
+
+    Parameters
+    ----------
+    order_by : sequence of Column
+        How the rows of a partition are sorted (by Spark, which can spill).
+    markers : bool
+        Whether a marker row announces each range; it comes last.
 
     Returns
     -------
     DataFrame
-        The frame's columns, then `RANGE_COLUMN`. With `order_by` the rows of a partition are
-        sorted (by Spark, which can spill), the marker last.
+        The frame's columns, and with markers `RANGE_COLUMN` after them.
     """
     owner = range_of(frame, keys, max_parallelism, parallelism)
+    if not markers:
+        routed = frame.repartitionById(parallelism, owner)
+        return routed.sortWithinPartitions(*order_by) if order_by else routed
     routed = _shuffled(frame, owner, parallelism)
     if order_by:
         routed = routed.sortWithinPartitions(F.col(RANGE_COLUMN).asc_nulls_first(), *order_by)
@@ -123,9 +137,11 @@ def range_of(
     frame: DataFrame, keys: Sequence[str], max_parallelism: int, parallelism: int
 ) -> Column:
     """The range of each row's key, as an expression over the frame's columns."""
-    group = _group([key_column(frame, key) for key in keys], max_parallelism)
-    scaled = group * F.lit(parallelism).cast("long")
-    return F.call_function("div", scaled, F.lit(max_parallelism).cast("long")).cast("int")
+    names = frame.columns
+    columns = ", ".join(key_text(names, key) for key in keys)
+    group = f"pmod(xxhash64({columns}), {max_parallelism}L)"
+    # One text is one call to the JVM, where columns would be some twenty.
+    return F.expr(f"cast({group} * {parallelism}L div {max_parallelism}L as int)")
 
 
 def marker_rows(session: SparkSession, parallelism: int) -> DataFrame:

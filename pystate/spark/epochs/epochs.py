@@ -96,6 +96,8 @@ class EpochRunner:
         self._lock = threading.Lock()
         #: The operators whose output is materialised in each epoch.
         self._materialised: set[str] = set()
+        #: Those whose rows cannot be counted.
+        self._announced: set[str] = set()
         self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
@@ -343,6 +345,7 @@ class EpochRunner:
             epoch.parallelism,
             outputs,
             self._materialised,
+            self._announced,
             self.options.epoch_timeout_ms,
             self.options.checkpoints.timeout_ms,
         )

@@ -42,6 +42,7 @@ from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import original_error
 from pystate.spark.base.schemas import KeySchema, parse_schema
+from pystate.spark.evaluation.counted import CountedOperators
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.once import OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
@@ -121,6 +122,9 @@ class Evaluation:
     materialised : set of str
         The uids of operators whose output earlier evaluations have seen read more than once, or not
         to its end; this one adds to them.
+    announced : set of str
+        The uids of operators whose ranges are always announced by marker rows, since their rows
+        could not be counted in an earlier evaluation; this one adds to them.
     timeout_ms : int or None
         The longest time without progress.
     checkpoint_timeout_ms : int
@@ -138,6 +142,7 @@ class Evaluation:
         parallelism: int,
         outputs: Outputs,
         materialised: set[str],
+        announced: set[str],
         timeout_ms: int | None,
         checkpoint_timeout_ms: int,
     ) -> None:
@@ -155,6 +160,8 @@ class Evaluation:
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._once = OperatorOutputs(materialised)
+        self._materialised = materialised
+        self._counted = CountedOperators(announced)
         self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(checkpoint_timeout_ms)
@@ -187,6 +194,7 @@ class Evaluation:
 
         `beside` names operators that run in the same tasks.
         """
+        self._counted.note(uid, frame)
         return self._once.add(uid, frame, beside)
 
     def add_loop(self, loop: Loop) -> None:
@@ -216,6 +224,7 @@ class Evaluation:
         inputs: Sequence[Input] = (),
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
         initial: Initial | None = None,
+        counted: bool = False,
     ) -> OperatorPlan:
         """Declare an operator to the epoch; return what its tasks must know.
 
@@ -231,6 +240,8 @@ class Evaluation:
             Its side outputs.
         initial : Initial, optional
             What it begins with, if this is its first epoch.
+        counted : bool
+            Whether it may go without marker rows.
         """
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
@@ -279,12 +290,34 @@ class Evaluation:
             marks=self._marks,
         )
         if initial is None:
-            return plan
+            return self._without_markers(plan) if counted else plan
         if begun is None:
             begun = initial.begin(plan)
             epoch.begun[uid] = seen, begun
         epoch.begin_with(uid, begun)
         return replace(plan, ranges=self._planned(uid, begun))
+
+    def _without_markers(self, plan: OperatorPlan) -> OperatorPlan:
+        """The plan without marker rows, if the rows can be counted and no range is due."""
+        countable = (
+            self._held is None
+            and self._outputs.shows_plan
+            and plan.operator.uid not in self._materialised
+            and not any(map(plan.has_work, plan.ranges))
+        )
+        return self._counted.add(plan) if countable else plan
+
+    def _tell_empty(self, staged: list[Any], frame: DataFrame) -> EvaluationError | None:
+        """Report the ranges that had no rows; return the error to raise if they are not known."""
+        if not self._counted:
+            return None
+
+        def is_in_result(uid: str) -> bool:
+            return self._once.is_in(uid, frame)
+
+        return self._counted.tell(
+            self.epoch, self._marks, lambda: Outputs.plan_of(staged), is_in_result, _HINT
+        )
 
     def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
         epoch = self.epoch
@@ -368,7 +401,9 @@ class Evaluation:
             raise original from error
         self._take_reports()
         # The pipeline may have caught the error of a refused task.
-        unsound = self._evaluated_twice() or self._read_in_part(frame)
+        unsound = (
+            self._evaluated_twice() or self._tell_empty(staged, frame) or self._read_in_part(frame)
+        )
         if unsound is not None:
             raise unsound
         return outputs.prepare(staged, self.epoch.reports, number, self._id)

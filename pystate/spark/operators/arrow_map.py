@@ -5,6 +5,7 @@ Thread safety: a function without state.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +46,26 @@ def arrow_map(
     operator : callable
         Makes what runs in the tasks, of `plan`, `body` and `names`.
     """
-    # Spark parses the column names of a map function as SQL and fails on dots and backticks. So it
-    # gets the columns under numbers, and those that come back are matched by position.
-    inputs = routed.toDF(*_numbered(len(names)), RANGE_COLUMN)
+    # Spark parses the column names of a map function as SQL and fails on dots and backticks. Such
+    # columns come and go under numbers, and are matched by position. Each renaming is a frame that
+    # Spark analyses, which takes milliseconds.
+    function = operator(plan, body, names)
+    if not _are_words(routed.columns):
+        marker = [RANGE_COLUMN] if plan.markers else []
+        routed = routed.toDF(*_numbered(len(names)), *marker)
+    if _are_words(declared.names):
+        return routed.mapInArrow(function, declared)
     fields = zip(_numbered(len(declared)), declared, strict=True)
     outputs = st.StructType(
         [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
     )
-    return inputs.mapInArrow(operator(plan, body, names), outputs).toDF(*declared.names)
+    return routed.mapInArrow(function, outputs).toDF(*declared.names)
+
+
+def _are_words(names: Sequence[str]) -> bool:
+    """Whether Spark finds columns by these names, whatever its configuration."""
+    words = all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in names)
+    return words and len({name.lower() for name in names}) == len(names)
 
 
 def _numbered(count: int) -> list[str]:

@@ -234,6 +234,7 @@ class KeyedFrame(RowOperators, Connectable):
             inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
             sides=written,
             initial=initial_of(rows, *initial, self._owner),
+            counted=broadcast is None,
         )
         if broadcast is not None:
             keys = [name for name, _ in self._keys]
@@ -362,7 +363,9 @@ class KeyedFrame(RowOperators, Connectable):
                 return self._routed(frame.select(*selected), operator)
             # The order may use any column: Spark prunes those that neither it nor an aggregate
             # needs.
-            return self._routed(frame, operator, self._order_by).select(*selected, RANGE_COLUMN)
+            return self._routed(frame, operator, self._order_by).select(
+                *selected, *_marker(operator)
+            )
 
         rows = self._initial_rows(columns, body, routed)
         operator = self._evaluation.declare(
@@ -370,6 +373,7 @@ class KeyedFrame(RowOperators, Connectable):
             self._keys,
             inputs=(self._input,),
             initial=initial_of(rows, initial_state, None, self._owner),
+            counted=True,
         )
         out = arrow_map(routed(frame, operator), operator, names, body, declared)
         if keys != self._names:
@@ -401,6 +405,7 @@ class KeyedFrame(RowOperators, Connectable):
             inputs=(self._input,),
             sides=sides,
             initial=self._initial_rows(self._columns, body, routed),
+            counted=True,
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         if declared.names != list(result):
@@ -470,7 +475,7 @@ class KeyedFrame(RowOperators, Connectable):
             if not self._order_by:
                 return self._routed(frame.select(*columns), plan)
             # The order may use any column: Spark prunes those that neither it nor a window needs.
-            return self._routed(frame, plan, self._order_by).select(*columns, RANGE_COLUMN)
+            return self._routed(frame, plan, self._order_by).select(*columns, *_marker(plan))
 
         def apply(
             frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
@@ -517,7 +522,13 @@ class KeyedFrame(RowOperators, Connectable):
         self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
     ) -> DataFrame:
         keys = [name for name, _ in self._keys]
-        return route(frame, keys, plan.operator.max_parallelism, plan.parallelism, order_by)
+        groups, parallelism = plan.operator.max_parallelism, plan.parallelism
+        return route(frame, keys, groups, parallelism, order_by, markers=plan.markers)
+
+
+def _marker(plan: OperatorPlan) -> list[str]:
+    """The column of the markers, if there are any."""
+    return [RANGE_COLUMN] if plan.markers else []
 
 
 def _aggregate_body(

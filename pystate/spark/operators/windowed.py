@@ -146,6 +146,7 @@ class WindowedFrame:
             inputs=(given.input,),
             sides={} if tag is None else {tag: schema},
             initial=given.initial_rows(columns, body, names),
+            counted=True,
         )
         return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
 
@@ -213,6 +214,7 @@ class WindowedFrame:
             inputs=(given.input,),
             sides=written,
             initial=given.initial_rows(given.columns, body, names),
+            counted=True,
         )
         return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
 

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "link_tree",
     "read_note",
     "shared",
+    "sync_all",
     "sync_file",
     "sync_folder",
     "sync_tree",
@@ -38,6 +40,8 @@ __all__ = [
 #: While a process holds a shared lock on this file, the folder is not exchanged.
 LOCK = "_lock"
 _LOOK_S = 0.005
+#: The most syncs at a time.
+_SYNCS = 16
 _FORMAT_VERSION = 1
 #: Arguments of renameat2: paths relative to the working directory, and the flag to exchange.
 _HERE, _EXCHANGE = -100, 2
@@ -117,10 +121,18 @@ def sync_folder(path: str) -> None:
     sync_file(path)
 
 
+def sync_all(paths: Sequence[str]) -> None:
+    """Sync files and folders, several at a time: a disk takes them together."""
+    if len(paths) < 2:
+        list(map(sync_file, paths))
+        return
+    with ThreadPoolExecutor(min(len(paths), _SYNCS), "pystate-sync") as pool:
+        list(pool.map(sync_file, paths))
+
+
 def sync_tree(path: str) -> None:
     """Make the names in a folder, and in those below it, survive a power failure."""
-    for folder, _, _ in os.walk(path):
-        sync_folder(folder)
+    sync_all([folder for folder, _, _ in os.walk(path)])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import shared
-from pystate.spark.sinks.parquet import ParquetSink
+from pystate.spark.sinks.parquet import EXECUTED, ParquetSink
 from pystate.spark.sinks.sink import Sink, Transaction, as_json, check_sink, raise_failed
 
 if TYPE_CHECKING:
@@ -120,6 +120,17 @@ class Outputs:
         return self._prepare(
             sink, self._stage(sink, frame, epoch, evaluation_id), epoch, evaluation_id
         )
+
+    @property
+    def shows_plan(self) -> bool:
+        """Whether the executed plan of the main sink's write can be had."""
+        return type(self.main) is ParquetSink
+
+    @staticmethod
+    def plan_of(staged: list[Any]) -> Any:
+        """The executed plan of what `stage_main` has written; None if this Spark hides it."""
+        [receipt] = staged
+        return receipt[EXECUTED]
 
     def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
         """Write the pipeline's result; return the sink's receipts."""

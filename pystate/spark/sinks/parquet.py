@@ -29,7 +29,7 @@ from pystate.coordinator.epoch import RepeatableError
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
-from pystate.spark.sinks.folders import data_files, shared, sync_file, sync_folder, sync_tree
+from pystate.spark.sinks.folders import data_files, shared, sync_all, sync_file, sync_folder
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
 from pystate.types.durations import Duration, milliseconds
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pystate.spark.sinks.written import WriteCounts
 
-__all__ = ["KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
+__all__ = ["EXECUTED", "KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
 
 KIND = "parquet"
 
@@ -47,6 +47,8 @@ _STAGING = "_staging"
 _ROWS = "_rows"
 _TASKS = "_tasks"
 _SCHEMA = "_schema.json"
+#: In a receipt of this process, the executed plan that wrote the rows.
+EXECUTED = "executed"
 
 
 class ParquetSink(Sink):
@@ -148,21 +150,21 @@ class ParquetSink(Sink):
             raise refused from error
         files = data_files(staging, len(layout)) or []
         _check_complete(staging, files, written)
-        for name, _ in files:
-            sync_file(os.path.join(staging, name))
+        sync_all([os.path.join(staging, name) for name, _ in files])
         if not files:
             _save_schema(staging, frame)
-        return [{"files": files, "rows": written.rows, "partition_by": layout}]
+        staged = {"files": files, "rows": written.rows, "partition_by": layout}
+        return [{**staged, EXECUTED: written.plan}]
 
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Transaction:
         """Make what was staged durable, and describe it."""
         [staged] = receipts
         staging = self._staging(epoch, evaluation_id)
-        sync_tree(staging)
-        folder = staging
-        while folder != os.path.dirname(self.path):
-            sync_folder(folder)
-            folder = os.path.dirname(folder)
+        folders = [folder for folder, _, _ in os.walk(staging)]
+        above = staging
+        while above != self.path:
+            folders.append(above := os.path.dirname(above))
+        sync_all(folders)
         transaction = {
             "kind": KIND,
             "path": self.path,

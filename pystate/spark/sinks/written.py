@@ -29,6 +29,8 @@ class WriteCounts(NamedTuple):
     files: int | None
     """None, as for the bytes, if this version of Spark does not provide it."""
     size_bytes: int | None
+    plan: Any = None
+    """The node that wrote, as it was executed."""
 
 
 def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
@@ -45,11 +47,13 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
         return _observed(frame, uri, partition_by)
     mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
     execution = session._jsparkSession.sessionState().executePlan(command, mode)
-    metrics = _writing(execution.commandExecuted().commandPhysicalPlan()).metrics()
+    plan = _writing(execution.commandExecuted().commandPhysicalPlan())
+    metrics = plan.metrics()
     return WriteCounts(
         metrics.apply("numOutputRows").value(),
         metrics.apply("numFiles").value(),
         metrics.apply("numOutputBytes").value(),
+        plan,
     )
 
 

@@ -5,8 +5,8 @@ task, writes the delta file.
 
 Invariants
 ----------
-1. The range comes from the marker row, never from the partition's number. Two markers are an error,
-   and so is a key of another range.
+1. The range comes from the marker row or from a key, never from the partition's number. Two markers
+   are an error, and so is a key of another range.
 2. A range is begun (`pystate.checkpoint.begin_marks`) before its table is attached, and so before a
    row leaves.
 3. A table that is released without having been sealed is rolled back, and files of side outputs
@@ -95,6 +95,9 @@ class OperatorPlan:
     """Whether its ranges have work in every epoch."""
     replaces: bool = False
     """Whether each epoch replaces the state, so that a range with state has work without rows."""
+    markers: bool = True
+    """Whether a marker row announces each range. It may be False if no range has work without
+    rows."""
 
     @property
     def parallelism(self) -> int:
@@ -106,6 +109,48 @@ class OperatorPlan:
         """The router, which computes the range of keys."""
         operator = self.operator
         return KeyRouter(operator.uid, self.key_schema, operator.max_parallelism, self.parallelism)
+
+    def has_work(self, state: RangeState) -> bool:
+        """Whether a range has work without rows.
+
+        It has a due timer, or state that may expire or that belongs to other instances now; or the
+        operator works in every epoch.
+        """
+        if self.every_epoch or self.redistributes_in(state):
+            return True
+        if (self.operator.expires or self.replaces) and state.id != EMPTY_ID:
+            return True
+        watermark_ms = None if self.time is None else self.time.watermark_ms
+        return self.operator.timers and (
+            _reached(state.next_event_timer_ms, MAX_WATERMARK if self.drain else watermark_ms)
+            or _reached(state.next_processing_timer_ms, self.processing_time_ms)
+        )
+
+    def unchanged(self, index: int) -> RangeReport:
+        """The report about a range that had no rows and nothing to do."""
+        state = self.ranges[index]
+        metrics = {"rows_in": 0, "rows_out": 0}
+        if self.event_time:
+            metrics["late_rows"] = 0
+        return RangeReport(
+            uid=self.operator.uid,
+            index=index,
+            evaluation_id=self.evaluation_id,
+            id=state.id,
+            parent=state.id,
+            file=None,
+            inputs=(InputSeen(INPUT, 0, None),),
+            next_event_timer_ms=state.next_event_timer_ms,
+            next_processing_timer_ms=state.next_processing_timer_ms,
+            metrics=metrics,
+        )
+
+    def redistributes_in(self, state: RangeState) -> bool:
+        """Whether the state of all instances is to be divided anew.
+
+        An earlier step of the epoch that has changed the range has done it.
+        """
+        return self.redistributes and not state.held
 
     def held_files(self, state: RangeState) -> HeldFiles | None:
         """Where a range's held deltas are; None if the epoch has one step."""
@@ -243,7 +288,7 @@ class RangeTask:
 
     def check_marker(self) -> None:
         """Make sure, at the end of the input, that exactly one range announced itself."""
-        if self._marker is None:
+        if self._marker is None and self.plan.markers:
             raise EvaluationError(
                 f"{self.plan.describe(self._index)}: the partition has no marker row, so its "
                 "input is not complete: rows were dropped between the shuffle and the operator"
@@ -251,29 +296,13 @@ class RangeTask:
 
     @property
     def due(self) -> bool:
-        """Whether the range has work without rows.
-
-        It has a due timer, or state that may expire or that belongs to other instances now; or the
-        operator works in every epoch.
-        """
-        plan, state = self.plan, self.state
-        if plan.every_epoch or self.redistributes:
-            return True
-        if (plan.operator.expires or plan.replaces) and state.id != EMPTY_ID:
-            return True
-        watermark_ms = None if plan.time is None else plan.time.watermark_ms
-        return plan.operator.timers and (
-            _reached(state.next_event_timer_ms, MAX_WATERMARK if plan.drain else watermark_ms)
-            or _reached(state.next_processing_timer_ms, plan.processing_time_ms)
-        )
+        """Whether the range has work without rows."""
+        return self.plan.has_work(self.state)
 
     @property
     def redistributes(self) -> bool:
-        """Whether the state of all instances is to be divided anew.
-
-        An earlier step of the epoch that has changed the range has done it.
-        """
-        return self.plan.redistributes and not self.state.held
+        """Whether the state of all instances is to be divided anew."""
+        return self.plan.redistributes_in(self.state)
 
     def whole_state(self) -> KeyedStateBackend:
         """Return a table of this process with the state of all ranges, as of the base; close it."""

@@ -6,7 +6,8 @@ Thread safety: everything belongs to its task's thread.
 
 Invariants
 ----------
-1. A task whose input had no marker of a range fails.
+1. A task whose input had no marker of a range fails; unless its operator has none in this epoch,
+   and then a task without rows does nothing at all.
 2. A table is sealed, and a range reported, only after the input has ended: not when the reader
    stops early, not on an error.
 3. The report is the task's last act: the file that it names is durable, and no work is left.
@@ -86,10 +87,11 @@ class ArrowOperator:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task."""
+        marked = self._plan.markers
 
         def arrived() -> Iterator[Arrived]:
             for batch in at_once(batches):
-                rows, markers = split_markers(batch)
+                rows, markers = split_markers(batch) if marked else (batch, [])
                 rows = rows.rename_columns(self._names)
                 yield rows if rows.num_rows else None, rows.num_rows, markers
 
@@ -151,6 +153,8 @@ def run_task(
                 task.rows_out += size(out)
                 yield out
                 task.go_on()
+        if not task.plan.markers and not task.attached:
+            return
         task.check_marker()
         if not task.attached and task.due:
             task.attach(task.state.index)
