@@ -32,6 +32,7 @@ from pystate.spark.epochs.live import NoLine, ProgressLine, tasks_done
 from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.rewinding import MARK
 from pystate.spark.epochs.spread_merges import SpreadMerges
+from pystate.spark.evaluation.combining import CombinePolicy
 from pystate.spark.evaluation.evaluation import Evaluation
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
@@ -96,6 +97,7 @@ class EpochRunner:
         self._lock = threading.Lock()
         #: The operators whose output is materialised in each epoch.
         self._materialised: set[str] = set()
+        self._combining = CombinePolicy()
         self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
@@ -343,11 +345,13 @@ class EpochRunner:
             epoch.parallelism,
             outputs,
             self._materialised,
+            self._combining,
             self.options.epoch_timeout_ms,
             self.options.checkpoints.timeout_ms,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
         sizes, after = self._sizes.note(epoch), manifest.operators
+        self._combining.note(epoch.reports)
         self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

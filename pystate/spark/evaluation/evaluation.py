@@ -42,6 +42,7 @@ from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import original_error
 from pystate.spark.base.schemas import KeySchema, parse_schema
+from pystate.spark.evaluation.combining import CombinePolicy
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.once import OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
@@ -121,6 +122,8 @@ class Evaluation:
     materialised : set of str
         The uids of operators whose output earlier evaluations have seen read more than once, or not
         to its end; this one adds to them.
+    combining : CombinePolicy
+        Which operators' rows are combined before the shuffle.
     timeout_ms : int or None
         The longest time without progress.
     checkpoint_timeout_ms : int
@@ -138,6 +141,7 @@ class Evaluation:
         parallelism: int,
         outputs: Outputs,
         materialised: set[str],
+        combining: CombinePolicy,
         timeout_ms: int | None,
         checkpoint_timeout_ms: int,
     ) -> None:
@@ -155,6 +159,7 @@ class Evaluation:
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._once = OperatorOutputs(materialised)
+        self._combining = combining
         self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(checkpoint_timeout_ms)
@@ -188,6 +193,10 @@ class Evaluation:
         `beside` names operators that run in the same tasks.
         """
         return self._once.add(uid, frame, beside)
+
+    def combines(self, uid: str) -> bool:
+        """Whether the rows of an operator should be combined before the shuffle."""
+        return self._combining.combines(uid)
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
