@@ -165,11 +165,13 @@ class SwitchingWorld(World):
         return made
 
     def noted(self) -> Any:
-        """Counts of the epoch, per range, and the timers and rows that the tables have."""
+        """Counts of the epoch, per range, and the next timers and the state of the tables."""
         found = [(o.late_rows, o.dropped_rows, o.timeless_rows, o.max_event_time)
                  for o in self.operators[-len(self.ranges):]]  # fmt: skip
         timers = [[b.next_timer("event"), b.next_timer("processing")] for _, b in self.ranges]
-        return found, timers, self.kept()
+        tables = [backend.to_arrow() for _, backend in self.ranges]
+        state = sorted(repr(row) for table in tables for row in table.to_pylist())
+        return found, timers, state
 
 
 def small(least: int, most: int) -> st.SearchStrategy[Any]:
@@ -248,7 +250,8 @@ def test_windows_of_processing_time(windows: Assigner, zone: str | None) -> None
         )
         for combines in (False, True)
     ]
-    some = [(1.0, t, 5, 6, 0.5, decimal.Decimal("1.25")) for t in (1, None, 30)]
+    some: list[Any] = [(1.0, t, 5, 6, 0.5, decimal.Decimal("1.25")) for t in (1, None, 30)]
+    some.append((2.0, 1, None, None, None, None))
     found = [[_shown(w.epoch(some, None, now)) for now in (5, 7, 12)] for w in worlds]
     assert found[0] == found[1] and all(found[0])
     assert worlds[0].noted() == worlds[1].noted()
