@@ -33,6 +33,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
 
         return {
             "spark-count": spark_jobs.jobs,
+            "spark-skewed": spark_jobs.skewed,
             "spark-function": spark_timed.jobs,
             "nexmark": compare.queries,
         }

@@ -427,11 +427,6 @@ class Epoch:
             if (operator.uid, state.index) not in found
         ]
 
-    def rows_seen(self, uid: str) -> int:
-        """How many rows of an operator's inputs the reports have seen."""
-        reports = (report for report in self.reports if report.uid == uid)
-        return sum(given.rows for report in reports for given in report.inputs)
-
     def collect(self, *, closed: bool = True) -> tuple[OperatorState, ...]:
         """Check the reports and return every operator as it is after the epoch.
 

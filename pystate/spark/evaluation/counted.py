@@ -20,7 +20,8 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pystate.coordinator.epoch import Epoch, RepeatableError
+from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
+from pystate.spark.tasks.range_task import CAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,7 +93,7 @@ class CountedOperators:
         for number, uid in self._numbers.items():
             if uid in silent and number in sent:
                 silent.remove(uid)
-                if sent[number] == epoch.rows_seen(uid):
+                if sent[number] == sum(_came(r) for r in epoch.reports if r.uid == uid):
                     for index in (i for other, i in missing if other == uid):
                         epoch.report(self._plans[uid].unchanged(index))
         reported = {report.uid for report in epoch.reports}
@@ -107,6 +108,12 @@ class CountedOperators:
             hint,
             is_progress=True,
         )
+
+
+def _came(report: RangeReport) -> int:
+    """The rows that a task has seen, of which each may stand for several."""
+    rows = sum(given.rows for given in report.inputs)
+    return int(report.metrics.get(CAME, rows))
 
 
 def _number_of(output: DataFrame) -> int:
