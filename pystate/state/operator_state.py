@@ -75,20 +75,25 @@ class Instance:
     @property
     def key(self) -> tuple[int, int, int]:
         """The key of its row."""
-        return self.index, self.parallelism, _slot(self)
+        return self.index, self.parallelism, _slot(self, self.parallelism)
+
+    @property
+    def beginning(self) -> tuple[int, int, int]:
+        """The key of what its range begins with: a row of none, so that all such are divided."""
+        return self.index, 0, _slot(self, 0)
 
 
 @lru_cache(maxsize=1024)
-def _slot(instance: Instance) -> int:
-    """The smallest number with which the instance's key is in one of its own key groups.
+def _slot(instance: Instance, instances: int) -> int:
+    """The smallest number with which a key of the instance is in one of its own key groups.
 
-    One number in `parallelism` is, on average.
+    One number in `parallelism` is, on average. `instances` is the second part of the key.
     """
     first, last = instance.key_groups
     count, begin = 4 * instance.parallelism + 64, 0
     while True:
         slots = np.arange(begin, begin + count, dtype=np.int32)
-        whose = (np.full(count, part, np.int32) for part in (instance.index, instance.parallelism))
+        whose = (np.full(count, part, np.int32) for part in (instance.index, instances))
         hashes = hash_keys([pa.array(column) for column in (*whose, slots)])
         groups = key_groups(hashes, instance.max_parallelism)
         found = np.flatnonzero((groups >= first) & (groups <= last))

@@ -284,7 +284,11 @@ class Evaluation:
             begun = initial.begin(plan)
             epoch.begun[uid] = seen, begun
         epoch.begin_with(uid, begun)
-        return replace(plan, ranges=self._planned(uid, begun))
+        return replace(
+            plan,
+            ranges=self._planned(uid, begun),
+            redistributes=operator.instances and any(state.id != EMPTY_ID for state in begun),
+        )
 
     def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
         epoch = self.epoch

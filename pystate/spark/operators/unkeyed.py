@@ -23,6 +23,8 @@ from pystate.spark.base.arguments import frame_input, late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
+from pystate.spark.evaluation.initial import Given, checked_given
+from pystate.spark.evaluation.initial_items import InitialItems
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
@@ -91,6 +93,7 @@ class OperatorFrame:
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_state: Given | None = None,
     ) -> DataFrame:
         """Run a function with operator state over the rows.
 
@@ -104,6 +107,12 @@ class OperatorFrame:
             As in `KeyedFrame.process`.
         late : {"process", "drop"} or str
             As in `KeyedFrame.process`.
+        initial_state : DataFrame or callable, optional
+            What lists have before the operator's first epoch: a column for each list or some of
+            them, with an item in each row; null is no item. They are given to the instances as
+            after a change of their number, so that `ctx.redistributed` is true in that epoch. Once
+            the checkpoint has the operator, it is not read. A function without arguments makes the
+            frame only when it is needed.
 
         Returns
         -------
@@ -150,8 +159,13 @@ class OperatorFrame:
         )
         states = instance_states(function, owner)
         sent(function, cloudpickle.dumps)
+        given_items = checked_given(initial_state, f"{owner}: initial_state")
         plan = self._evaluation.declare(
-            instance_spec(self._uid, states), INSTANCE_SCHEMA, inputs=(self._input,), sides=written
+            instance_spec(self._uid, states),
+            INSTANCE_SCHEMA,
+            inputs=(self._input,),
+            sides=written,
+            initial=None if given_items is None else InitialItems(given_items, states),
         )
         plan = replace(plan, every_epoch=works_in_every_epoch(function))
         routed = spread(frame, plan.parallelism)
