@@ -166,6 +166,8 @@ class OperatorState(State[H]):
 
     #: The class of functions that may declare it.
     _function: ClassVar[str] = "ProcessFunction"
+    #: The state of keys that is like it, if that is not what it is stored as.
+    _of_keys: ClassVar[str | None] = None
 
     def stored(self) -> State[Any]:
         """The keyed state as which it is stored."""
@@ -219,7 +221,7 @@ class OperatorState(State[H]):
         raise DeclarationError(
             f"state {name!r}: {self!r} belongs to an instance of an operator, and not to a key: "
             f"declare it in a ps.{self._function}; here, take a "
-            f"ps.{builtins.type(self.stored()).__name__}"
+            f"ps.{self._of_keys or builtins.type(self.stored()).__name__}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
