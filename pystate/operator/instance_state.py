@@ -35,8 +35,8 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
     INSTANCE_KEY,
     Instance,
+    KeylessState,
     OldRows,
-    OperatorState,
     Own,
 )
 
@@ -44,7 +44,7 @@ __all__ = ["InstanceState", "begin_with_items", "checked_items", "instance_spec"
 
 
 def instance_spec(
-    uid: str, states: Mapping[str, OperatorState[Any]], max_parallelism: int = 128
+    uid: str, states: Mapping[str, KeylessState[Any]], max_parallelism: int = 128
 ) -> OperatorSpec:
     """Return what determines the tables of an operator whose instances have states."""
     return OperatorSpec(
@@ -57,7 +57,7 @@ def instance_spec(
 
 
 def checked_items(
-    names: Sequence[str], states: Mapping[str, OperatorState[Any]], what: str
+    names: Sequence[str], states: Mapping[str, KeylessState[Any]], what: str
 ) -> list[str]:
     """Check which states the columns of a beginning are items of.
 
@@ -65,7 +65,7 @@ def checked_items(
     ----------
     names : sequence of str
         The columns.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         All states of the operator.
     what : str
         Names the beginning in errors.
@@ -143,7 +143,7 @@ class InstanceState:
         The table of the instance's range, made from `instance_spec`.
     instance : Instance
         The instance.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         All its states.
 
     Attributes
@@ -170,7 +170,7 @@ class InstanceState:
         self,
         backend: KeyedStateBackend,
         instance: Instance,
-        states: Mapping[str, OperatorState[Any]],
+        states: Mapping[str, KeylessState[Any]],
     ) -> None:
         self.instance = instance
         self.redistributed = False

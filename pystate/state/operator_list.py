@@ -18,7 +18,7 @@ from pystate.state.declaration import spelled
 from pystate.state.habits import LIST_NAMES, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState, UnionListState
-from pystate.state.operator_state import Instance, OldRows, OperatorState, Own
+from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType, TypeLike
 
@@ -28,7 +28,7 @@ __all__ = ["OperatorListHandle", "OperatorListState", "divided", "put_items"]
 _NAMES = {name: instead for name, instead in LIST_NAMES.items() if name != "is_empty"}
 
 
-class OperatorListState(OperatorState["OperatorListHandle"]):
+class OperatorListState(KeylessState["OperatorListHandle"]):
     """Declares a list per instance of an operator.
 
     Parameters

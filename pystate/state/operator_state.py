@@ -38,7 +38,7 @@ from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.fills import Fills
 from pystate.types.keys import KeyColumns, parse_key
 
-__all__ = ["INSTANCE_KEY", "INSTANCE_SCHEMA", "Instance", "OldRows", "OperatorState", "Own"]
+__all__ = ["INSTANCE_KEY", "INSTANCE_SCHEMA", "Instance", "KeylessState", "OldRows", "Own"]
 
 H = TypeVar("H", covariant=True)
 
@@ -159,7 +159,7 @@ class Own:
         return self._keys
 
 
-class OperatorState(State[H]):
+class KeylessState(State[H]):
     """Base of the declarations of operator state; the state's handles are `H`."""
 
     __slots__ = ()

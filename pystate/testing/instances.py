@@ -33,7 +33,7 @@ from pystate.operator.instance_state import (
 )
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operator.runtime import FunctionRuntime
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 from pystate.state.registry import unknown_state
 from pystate.testing.beginning import as_table
 from pystate.testing.clock import Clock
@@ -215,7 +215,7 @@ class _InstanceTables(RangeTables):
         self, function: StatefulFunction, max_parallelism: int, parallelism: int, uid: str
     ) -> None:
         states = instance_states(function, f"operator {uid!r}")
-        self.states: Mapping[str, OperatorState[Any]] = states
+        self.states: Mapping[str, KeylessState[Any]] = states
         #: The rows of the instances before a change of their number, until the next epoch is over.
         self.old: KeyedStateBackend | None = None
         self._operator = instance_spec(uid, states, max_parallelism)

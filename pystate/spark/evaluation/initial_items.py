@@ -28,7 +28,7 @@ from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.evaluation.initial import Filler, Given, frame_of, sealed, written_ranges
 from pystate.spark.tasks.range_task import OperatorPlan
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 
 __all__ = ["InitialItems"]
 
@@ -40,11 +40,11 @@ class InitialItems:
     ----------
     given : DataFrame or callable
         A column of items for each of some lists.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         All states of the operator.
     """
 
-    def __init__(self, given: Given, states: Mapping[str, OperatorState[Any]]) -> None:
+    def __init__(self, given: Given, states: Mapping[str, KeylessState[Any]]) -> None:
         self._given = given
         self._states = states
 

@@ -19,13 +19,14 @@ from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.instance_runtime import works_in_every_epoch
 from pystate.operator.instance_state import instance_spec
-from pystate.spark.base.arguments import frame_input, late_schema, side_columns
+from pystate.spark.base.arguments import late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.evaluation.initial import Given, checked_given
 from pystate.spark.evaluation.initial_items import InitialItems
 from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.inputs import input_of
 from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.durations import Duration
@@ -71,19 +72,8 @@ class OperatorFrame:
         self._owner = f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
         columns = FrameColumns(frame, self._owner)
-        if event_time is not None:
-            event_time = columns.take(event_time, "event_time")
-        self._frame = frame = columns.frame
-        self._event_time = event_time
-        fed = evaluation.fed(frame)
-        self._input = frame_input(
-            frame,
-            fed,
-            evaluation.epoch.has_watermark(fed),
-            event_time,
-            allowed_delay,
-            idle_after,
-            self._owner,
+        self._frame, self._event_time, _, self._input = input_of(
+            evaluation, columns, self._owner, event_time, allowed_delay, idle_after
         )
 
     def process(
