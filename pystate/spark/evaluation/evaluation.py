@@ -295,7 +295,11 @@ class Evaluation:
             begun = initial.begin(plan)
             epoch.begun[uid] = seen, begun
         epoch.begin_with(uid, begun)
-        return replace(plan, ranges=self._planned(uid, begun))
+        return replace(
+            plan,
+            ranges=self._planned(uid, begun),
+            redistributes=operator.instances and any(state.id != EMPTY_ID for state in begun),
+        )
 
     def _without_markers(self, plan: OperatorPlan) -> OperatorPlan:
         """The plan without marker rows, if the rows can be counted and no range is due."""

@@ -25,13 +25,7 @@ from pystate.operator.function_spec import (
     checked_late,
     late_tag,
 )
-from pystate.spark.base.arguments import (
-    OrderBy,
-    as_columns,
-    frame_input,
-    late_schema,
-    side_columns,
-)
+from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
 from pystate.spark.base.combining import Combine, checked_combine
 from pystate.spark.base.resolve import FrameColumns, column_named, key_column, whole_key
 from pystate.spark.base.routing import RANGE_COLUMN, route
@@ -56,6 +50,7 @@ from pystate.spark.operators.aggregated import VALUE, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import Connectable
+from pystate.spark.operators.inputs import input_of
 from pystate.spark.operators.joined import JoinedFrame
 from pystate.spark.operators.row_operators import RowOperators
 from pystate.spark.operators.windowed import WindowedFrame, WindowInput
@@ -121,24 +116,13 @@ class KeyedFrame(RowOperators, Connectable):
         refuse_reserved(frame.columns, self._owner)
         self._columns = columns = FrameColumns(frame, self._owner)
         names = [columns.take(key) for key in keys]
-        if event_time is not None:
-            event_time = columns.take(event_time, "event_time")
-        self._order_by = tuple(as_columns(order_by, columns, self._owner))
-        self._frame = frame = columns.frame
+        frame, self._event_time, self._order_by, self._input = input_of(
+            evaluation, columns, self._owner, event_time, allowed_delay, idle_after, order_by
+        )
+        self._frame = frame
         self._names = names
         self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
-        self._event_time = event_time
         self._earlier = checked_given(initial_rows, f"{self._owner}: initial_rows")
-        fed = evaluation.fed(frame)
-        self._input = frame_input(
-            frame,
-            fed,
-            evaluation.epoch.has_watermark(fed),
-            event_time,
-            allowed_delay,
-            idle_after,
-            self._owner,
-        )
 
     def process(
         self,
