@@ -39,8 +39,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[OperatorPlan]:
     return found
 
 
-def count(job: Job, df: DataFrame) -> DataFrame:
-    return job.key_by(df, "k", uid="n").aggregate(n=ps.count())
+def count(job: Job, df: DataFrame, *, combine: bool = False) -> DataFrame:
+    return job.key_by(df, "k", uid="n").aggregate(combine=combine, n=ps.count())
 
 
 def keys(spark: SparkSession, number: int, times: int = 1) -> DataFrame:
@@ -123,6 +123,21 @@ def test_computed_by_something_else_than_the_write(
         evaluations, rows = run(job, keys(spark, 1), form)
         assert rows == [(0, times)]
         assert evaluations <= (2 if times == 1 else 1)
+
+
+def test_rows_that_were_combined_are_counted(
+    spark: SparkSession, make_job: MakeJob, plans: list[OperatorPlan]
+) -> None:
+    """One row came, for seven."""
+    job = make_job(parallelism=RANGES)
+    for total in (7, 14):
+        frame = keys(spark, 1, 7).coalesce(1)
+        result = job.run_epoch(frame, lambda df: count(job, df, combine=True))
+        assert [tuple(row) for row in result.dataframe.collect()] == [(0, total)]
+        assert job.last_progress is not None and job.last_progress.evaluations == 1
+        [operator] = job.last_progress.operators
+        assert operator.rows_in == 7
+    assert len(plans) == 2
 
 
 def test_two_operators_over_one_shuffle(
