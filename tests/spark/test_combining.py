@@ -82,6 +82,7 @@ def test_aggregates_of_keys(
             mean=ps.mean("v"),
             mean_f=ps.mean("f"),
             small=ps.sum("i"),
+            mean_i=ps.mean("i"),
             combine=combine,
         )
 
@@ -179,6 +180,18 @@ def test_an_epoch_that_failed_is_repeated_on_the_other_road(
             at: (number * n, None if total is None else number * total)
             for at, (n, total) in epochs[0].items()
         }
+
+
+def test_output_that_is_read_twice(rows: DataFrame, make_job: MakeJob) -> None:
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        out = job.key_by(df, "i", uid="a").aggregate(n=ps.count(), combine=True)
+        return out.join(out.withColumnRenamed("n", "again"), "i")
+
+    job = make_job()
+    for times in (1, 2):
+        found = job.run_epoch(rows, pipeline).dataframe.collect()
+        assert len(found) == 7
+        assert all(row.n == row.again and row.n in (34 * times, 35 * times) for row in found)
 
 
 def test_a_sum_beyond_its_range_is_an_error_that_names_it(

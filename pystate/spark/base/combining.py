@@ -23,6 +23,7 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
 from pystate.operator.combined import LATE, TIME, WEIGHT
+from pystate.spark.base.resolve import column_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,7 +79,9 @@ class CombinedColumn(NamedTuple):
 
     name: str
     function: Function
-    source: Column
+    source: str
+    as_type: st.DataType | None = None
+    """What its values are cast to."""
 
 
 def checked_combine(given: Any, owner: str) -> Combine:
@@ -158,14 +161,14 @@ def combined_rows(
     if within is not None:
         groups.append(within.alias("w"))
     found = _Aggregates()
-    found.add(WEIGHT, "count", F.lit(1))
+    found.add(WEIGHT, F.count(F.lit(1)), "count")
     if time_ms is not None:
-        found.add(TIME, "max", time_ms)
+        found.add(TIME, F.max(time_ms), "max")
         if late_bound_ms is not None:
             late = F.when(time_ms < F.lit(late_bound_ms).cast("long"), F.lit(1))
-            found.add(LATE, "count", late)
+            found.add(LATE, F.count(late), "count")
     for column in columns:
-        found.add(*column)
+        found.add_column(column)
     grouped = frame.groupBy(*groups)
     whole = grouped.agg(*found.columns())
     rows = _partial(whole, len(groups), found)
@@ -183,19 +186,29 @@ class _Aggregates:
     """
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[str, str, Column]] = {}
+        self._made: dict[Any, tuple[str, str, Column]] = {}
         self._names: list[tuple[str, str]] = []
 
-    def add(self, name: str, function: Function, source: Column) -> None:
+    def add(self, name: str, made: Column, function: str, same: Any = None) -> None:
+        """Add a column of the result, of one of Spark's functions.
+
+        Columns of which `same` is equal are the same.
+        """
+        held = (f"a{len(self._made)}", function, made)
+        held = self._made.setdefault(name if same is None else same, held)
+        self._names.append((name, held[0]))
+
+    def add_column(self, column: CombinedColumn) -> None:
         """Add a column of the result."""
+        name, function, source = column.name, str(column.function), column_named(column.source)
+        if column.as_type is not None:
+            source = source.cast(column.as_type)
         if function in ("high", "low"):
             # Sums of halves do not overflow, and need neither decimals nor checks.
             low = source.bitwiseAND(F.lit(_LOWER))
             source = low if function == "low" else F.shiftright(source, _HALF_BITS)
-        spark = "sum" if function in ("high", "low") else function
-        made = getattr(F, spark)(source)
-        held = self._made.setdefault(str(made), (f"a{len(self._made)}", spark, made))
-        self._names.append((name, held[0]))
+            function = "sum"
+        self.add(name, getattr(F, function)(source), function, column[1:])
 
     def columns(self) -> list[Column]:
         """What Spark computes."""

@@ -146,30 +146,29 @@ class AggregatePlan:
             return
         source = f"{VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
-        self.combined.append(CombinedColumn(source, "count", column_named(column)))
+        self.combined.append(CombinedColumn(source, "count", column))
         self.updates.append(StateUpdate(state, "add", source, shown))
 
     def _update(
         self, state: str, operation: Operation, column: str, as_type: st.DataType, shown: str
     ) -> None:
         source = f"{VALUE}{len(self.inputs)}"
-        cast = column_named(column).cast(as_type)
-        self.inputs[source] = cast.alias(source)
+        self.inputs[source] = column_named(column).cast(as_type).alias(source)
         given = self._schema[column].dataType
         if operation == "add" and isinstance(given, st.LongType) and as_type == st.LongType():
-            self.combined.append(CombinedColumn(source, "high", cast))
-            self.combined.append(CombinedColumn(source + LOW, "low", cast))
+            self.combined.append(CombinedColumn(source, "high", column))
+            self.combined.append(CombinedColumn(source + LOW, "low", column))
         elif operation == "add" and isinstance(as_type, st.DecimalType):
             self._combine_decimals(source, column, given, shown)
         else:
             function: Function = "sum" if operation == "add" else operation
-            self.combined.append(CombinedColumn(source, function, cast))
+            self.combined.append(CombinedColumn(source, function, column, as_type))
         self.updates.append(StateUpdate(state, operation, source, shown))
 
     def _combine_decimals(self, source: str, column: str, given: st.DataType, shown: str) -> None:
         # Spark's sum has ten more digits, too; no number of rows makes one of these overflow.
         if isinstance(given, st.DecimalType) and given.precision <= _MOST_DIGITS:
-            self.combined.append(CombinedColumn(source, "sum", column_named(column)))
+            self.combined.append(CombinedColumn(source, "sum", column))
         else:
             self.uncombined = f"{shown}: a sum of more than {_MOST_DIGITS} digits may overflow"
 

@@ -296,7 +296,7 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
         if rule is not None:
             bounded = F.greatest(F.least(time, _long(rule.last)), _long(rule.first))
             within = bounded - F.pmod(bounded - _long(rule.offset), _long(rule.step))
-    columns = [CombinedColumn(p.name, p.function, column_named(p.source)) for p in parts(spec)]
+    columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
     keys = [(key, column_named(key)) for key in spec.key]
     bound = None if plan.time is None else plan.time.late_bound_ms
     return combined_rows(frame, keys, columns, time, bound, within)
