@@ -13,6 +13,8 @@
 typedef struct pst_ahead {
     const uint64_t *hash; /* of the row last read and of those after it in its block */
     uint32_t rows;        /* how many those are */
+    const uint8_t *same;  /* of the same rows, in a file with elements: pst_sst_rows_ascend */
+    const pst_sst_view *view;
     int begins;           /* the row last read is the first one read of its block */
 } pst_ahead;
 
