@@ -57,6 +57,7 @@ from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import Connectable
 from pystate.spark.operators.joined import JoinedFrame
+from pystate.spark.operators.ported import PortedOperators
 from pystate.spark.operators.row_operators import RowOperators
 from pystate.spark.operators.windowed import WindowedFrame, WindowInput
 from pystate.spark.tasks.bodies import AggregateBody, FunctionBody, StateUpdate
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyedFrame"]
 
 
-class KeyedFrame(RowOperators, Connectable):
+class KeyedFrame(RowOperators, PortedOperators, Connectable):
     """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters

@@ -1,0 +1,238 @@
+"""A processor of Spark's kind as a stateful function of pystate.
+
+`ported` runs the processor's `init` once on the driver, with a handle that notes its states, and
+makes a function that declares them. In a task `init` runs again, over the task's states.
+
+Thread safety: as any stateful function.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    TimerValues,
+)
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import DeclarationError
+from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
+from pystate.functions.context import TimeDomain
+from pystate.spark.ported.calls import Group, PortedCalls
+from pystate.spark.ported.handle import RecordingHandle, TaskHandle, TimeMode
+from pystate.spark.ported.rows import RowMaker
+from pystate.spark.ported.states import Declared
+from pystate.spark.ported.timers import KeyTimers
+from pystate.state.declaration import State
+from pystate.state.value import ValueState
+
+__all__ = ["Options", "PortedFunction", "ported"]
+
+_DOMAINS: dict[TimeMode, TimeDomain] = {"ProcessingTime": "processing", "EventTime": "event"}
+#: The state of a processor that has neither states nor timers; nothing is ever stored in it.
+_UNUSED = "unused"
+
+
+class Form(Protocol):
+    """How rows are given to a processor, and how its output is collected."""
+
+    def groups(
+        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
+    ) -> Iterator[Any]:
+        """For each key what its processor gets; the next key's is asked for after its call."""
+
+
+class RowForm:
+    """Rows as `Row` objects, as in `transformWithState`."""
+
+    def groups(
+        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
+    ) -> Iterator[Iterator[Any]]:
+        """An iterator of rows for each key."""
+        stream = RowMaker(rows.schema.names).stream(rows, order)
+        begin = 0
+        for end in ends:
+            own = islice(stream, end - begin)
+            yield own
+            # A processor need not read all of its rows.
+            deque(own, maxlen=0)
+            begin = end
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a processor is run."""
+
+    uid: str
+    time_mode: TimeMode
+    key: tuple[str, ...]
+    """The grouping columns."""
+    form: Form
+    event_time: str | None = None
+    """The column of its output that has the event time."""
+    initial: bool = False
+    """Whether the rows are the processor's initial state."""
+
+    @property
+    def owner(self) -> str:
+        """What errors name."""
+        return f"operator {self.uid!r}"
+
+
+class PortedFunction(KeyedProcessFunction):
+    """Calls a processor; a subclass that `ported` makes declares its states."""
+
+    _calls = PortedCalls
+    _late_at_watermark = True
+    #: The names under which the states are kept.
+    _stored: ClassVar[Mapping[str, str]] = {}
+    #: The task's state; the calls set it.
+    _backend: KeyedStateBackend
+
+    def __init__(
+        self, processor: StatefulProcessor, declared: Mapping[str, Declared], options: Options
+    ) -> None:
+        self._processor = processor
+        self._declared = declared
+        self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self._processor, self._declared, self._options)
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Run `init`."""
+        options = self._options
+        domain = _DOMAINS.get(options.time_mode)
+        self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
+        self._handle = TaskHandle(
+            options.owner, options.time_mode, self._declared, self._state, self._timers, ctx.epoch
+        )
+        self._processor.init(self._handle)
+        self._handle.begin()
+
+    def _state(self, found: Declared) -> Any:
+        return found.state(self.__dict__[self._stored[found.name]])
+
+    def process_rows(self, key: Any, batch: Any, ctx: RuntimeContext) -> Any:
+        """Call the processor for the rows of a key."""
+        group: Group = batch
+        if not self._options.initial:
+            return self._processor.handleInputRows(key, group.rows, self._values)
+        for row in group.rows:
+            self._processor.handleInitialState(key, row, self._values)
+        return None
+
+    def close(self) -> None:
+        """Run `close`, if `init` was called."""
+        handle = self.__dict__.get("_handle")
+        if handle is not None:
+            handle.end()
+            self._processor.close()
+
+    def for_initial(self) -> PortedFunction:
+        """The same for the rows of the initial state."""
+        options = replace(self._options, initial=True)
+        return _made(self._processor, self._declared, options)
+
+    # -- for the calls
+
+    @property
+    def options(self) -> Options:
+        """How the processor is run."""
+        return self._options
+
+    @property
+    def domain(self) -> TimeDomain | None:
+        """The clock of the processor's timers."""
+        return _DOMAINS.get(self._options.time_mode)
+
+    def set_times(self, processing_time: int, watermark: int | None, *, timed: bool) -> None:
+        """Set what the processor is told of the time.
+
+        Parameters
+        ----------
+        processing_time, watermark : int or None
+            Milliseconds since 1970.
+        timed : bool
+            Whether the operator has event time.
+        """
+        if self._options.time_mode == "None":
+            self._values = TimerValues()
+            return
+        if watermark is None:
+            watermark = 0 if timed else -1
+        self._values = TimerValues(processing_time, watermark)
+
+
+class TimedFunction(PortedFunction):
+    """The same with timers."""
+
+    def on_timer(self, key: Any, timestamp: int, ctx: RuntimeContext) -> Any:
+        """Call the processor for a timer."""
+        return self._processor.handleExpiredTimer(
+            key=key, timerValues=self._values, expiredTimerInfo=ExpiredTimerInfo(timestamp)
+        )
+
+
+def ported(
+    processor: Any, options: Options, copied: Callable[[Any], Any] = copy.deepcopy
+) -> PortedFunction:
+    """Return a function that runs a processor.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+        Unchanged; a copy of it runs.
+    options : Options
+        How it is run.
+    copied : callable
+        Makes the copy whose `init` runs on the driver.
+
+    Raises
+    ------
+    DeclarationError
+        It is no processor.
+    StatefulProcessorError
+        Its `init` asks for what cannot be.
+    """
+    if not isinstance(processor, StatefulProcessor):
+        hint = "; pass an instance" if isinstance(processor, type) else ""
+        raise DeclarationError(
+            f"{options.owner}: {processor!r:.80} is no StatefulProcessor of "
+            f"pyspark.sql.streaming{hint}"
+        )
+    handle = RecordingHandle(options.owner, options.time_mode)
+    trial = copied(processor)
+    trial.init(handle)
+    handle.in_init = False
+    trial.close()
+    return _made(processor, dict(handle.declared), options)
+
+
+def _made(
+    processor: StatefulProcessor, declared: Mapping[str, Declared], options: Options
+) -> PortedFunction:
+    base = PortedFunction if options.time_mode == "None" else TimedFunction
+    taken = {*RESERVED, *dir(base), *options.key, _UNUSED}
+    stored: dict[str, str] = {}
+    states: dict[str, State[Any]] = {}
+    for name, found in declared.items():
+        own = name
+        while own in taken or own.startswith("__") or own in states:
+            own = f"{own.lstrip('_')}_"
+        stored[name], states[own] = own, found.declaration()
+    if not states and options.time_mode == "None":
+        states[_UNUSED] = ValueState("boolean")
+    kind: Any = type(base)
+    members = {"__module__": __name__, "_stored": stored, **states}
+    made: type[PortedFunction] = kind(type(processor).__name__, (base,), members)
+    return made(processor, declared, options)

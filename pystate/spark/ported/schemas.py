@@ -1,0 +1,194 @@
+"""Schemas of a processor's states: Spark's structs as types of pystate, and values on their way.
+
+Spark takes and gives a state's value as a tuple of the schema's fields, by position. Inside it a
+struct is taken as a tuple, by position too, or as a dict, and given back as a `Row`. A timestamp is
+given and taken without a time zone, as local time; one that has a time zone is taken as well.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from pyspark.sql.types import StructType
+
+from pystate.errors import PystateError
+from pystate.operator.output import parse_columns
+from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.ported.rows import row_class
+from pystate.types.state_type import StateType, parse_type
+
+__all__ = ["Struct", "read_struct"]
+
+_Convert: TypeAlias = "Callable[[Any], Any]"
+
+
+class Struct:
+    """The schema of a state's values, or of a map's keys.
+
+    Parameters
+    ----------
+    type : StateType
+        A struct.
+    what : str
+        What has it, for errors.
+
+    Attributes
+    ----------
+    type : StateType
+        The struct.
+    pack : callable
+        Turns a tuple into the dict that a state of this type takes.
+    unpack : callable
+        Turns that dict into a tuple.
+    """
+
+    def __init__(self, type: StateType, what: str) -> None:
+        self.type = type
+        self._what = what
+        self.names = tuple(name for name, _ in type.children)
+        ins = [_taken(child) for _, child in type.children]
+        outs = [_given(child) for _, child in type.children]
+        self._ins = None if not any(ins) else ins
+        self._outs = None if not any(outs) else outs
+        self.pack: _Convert = self._pack if self._ins is None else self._pack_each
+        self.unpack: _Convert = _values if self._outs is None else self._unpack_each
+
+    def _pack(self, value: Any) -> dict[str, Any]:
+        try:
+            return dict(zip(self.names, value, strict=True))
+        except (TypeError, ValueError):
+            raise self._misfit(value) from None
+
+    def _pack_each(self, value: Any) -> dict[str, Any]:
+        found = self._pack(value)
+        assert self._ins is not None
+        for name, convert in zip(self.names, self._ins, strict=True):
+            if convert is not None and found[name] is not None:
+                found[name] = convert(found[name])
+        return found
+
+    def _unpack_each(self, value: dict[str, Any]) -> tuple[Any, ...]:
+        assert self._outs is not None
+        return tuple(
+            [
+                each if convert is None or each is None else convert(each)
+                for each, convert in zip(value.values(), self._outs, strict=True)
+            ]
+        )
+
+    def _misfit(self, value: Any) -> StatefulProcessorError:
+        fields = ", ".join(self.names)
+        return StatefulProcessorError(
+            f"{self._what}: it takes a tuple of {len(self.names)} values, ({fields}), got "
+            f"{value!r:.80}"
+        )
+
+
+def _values(value: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(value.values())
+
+
+def read_struct(schema: Any, what: str) -> Struct:
+    """Read a schema: a `StructType`, or DDL such as ``"n long, at timestamp"``.
+
+    Raises
+    ------
+    StatefulProcessorError
+        It is neither, or has a type that state cannot hold.
+    """
+    if not isinstance(schema, (str, StructType)):
+        raise StatefulProcessorError(
+            f"{what}: its schema is a StructType or DDL such as 'n long', not {schema!r:.80}"
+        )
+    try:
+        if isinstance(schema, StructType):
+            parsed = parse_type(schema, what)
+        else:
+            columns = parse_columns(schema, what)
+            fields = zip(columns.names, columns.ddl, strict=True)
+            parsed = StateType("struct", children=tuple((n, parse_type(d)) for n, d in fields))
+    except PystateError as error:
+        raise StatefulProcessorError(str(error)) from error
+    return Struct(parsed, what)
+
+
+# -- inside a value
+
+
+def _taken(type: StateType) -> _Convert | None:
+    """Turns what Spark takes for a value that is not None into what a state takes."""
+    if type.name == "timestamp":
+        return _as_instant
+    if type.name == "struct":
+        inner = [(name, _taken(child)) for name, child in type.children]
+        return partial(_as_dict, inner)
+    if type.name == "array":
+        each = _taken(type.children[0][1])
+        return None if each is None else partial(_each, each)
+    if type.name == "map":
+        key, item = (_taken(child) for _, child in type.children)
+        return None if key is None and item is None else partial(_entries, key, item)
+    return None
+
+
+def _given(type: StateType) -> _Convert | None:
+    """Turns a state's value that is not None into what Spark gives."""
+    if type.name == "timestamp":
+        return _as_local
+    if type.name == "struct":
+        inner = [_given(child) for _, child in type.children]
+        return partial(_as_row, row_class(tuple(name for name, _ in type.children)), inner)
+    if type.name == "array":
+        each = _given(type.children[0][1])
+        return None if each is None else partial(_each, each)
+    if type.name == "map":
+        key, item = (_given(child) for _, child in type.children)
+        return None if key is None and item is None else partial(_entries, key, item)
+    return None
+
+
+def _as_instant(value: Any) -> Any:
+    # A datetime without a time zone is local time, as everywhere in PySpark.
+    return value.astimezone() if getattr(value, "tzinfo", value) is None else value
+
+
+def _as_local(value: Any) -> Any:
+    return value.astimezone().replace(tzinfo=None)
+
+
+def _as_dict(inner: list[tuple[str, _Convert | None]], value: Any) -> Any:
+    if isinstance(value, Mapping):
+        found = {name: value.get(name) for name, _ in inner}
+    elif isinstance(value, (tuple, list)) and len(value) == len(inner):
+        found = {name: each for (name, _), each in zip(inner, tuple(value), strict=True)}
+    else:
+        return value
+    for name, convert in inner:
+        if convert is not None and found[name] is not None:
+            found[name] = convert(found[name])
+    return found
+
+
+def _as_row(row: type[Any], inner: list[_Convert | None], value: dict[str, Any]) -> Any:
+    return tuple.__new__(
+        row,
+        [
+            each if convert is None or each is None else convert(each)
+            for each, convert in zip(value.values(), inner, strict=True)
+        ],
+    )
+
+
+def _each(convert: _Convert, values: Any) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]
+
+
+def _entries(key: _Convert | None, item: _Convert | None, entries: Any) -> dict[Any, Any]:
+    return {
+        k if key is None else key(k): v if item is None or v is None else item(v)
+        for k, v in entries.items()
+    }
