@@ -67,8 +67,6 @@ class Run(Protocol):
     """Sets the backend's event time before each row or timer, if a state needs it."""
     ending: EndingTimers | None
     """Registers timers once event time has ended."""
-    timed: bool
-    """Whether the operator has event time."""
     watermark_ms: int | None
     """The watermark with which the epoch ends, as far as it is known before its rows are."""
 

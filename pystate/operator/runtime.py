@@ -148,7 +148,6 @@ class FunctionRuntime:
         self.ending: EndingTimers | None = None
         self._drain = drain
         self._time = time
-        self.timed = time is not None
         self.watermark_ms = None if time is None else time.watermark_ms
         context.watermark = self._late_bound = None if time is None else time.late_bound_ms
         self._sides = _SideOutputs(spec, side, context.uid)

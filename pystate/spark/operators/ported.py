@@ -26,7 +26,10 @@ from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows, RowsOf
 from pystate.spark.operators.arrow_map import arrow_map
-from pystate.spark.ported.function import Form, Options, PortedFunction, RowForm, ported
+from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.ported.forms import Form, RowForm
+from pystate.spark.ported.function import Options, PortedFunction, ported
+from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout
 from pystate.spark.ported.modes import checked_output_mode, time_mode_of
 from pystate.spark.ported.rows import RowOutput
 from pystate.spark.tasks.bodies import FunctionBody
@@ -129,6 +132,140 @@ class PortedOperators:
             event_time,
             RowForm(),
             RowOutput.of,
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        initial_state: InitialFrame = None,
+        event_time: str = "",
+    ) -> DataFrame:
+        """Run an unchanged `StatefulProcessor` that takes and yields frames of pandas.
+
+        It is Spark's `transformWithStateInPandas`; all else is as in `transform_with_state`.
+
+        Parameters
+        ----------
+        processor, schema, output_mode, time_mode, initial_state, event_time
+            As for `transform_with_state`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            The processor asks for what it cannot have, or a mode is not known.
+        """
+        form, output = self._in_frames()
+        return self._ported(
+            processor, schema, output_mode, time_mode, initial_state, event_time, form, output
+        )
+
+    def apply_in_pandas_with_state(
+        self,
+        function: Any,
+        output_schema: str | st.StructType,
+        state_schema: str | st.StructType,
+        output_mode: str = "Append",
+        timeout: str = "NoTimeout",
+    ) -> DataFrame:
+        """Run an unchanged function of Spark's `applyInPandasWithState` over the rows.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(key, frames, state)``, which yields frames of pandas.
+        output_schema : str or StructType
+            The columns that it yields.
+        state_schema : str or StructType
+            The fields of the state.
+        output_mode : {"Append", "Update"}
+            Spark's output mode; both mean that a sink gets what the function yields.
+        timeout : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
+            Spark's timeout configuration. With event time, `key_by` names its column.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            A mode is not known, or the state's schema is not valid.
+        """
+        if not callable(function):
+            raise WrongTypeError(f"{self._owner}: {shown(function)} is no function")
+        given = checked_timeout(timeout, self._owner)
+        event_time = given == "EventTimeTimeout"
+        if event_time and not self._is_timed():
+            raise StatefulProcessorError(
+                f"{self._owner}: EventTimeTimeout needs a watermark: name the column of the event "
+                "time, key_by(..., event_time='column', allowed_delay='10 minutes')"
+            )
+        processor = GroupStateProcessor(
+            function,
+            state_schema,
+            given,
+            self._frame.columns,
+            self._is_timed(),
+            self._owner,
+        )
+        form, output = self._in_frames()
+        mode = "EventTime" if event_time else "ProcessingTime"
+        return self._ported(processor, output_schema, output_mode, mode, None, "", form, output)
+
+    def _is_timed(self) -> bool:
+        """Whether the input has a watermark: by its own event time, or by what feeds it."""
+        return self._event_time is not None or self._evaluation.epoch.has_watermark(self._input)
+
+    def _in_frames(self) -> tuple[Form, Any]:
+        """How frames are made of rows, and rows of frames."""
+        conf = self._frame.sparkSession.conf
+        zone = str(conf.get("spark.sql.session.timeZone"))
+        most = int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
+        # pandas is imported where frames are used.
+        from pystate.spark.ported.frames import FrameForm, FrameOutput
+
+        form = FrameForm(zone, most if most > 0 else 2**31 - 1)
+        return form, partial(_frame_output, FrameOutput, zone)
+
+    def transformWithStateInPandas(  # noqa: N802 - Spark's name
+        self,
+        statefulProcessor: Any,  # noqa: N803
+        outputStructType: str | st.StructType,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: InitialFrame = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+    ) -> DataFrame:
+        """`transform_with_state_in_pandas` under Spark's names."""
+        return self.transform_with_state_in_pandas(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+        )
+
+    def applyInPandasWithState(  # noqa: N802 - Spark's name
+        self,
+        func: Any,
+        outputStructType: str | st.StructType,  # noqa: N803
+        stateStructType: str | st.StructType,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeoutConf: str,  # noqa: N803
+    ) -> DataFrame:
+        """`apply_in_pandas_with_state` under Spark's names."""
+        return self.apply_in_pandas_with_state(
+            func, outputStructType, stateStructType, outputMode, timeoutConf
         )
 
     def transformWithState(  # noqa: N802 - Spark's name
@@ -243,6 +380,11 @@ class PortedOperators:
             return self._routed(frames[0], plan), frame.columns
 
         return InitialRows([RowsOf(INPUT, lambda: frame, None)], brought, body)
+
+
+def _frame_output(made: Any, zone: str, schema: st.StructType, owner: str) -> OutputColumns:
+    output: OutputColumns = made.of(schema, owner, zone)
+    return output
 
 
 def _sent_and_back(processor: Any) -> Any:

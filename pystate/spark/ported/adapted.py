@@ -10,7 +10,8 @@ from typing import Any
 
 from pystate.arguments import text
 from pystate.errors import InvalidArgumentError
-from pystate.spark.ported.function import Options, PortedFunction, RowForm, ported
+from pystate.spark.ported.forms import RowForm
+from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.modes import time_mode_of
 
 __all__ = ["adapt"]

@@ -15,11 +15,11 @@ import pyarrow.types as at
 
 from pystate.backend.timers import DueTimers
 from pystate.functions.context import TimeDomain
-from pystate.operator.call_shapes import OUTPUT_ROWS, Firing, KeyedCalls, one_batch
+from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
 from pystate.operator.rows import python_values
 from pystate.spark.ported.errors import StatefulProcessorError
-from pystate.spark.ported.rows import arrow_values, row_class
+from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType
 
 __all__ = ["Group", "PortedCalls"]
@@ -54,8 +54,7 @@ class PortedCalls(KeyedCalls):
     def finish(self) -> Iterator[Any]:
         """Call the processor for each key, in order of its first row."""
         run, function, context = self.run, self.function, self.context
-        watermark = run.watermark_ms
-        function.set_times(context.processing_time, watermark, timed=run.timed)
+        function.set_times(context.processing_time, run.watermark_ms)
         if not self._batches:
             return
         rows = one_batch(self._batches)
@@ -65,8 +64,8 @@ class PortedCalls(KeyedCalls):
         options = function.options
         process_rows, select, emitted = function.process_rows, keys.select, self.emitted
         groups = options.form.groups(rows, order, ends)
-        begin = 0
-        found = _keys(rows, firsts, options.key)
+        begin, most = 0, options.form.collected
+        found = options.form.keys(rows.select(list(options.key)).take(pa.array(firsts)))
         for key, first, end in zip(found, firsts.tolist(), ends, strict=True):
             select(first)
             group = Group(end - begin, next(groups))
@@ -80,10 +79,18 @@ class PortedCalls(KeyedCalls):
             except Exception as error:
                 self.note(error, "handleInputRows", f"key {key!r:.80}")
                 raise
-            if len(emitted) >= OUTPUT_ROWS:
+            if len(emitted) >= most:
                 yield from self.drain()
                 emitted = self.emitted
         yield from self.drain()
+
+    def check(self, method: str, returned: object) -> None:
+        """Refuse a value that cannot be what the processor yields."""
+        one = isinstance(returned, (tuple, str, bytes)) or hasattr(returned, "columns")
+        if one or not isinstance(returned, Iterable):
+            name = "handleExpiredTimer" if method == "on_timer" else "handleInputRows"
+            self.refuse(name, returned, self.function.options.form.wanted)
+        self.iterables.add(type(returned))
 
     def drain(self) -> Iterator[Any]:
         """Output the collected rows."""
@@ -111,7 +118,7 @@ class PortedCalls(KeyedCalls):
             return 0
         timers, context = function._timers, self.context
         watermark = until if domain == "event" else self.run.watermark_ms
-        function.set_times(context.processing_time, watermark, timed=self.run.timed)
+        function.set_times(context.processing_time, watermark)
         while True:
             fired = 0
             timers.begin(until)
@@ -132,7 +139,7 @@ class PortedCalls(KeyedCalls):
         """Call the processor for some timers."""
         context, on_timer, timers = self.context, self.function.on_timer, self.function._timers
         keys = self._timer_key(due.keys.key_arrays())
-        times = due.timestamps.tolist()
+        times, most = due.timestamps.tolist(), self.function.options.form.collected
         for i, (key, timestamp) in enumerate(zip(keys, times, strict=True)):
             if not due.fire(i):
                 continue
@@ -147,7 +154,7 @@ class PortedCalls(KeyedCalls):
                 self.note(error, "handleExpiredTimer", f"key {key!r:.80}, timer {timestamp}")
                 raise
             timers.fired()
-            if len(self.emitted) >= OUTPUT_ROWS:
+            if len(self.emitted) >= most:
                 yield from self.drain()
         return len(times)
 
@@ -160,14 +167,6 @@ def _grouped(keys: Any, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     ordered = first[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     return order, ordered[starts], [*starts[1:].tolist(), count]
-
-
-def _keys(
-    rows: pa.RecordBatch, firsts: np.ndarray[Any, Any], names: Sequence[str]
-) -> Iterator[tuple[Any, ...]]:
-    """The grouping key of some rows, as Spark's workers give it to a processor."""
-    some = rows.select(list(names)).take(pa.array(firsts))
-    return zip(*map(arrow_values, some.columns), strict=True)
 
 
 class _key_row:  # noqa: N801 - a function with options

@@ -9,14 +9,10 @@ Thread safety: as any stateful function.
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     StatefulProcessor,
@@ -28,8 +24,8 @@ from pystate.errors import DeclarationError
 from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
 from pystate.functions.context import TimeDomain
 from pystate.spark.ported.calls import Group, PortedCalls
+from pystate.spark.ported.forms import Form
 from pystate.spark.ported.handle import RecordingHandle, TaskHandle, TimeMode
-from pystate.spark.ported.rows import RowMaker
 from pystate.spark.ported.states import Declared
 from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
@@ -40,32 +36,6 @@ __all__ = ["Options", "PortedFunction", "ported"]
 _DOMAINS: dict[TimeMode, TimeDomain] = {"ProcessingTime": "processing", "EventTime": "event"}
 #: The state of a processor that has neither states nor timers; nothing is ever stored in it.
 _UNUSED = "unused"
-
-
-class Form(Protocol):
-    """How rows are given to a processor, and how its output is collected."""
-
-    def groups(
-        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
-    ) -> Iterator[Any]:
-        """For each key what its processor gets; the next key's is asked for after its call."""
-
-
-class RowForm:
-    """Rows as `Row` objects, as in `transformWithState`."""
-
-    def groups(
-        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
-    ) -> Iterator[Iterator[Any]]:
-        """An iterator of rows for each key."""
-        stream = RowMaker(rows.schema.names).stream(rows, order)
-        begin = 0
-        for end in ends:
-            own = islice(stream, end - begin)
-            yield own
-            # A processor need not read all of its rows.
-            deque(own, maxlen=0)
-            begin = end
 
 
 @dataclass(frozen=True)
@@ -155,22 +125,13 @@ class PortedFunction(KeyedProcessFunction):
         """The clock of the processor's timers."""
         return _DOMAINS.get(self._options.time_mode)
 
-    def set_times(self, processing_time: int, watermark: int | None, *, timed: bool) -> None:
-        """Set what the processor is told of the time.
-
-        Parameters
-        ----------
-        processing_time, watermark : int or None
-            Milliseconds since 1970.
-        timed : bool
-            Whether the operator has event time.
-        """
+    def set_times(self, processing_time: int, watermark: int | None) -> None:
+        """Set what the processor is told of the time, in milliseconds since 1970."""
         if self._options.time_mode == "None":
             self._values = TimerValues()
-            return
-        if watermark is None:
-            watermark = 0 if timed else -1
-        self._values = TimerValues(processing_time, watermark)
+        else:
+            # As in Spark's streams the watermark is 0 before there is one.
+            self._values = TimerValues(processing_time, 0 if watermark is None else watermark)
 
 
 class TimedFunction(PortedFunction):

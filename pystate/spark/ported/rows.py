@@ -29,7 +29,7 @@ from pystate.operator.yielded import shown
 from pystate.spark.base.schemas import output_columns
 from pystate.types.arrays import datetimes
 
-__all__ = ["RowMaker", "RowOutput", "arrow_values", "row_class"]
+__all__ = ["RowMaker", "RowOutput", "arrow_values", "as_dicts", "row_class"]
 
 #: Rows that are turned into Python objects at once.
 _PIECE = 16_384
@@ -165,7 +165,7 @@ class RowOutput(OutputColumns):
     def _made(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
         arrow_type = self.schema.field(index).type
         if at.is_nested(arrow_type):
-            values = list(map(_as_dicts, values))
+            values = list(map(as_dicts, values))
         array: pa.Array[Any] = pa.array(values, type=arrow_type)
         return array
 
@@ -181,12 +181,12 @@ def _by_name(row: Row, names: Sequence[str]) -> Iterator[Any]:
     return map(dict(zip(row.__fields__, tuple(row), strict=False)).get, names)
 
 
-def _as_dicts(value: Any) -> Any:
+def as_dicts(value: Any) -> Any:
     """A value with dicts in place of rows, as `Row.asDict(True)` makes them."""
     if isinstance(value, Row):
         return value.asDict(True) if hasattr(value, "__fields__") else tuple(value)
     if type(value) is list:
-        return list(map(_as_dicts, value))
+        return list(map(as_dicts, value))
     if type(value) is dict:
-        return {key: _as_dicts(each) for key, each in value.items()}
+        return {key: as_dicts(each) for key, each in value.items()}
     return value
