@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from pystate.operator.call_shapes import OUTPUT_ROWS
 from pystate.spark.ported.rows import RowMaker, arrow_values
 
 __all__ = ["Form", "RowForm"]
@@ -39,7 +38,8 @@ class Form(Protocol):
 class RowForm:
     """Rows as `Row` objects, as in `transformWithState`."""
 
-    collected = OUTPUT_ROWS
+    # Rows of Spark's class are four objects each: many of them keep the garbage collector busy.
+    collected = 4096
     wanted = "yield rows, each of them a Row with names, or return a list of them"
 
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -40,56 +40,55 @@ class Struct:
     ----------
     type : StateType
         The struct.
-    pack : callable
-        Turns a tuple into the dict that a state of this type takes.
-    unpack : callable
-        Turns that dict into a tuple.
+    plain : bool
+        Whether a plain tuple and what the state takes and gives are the same.
     """
 
     def __init__(self, type: StateType, what: str) -> None:
         self.type = type
-        self._what = what
+        self.what = what
         self.names = tuple(name for name, _ in type.children)
-        ins = [_taken(child) for _, child in type.children]
-        outs = [_given(child) for _, child in type.children]
-        self._ins = None if not any(ins) else ins
-        self._outs = None if not any(outs) else outs
-        self.pack: _Convert = self._pack if self._ins is None else self._pack_each
-        self.unpack: _Convert = _values if self._outs is None else self._unpack_each
+        self._size = len(self.names)
+        self._ins = [_taken(child) for _, child in type.children]
+        self._outs = [_given(child) for _, child in type.children]
+        self.plain = not any(self._ins) and not any(self._outs)
 
-    def _pack(self, value: Any) -> dict[str, Any]:
-        try:
-            return dict(zip(self.names, value, strict=True))
-        except (TypeError, ValueError):
-            raise self._misfit(value) from None
+    def pack(self, value: Any) -> tuple[Any, ...]:
+        """Turn what Spark takes into the tuple that a state of this type takes.
 
-    def _pack_each(self, value: Any) -> dict[str, Any]:
-        found = self._pack(value)
-        assert self._ins is not None
-        for name, convert in zip(self.names, self._ins, strict=True):
-            if convert is not None and found[name] is not None:
-                found[name] = convert(found[name])
-        return found
+        Raises
+        ------
+        StatefulProcessorError
+            It is no tuple with a value for each field.
+        """
+        found: tuple[Any, ...]
+        if type(value) is tuple and self.plain and len(value) == self._size:
+            return value
+        if isinstance(value, Mapping):
+            found = tuple(map(value.get, self.names))
+        elif isinstance(value, (tuple, list)):
+            found = tuple(value)
+        else:
+            raise self.misfit(value)
+        if len(found) != self._size:
+            raise self.misfit(value)
+        return found if self.plain else tuple(map(_converted, self._ins, found))
 
-    def _unpack_each(self, value: dict[str, Any]) -> tuple[Any, ...]:
-        assert self._outs is not None
-        return tuple(
-            [
-                each if convert is None or each is None else convert(each)
-                for each, convert in zip(value.values(), self._outs, strict=True)
-            ]
-        )
+    def unpack(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Turn the tuple that a state of this type gives into what Spark gives."""
+        return value if self.plain else tuple(map(_converted, self._outs, value))
 
-    def _misfit(self, value: Any) -> StatefulProcessorError:
+    def misfit(self, value: Any) -> StatefulProcessorError:
+        """The error for a value that is no tuple of these fields."""
         fields = ", ".join(self.names)
         return StatefulProcessorError(
-            f"{self._what}: it takes a tuple of {len(self.names)} values, ({fields}), got "
+            f"{self.what}: it takes a tuple of {len(self.names)} values, ({fields}), got "
             f"{value!r:.80}"
         )
 
 
-def _values(value: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(value.values())
+def _converted(convert: _Convert | None, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
 
 
 def read_struct(schema: Any, what: str) -> Struct:

@@ -5,7 +5,7 @@ Thread safety: as a handle, one task's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -25,8 +25,6 @@ __all__ = ["Declared", "Kind", "declared"]
 
 #: The kinds of state that a handle gives.
 Kind: TypeAlias = Literal["value", "list", "map"]
-
-_SCALARS_APART = ("timestamp",)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Declared:
 
     def keys(self) -> MapKeys:
         """The keys of a map."""
-        return MapKeys.of(read_struct(self.key_schema, f"{self.what}, a map's key"))
+        return MapKeys(read_struct(self.key_schema, f"{self.what}, a map's key"))
 
     def state(self, handle: Any) -> Any:
         """The state that the processor gets, over its handle."""
@@ -105,74 +103,37 @@ class MapKeys:
     ----------
     type : StateType
         The type of the keys in pystate's state.
-    pack, unpack : callable
-        From the tuple that Spark takes to the state's key, and back.
+    plain : bool
+        Whether the only field of a key and what the state takes and gives are the same.
     """
 
-    type: StateType
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-
-    @staticmethod
-    def of(struct: Struct) -> MapKeys:
-        """The keys with this schema."""
+    def __init__(self, struct: Struct) -> None:
         fields = struct.type.children
+        self._struct = struct
+        self._codec: NestedCodec | None = None
         if len(fields) == 1 and not fields[0][1].is_nested:
-            return FieldKeys(struct)
-        return BytesKeys(struct)
+            [(_, self.type)] = fields
+        else:
+            self.type = StateType("binary")
+            self._codec = NestedCodec(struct.type, "a map's key")
+            self._codec.tuples = True
+        self.plain = self._codec is None and struct.plain
 
-
-class FieldKeys(MapKeys):
-    """Keys of one field."""
-
-    def __init__(self, struct: Struct) -> None:
-        [(self._name, self.type)] = struct.type.children
-        self._struct = struct
-        converted = self.type.name in _SCALARS_APART
-        self.pack = self._pack_converted if converted else self._pack
-        self.unpack = self._unpack_converted if converted else _alone
-
-    def _pack(self, key: Any) -> Any:
-        try:
-            (found,) = key
-        except (TypeError, ValueError):
-            found = self._struct.pack(key)
-        if found is None:
+    def pack(self, key: Any) -> Any:
+        """Turn the tuple that Spark takes into the state's key."""
+        found = self._struct.pack(key)
+        if self._codec is not None:
+            return self._codec.pack(found)
+        if found[0] is None:
             raise StatefulProcessorError(
-                f"{self._struct._what}: {self._name!r} is None: a map's key of one field is never "
-                "null; take a value of its own for it, or a key of two fields"
+                f"{self._struct.what}: {self._struct.names[0]!r} is None: the key of a map with "
+                "one field is never null; take a value of its own for it, or a key of two fields"
             )
-        return found
+        return found[0]
 
-    def _pack_converted(self, key: Any) -> Any:
-        return self._pack(self._struct.pack(key).values())
-
-    def _unpack_converted(self, key: Any) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._struct.unpack({self._name: key})
-        return found
-
-
-class BytesKeys(MapKeys):
-    """Keys of several fields, or of a nested one."""
-
-    type = StateType("binary")
-
-    def __init__(self, struct: Struct) -> None:
-        self._struct = struct
-        self._codec = NestedCodec(struct.type, "a map's key")
-        self.pack = self._pack
-        self.unpack = self._unpack
-
-    def _pack(self, key: Any) -> bytes:
-        return self._codec.pack(self._struct.pack(key))
-
-    def _unpack(self, key: bytes) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._struct.unpack(self._codec.unpack(key))
-        return found
-
-
-def _alone(key: Any) -> tuple[Any]:
-    return (key,)
+    def unpack(self, key: Any) -> tuple[Any, ...]:
+        """Turn the state's key into the tuple that Spark gives."""
+        return self._struct.unpack((key,) if self._codec is None else self._codec.unpack(key))
 
 
 class PortedValue(ValueState):
@@ -180,11 +141,14 @@ class PortedValue(ValueState):
 
     def __init__(self, name: str, handle: values.ValueHandle, struct: Struct) -> None:
         self._stateName = name
+        _as_tuples(handle)
         # The method of the core: there is no default that a key would need a copy of.
         self._read = super(values.ValueHandle, handle).value
         self._write = handle.update
         self._pack, self._unpack = struct.pack, struct.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
+        if struct.plain:
+            self.get = self._read  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is a value."""
@@ -205,6 +169,7 @@ class PortedList(ListState):
 
     def __init__(self, name: str, handle: lists.ListHandle, struct: Struct) -> None:
         self._stateName = name
+        _as_tuples(handle)
         self._handle = handle
         self._pack, self._unpack = struct.pack, struct.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
@@ -244,11 +209,32 @@ class PortedMap(MapState):
 
     def __init__(self, name: str, handle: maps.MapHandle, struct: Struct, keys: MapKeys) -> None:
         self._stateName = name
+        _as_tuples(handle)
         self._handle = handle
-        self._get, self._put, self._remove = handle.get, handle.put, handle.remove
+        self._get, self._put = handle.get, handle.put
         self._pack, self._unpack = struct.pack, struct.unpack
         self._key, self._key_back = keys.pack, keys.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
+        if keys.plain and struct.plain:
+            self._take_short_ways()
+
+    def _take_short_ways(self) -> None:
+        """Take what is frequent with one call of the core each."""
+        get, put, key_of, pack = self._get, self._put, self._key, self._pack
+
+        def get_value(key: Any) -> Any:
+            if type(key) is tuple and len(key) == 1 and key[0] is not None:
+                return get(key[0])
+            return get(key_of(key))
+
+        def update_value(key: Any, value: Any) -> None:
+            if type(key) is tuple and len(key) == 1 and key[0] is not None:
+                put(key[0], pack(value))
+            else:
+                put(key_of(key), pack(value))
+
+        self.getValue = get_value  # type: ignore[method-assign]
+        self.updateValue = update_value  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is an entry."""
@@ -282,4 +268,10 @@ class PortedMap(MapState):
 
     def removeKey(self, key: Any) -> None:
         """Remove a key."""
-        self._remove(self._key(key))
+        self._handle.remove(self._key(key))
+
+
+def _as_tuples(handle: Any) -> None:
+    """Have a handle of structs give tuples."""
+    codec: NestedCodec = handle.codec
+    codec.tuples = True

@@ -44,7 +44,7 @@ class KeyTimers:
         #: Up to when timers fire in the pass that runs; None outside of it.
         self._until: int | None = None
         #: The timer that fires.
-        self._firing: tuple[Any, int] | None = None
+        self._firing: int | None = None
         #: Timers that are due already and wait for the next pass; the order is that of the calls.
         self._later: dict[tuple[Any, int], None] = {}
         #: Timers that fire in this pass, although they were deleted.
@@ -82,7 +82,7 @@ class KeyTimers:
         found = set(self._index.get(key, ()))
         found.update(time for other, time in self._later if other == key)
         if self._firing is not None:
-            found.add(self._firing[1])
+            found.add(self._firing)
         found.difference_update(time for other, time in self._deleted if other == key)
         return iter(sorted(found))
 
@@ -108,15 +108,16 @@ class KeyTimers:
 
     def fires(self, timestamp: int) -> None:
         """A timer of the current key fires; it was taken away."""
-        self._firing = self._backend.current_key, timestamp
+        self._firing = timestamp
         if self._index is not None:
-            self._index.get(self._firing[0], set()).discard(timestamp)
+            self._index.get(self._backend.current_key, set()).discard(timestamp)
 
     def fired(self) -> None:
         """Its call has returned."""
-        assert self._firing is not None, "a timer fires"
-        self._later.pop(self._firing, None)
-        self._deleted.discard(self._firing)
+        if self._later or self._deleted:
+            timer: Any = self._backend.current_key, self._firing
+            self._later.pop(timer, None)
+            self._deleted.discard(timer)
         self._firing = None
 
     def end(self) -> None:
