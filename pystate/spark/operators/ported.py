@@ -333,7 +333,7 @@ class PortedOperators:
                 "operator begins with: give one of them"
             )
         plan = self._evaluation.declare(
-            operator_spec(function, uid, parse_key(self._keys)),
+            replace(operator_spec(function, uid, parse_key(self._keys)), dropped=function.dropped),
             self._keys,
             inputs=(self._input,),
             initial=first or earlier,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -25,7 +25,7 @@ from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContex
 from pystate.functions.context import TimeDomain
 from pystate.spark.ported.calls import Group, PortedCalls
 from pystate.spark.ported.forms import Form
-from pystate.spark.ported.handle import RecordingHandle, TaskHandle, TimeMode
+from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode
 from pystate.spark.ported.states import Declared
 from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
@@ -63,20 +63,24 @@ class PortedFunction(KeyedProcessFunction):
 
     _calls = PortedCalls
     _late_at_watermark = True
-    #: The names under which the states are kept.
-    _stored: ClassVar[Mapping[str, str]] = {}
     #: The task's state; the calls set it.
     _backend: KeyedStateBackend
 
     def __init__(
-        self, processor: StatefulProcessor, declared: Mapping[str, Declared], options: Options
+        self,
+        processor: StatefulProcessor,
+        asked: Asked,
+        options: Options,
+        stored: Mapping[str, str],
     ) -> None:
         self._processor = processor
-        self._declared = declared
+        self._asked = asked
         self._options = options
+        #: The names under which the states are kept.
+        self._stored = stored
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._processor, self._declared, self._options)
+        return _made, (self._processor, self._asked, self._options)
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
@@ -84,7 +88,7 @@ class PortedFunction(KeyedProcessFunction):
         domain = _DOMAINS.get(options.time_mode)
         self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
         self._handle = TaskHandle(
-            options.owner, options.time_mode, self._declared, self._state, self._timers, ctx.epoch
+            options.owner, options.time_mode, self._asked, self._state, self._timers, ctx.epoch
         )
         self._processor.init(self._handle)
         self._handle.begin()
@@ -111,9 +115,14 @@ class PortedFunction(KeyedProcessFunction):
     def for_initial(self) -> PortedFunction:
         """The same for the rows of the initial state."""
         options = replace(self._options, initial=True)
-        return _made(self._processor, self._declared, options)
+        return _made(self._processor, self._asked, options)
 
     # -- for the calls
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The states that the checkpoint may have, and that `init` has deleted."""
+        return frozenset(self._stored[name] for name in self._asked.deleted)
 
     @property
     def options(self) -> Options:
@@ -176,24 +185,25 @@ def ported(
     trial.init(handle)
     handle.in_init = False
     trial.close()
-    return _made(processor, dict(handle.declared), options)
+    return _made(processor, handle.asked, options)
 
 
-def _made(
-    processor: StatefulProcessor, declared: Mapping[str, Declared], options: Options
-) -> PortedFunction:
+def _made(processor: StatefulProcessor, asked: Asked, options: Options) -> PortedFunction:
     base = PortedFunction if options.time_mode == "None" else TimedFunction
     taken = {*RESERVED, *dir(base), *options.key, _UNUSED}
     stored: dict[str, str] = {}
-    states: dict[str, State[Any]] = {}
-    for name, found in declared.items():
+    for name in (*asked.states, *asked.deleted):
         own = name
-        while own in taken or own.startswith("__") or own in states:
+        while own in taken or own.startswith("__"):
             own = f"{own.lstrip('_')}_"
-        stored[name], states[own] = own, found.declaration()
+        stored[name] = own
+        taken.add(own)
+    states: dict[str, State[Any]] = {
+        stored[name]: found.declaration() for name, found in asked.states.items()
+    }
     if not states and options.time_mode == "None":
         states[_UNUSED] = ValueState("boolean")
     kind: Any = type(base)
-    members = {"__module__": __name__, "_stored": stored, **states}
+    members = {"__module__": __name__, **states}
     made: type[PortedFunction] = kind(type(processor).__name__, (base,), members)
-    return made(processor, declared, options)
+    return made(processor, asked, options, stored)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from pystate.arguments import nearest
 from pystate.spark.ported.errors import StatefulProcessorError
 from pystate.spark.ported.states import Declared, Kind, declared
 from pystate.spark.ported.timers import KeyTimers
 
-__all__ = ["Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "TimeMode"]
+__all__ = ["Asked", "Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "TimeMode"]
 
 #: Spark's time modes.
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -50,6 +49,17 @@ class QueryInfo:
         return self._epoch
 
 
+class Asked(NamedTuple):
+    """What a processor's `init` has asked its handle for."""
+
+    states: Mapping[str, Declared]
+    """The states, without those that it has deleted."""
+    all: tuple[Declared, ...]
+    """All of them, in order."""
+    deleted: frozenset[str]
+    """The names that it has deleted."""
+
+
 class Handle(StatefulProcessorHandle):
     """Spark's handle: states by name, and timers.
 
@@ -65,13 +75,15 @@ class Handle(StatefulProcessorHandle):
         self._owner = owner
         self._time_mode = time_mode
         self._declared: dict[str, Declared] = {}
+        self._asked: list[Declared] = []
+        self._deleted: set[str] = set()
         #: Whether `init` runs.
         self.in_init = True
 
     @property
-    def declared(self) -> Mapping[str, Declared]:
-        """The states that `init` has asked for."""
-        return self._declared
+    def asked(self) -> Asked:
+        """What `init` has asked for."""
+        return Asked(dict(self._declared), tuple(self._asked), frozenset(self._deleted))
 
     def getValueState(
         self,
@@ -105,6 +117,7 @@ class Handle(StatefulProcessorHandle):
         """Drop a state of this name that an earlier version of the processor has left."""
         self._require_init("deleteIfExists")
         self._declared.pop(stateName, None)
+        self._deleted.add(stateName)
 
     def getQueryInfo(self) -> QueryInfo:
         """Which query and batch this is."""
@@ -138,6 +151,7 @@ class Handle(StatefulProcessorHandle):
                 f"{self._owner}: the state {name!r} already exists: a name is asked for once"
             )
         self._declared[name] = found
+        self._asked.append(found)
         return self._state(found)
 
     def _state(self, found: Declared) -> Any:
@@ -172,16 +186,24 @@ class RecordingHandle(Handle):
 class _NoKey:
     """A state on the driver, which cannot be used."""
 
+    why = (
+        "cannot be called in init, where there is no key: call it in handleInputRows, "
+        "handleExpiredTimer or handleInitialState"
+    )
+
     def __init__(self, owner: str, found: Declared) -> None:
         self._text = f"{owner}: {found.what}"
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise StatefulProcessorError(
-            f"{self._text}: {name} cannot be called in init, where there is no key: call it in "
-            "handleInputRows, handleExpiredTimer or handleInitialState"
-        )
+        raise StatefulProcessorError(f"{self._text}: {name} {self.why}")
+
+
+class _Gone(_NoKey):
+    """A state that init has deleted again."""
+
+    why = "cannot be called: init has deleted the state, deleteIfExists"
 
 
 class TaskHandle(Handle):
@@ -191,8 +213,8 @@ class TaskHandle(Handle):
     ----------
     owner, time_mode
         As for `Handle`.
-    known : mapping of str to Declared
-        The states that `init` has asked for on the driver.
+    known : Asked
+        What `init` has asked for on the driver.
     state : callable
         Makes the processor's state of a declared one.
     timers : KeyTimers or None
@@ -205,7 +227,7 @@ class TaskHandle(Handle):
         self,
         owner: str,
         time_mode: TimeMode,
-        known: Mapping[str, Declared],
+        known: Asked,
         state: Callable[[Declared], Any],
         timers: KeyTimers | None,
         epoch: int,
@@ -217,13 +239,16 @@ class TaskHandle(Handle):
         self._epoch = epoch
 
     def _state(self, found: Declared) -> Any:
-        if self._known.get(found.name) != found:
-            raise StatefulProcessorError(
-                f"{self._owner}: {found.what}: init asks for another state in a task than on the "
-                f"driver, where it asked for {', '.join(map(repr, self._known)) or 'none'}"
-                f"{nearest(found.name, self._known)}: it must always ask for the same"
-            )
-        return self._make(found)
+        if self._known.states.get(found.name) == found:
+            return self._make(found)
+        if found in self._known.all:
+            return _Gone(self._owner, found)
+        names = list(self._known.states)
+        raise StatefulProcessorError(
+            f"{self._owner}: {found.what}: init asks for another state in a task than on the "
+            f"driver, where it asked for {', '.join(map(repr, names)) or 'none'}: it must always "
+            "ask for the same"
+        )
 
     def getQueryInfo(self) -> QueryInfo:
         """Which query and batch this is."""
