@@ -25,6 +25,7 @@ from pystate.spark.base.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.epochs.progress import EpochProgress, OperatorProgress
 from pystate.spark.epochs.result import EpochResult
 from pystate.spark.job import Job
@@ -34,7 +35,6 @@ from pystate.spark.operators.keyed import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.unkeyed import OperatorFrame
 from pystate.spark.ported.adapted import adapt
-from pystate.spark.ported.errors import StatefulProcessorError
 from pystate.spark.sinks.compaction import Compaction
 from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.sinks.parquet import ParquetSink

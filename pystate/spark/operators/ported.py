@@ -22,11 +22,11 @@ from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.environment import require_classic
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows, RowsOf
 from pystate.spark.operators.arrow_map import arrow_map
-from pystate.spark.ported.errors import StatefulProcessorError
 from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout

@@ -18,7 +18,7 @@ from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
 from pystate.operator.rows import python_values
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType
 

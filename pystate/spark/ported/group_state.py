@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pystate.arguments import shown
 from pystate.errors import WrongTypeError
 from pystate.operator.drain import MAX_WATERMARK
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 
 __all__ = ["GroupStateProcessor", "checked_timeout"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.states import Declared, Kind, declared
 from pystate.spark.ported.timers import KeyTimers
 

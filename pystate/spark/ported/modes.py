@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pystate.arguments import shown
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 
 __all__ = ["checked_output_mode", "time_mode_of"]

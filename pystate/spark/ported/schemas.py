@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from pystate.errors import PystateError
 from pystate.operator.output import parse_columns
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType, parse_type
 

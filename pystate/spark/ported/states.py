@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 import pystate.state.list as lists
 import pystate.state.map as maps
 import pystate.state.value as values
-from pystate.spark.ported.errors import StatefulProcessorError
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.schemas import Struct, read_struct
 from pystate.state.declaration import State
 from pystate.state.ttl import StateTtl
