@@ -40,6 +40,7 @@ PLAIN = {
         processors.Several,
         "k string, path array<string>, seen string",
         states={"last": "value", "path": "list", "seen": "map"},
+        keys_of={"seen": "op string, odd boolean"},
     ),
     "likenesses": Case(
         processors.Likenesses,
@@ -50,6 +51,7 @@ PLAIN = {
         processors.Rich,
         "k string, before string, value string, items string, map string",
         states={"value": "value", "items": "list", "map": "map"},
+        keys_of={"map": "s string, day date, c decimal(10,2)"},
         exact=True,
         only="i % 3 = 0",
     ),
@@ -60,7 +62,10 @@ PLAIN = {
         states={"n": "value"},
     ),
     "deduplicated": Case(
-        processors.Deduplicated, "k string, i long, op string, v long", states={"seen": "map"}
+        processors.Deduplicated,
+        "k string, i long, op string, v long",
+        states={"seen": "map"},
+        keys_of={"seen": "op string, v long"},
     ),
     "largest": Case(
         processors.Largest, "k string, rank int, x double, i long", states={"best": "list"}
@@ -105,6 +110,7 @@ ODD = {
         processors.TextSchema,
         "k string, last string, map string",
         states={"value": "value", "map_of_Ünïcode": "map"},
+        keys_of={"map_of_Ünïcode": "name string, number long"},
     ),
     "begun": Case(
         timed.Inherited,

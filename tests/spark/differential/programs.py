@@ -231,6 +231,7 @@ def failing(spark: SparkSession, programs: Mapping[str, Program], folder: Path) 
         "k string, n long, what string",
         "EventTime",
         states=STATES,
+        keys_of={"pairs": "m int, s string"},
         timers=True,
     )
     cases = {"programs": case}

@@ -30,6 +30,8 @@ from pyspark.sql import functions as F
 
 import pystate as ps
 from pystate.spark import Job
+from pystate.spark.ported.schemas import read_struct
+from pystate.spark.ported.states import MapKeys
 
 COLUMNS = "k string, j int, i long, op string, v long, x double, t timestamp, ms long"
 SCHEMA = pa.schema(
@@ -72,6 +74,8 @@ class Case:
     initial: Callable[[SparkSession], DataFrame] | None = None
     #: The state variables to compare in the end, each with its kind.
     states: Mapping[str, str] = field(default_factory=dict)
+    #: The schemas of a map's keys of several fields: what `read_state` gives are their bytes.
+    keys_of: Mapping[str, str] = field(default_factory=dict)
     timers: bool = False
     #: For a function of `applyInPandasWithState`: the state's schema and the timeout.
     function_state: str | None = None
@@ -331,15 +335,18 @@ def ported_states(run: Run, cases: Mapping[str, Case]) -> dict[str, State]:
             state = found[f"{name}.{variable}"] = {}
             for *key, value in zip(*key_columns, values, strict=True):
                 if value is not None and value != []:
-                    state[repr(canonical(key))] = sorted_map(
-                        canonical(entries(value) if kind == "map" else value), kind
-                    )
+                    if kind == "map":
+                        value = entries(value, case.keys_of.get(variable))
+                    state[repr(canonical(key))] = sorted_map(canonical(value), kind)
     return found
 
 
-def entries(value: Any) -> list[Any]:
+def entries(value: Any, key_schema: str | None) -> list[Any]:
     """A map's entries, with keys that are lists of fields."""
-    return [[key if isinstance(key, dict) else [key], item] for key, item in value]
+    if key_schema is None:
+        return [[[key], item] for key, item in value]
+    keys = MapKeys(read_struct(key_schema, "a map's key"))
+    return [[keys.unpack(key), item] for key, item in value]
 
 
 def ported_timers(run: Run, name: str, keys: Sequence[str]) -> list[Any]:
