@@ -151,6 +151,9 @@ def _given(type: StateType) -> _Convert | None:
 
 
 def _as_instant(value: Any) -> Any:
+    # A Timestamp of pandas is a datetime, but `astimezone` is another method of it.
+    if hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime()
     # A datetime without a time zone is local time, as everywhere in PySpark.
     return value.astimezone() if getattr(value, "tzinfo", value) is None else value
 

@@ -15,6 +15,7 @@ import pystate.state.list as lists
 import pystate.state.map as maps
 import pystate.state.value as values
 from pystate.spark.base.errors import StatefulProcessorError
+from pystate.spark.ported.rows import row_class
 from pystate.spark.ported.schemas import Struct, read_struct
 from pystate.state.declaration import State
 from pystate.state.ttl import StateTtl
@@ -213,6 +214,7 @@ class PortedMap(MapState):
         self._handle = handle
         self._get, self._put = handle.get, handle.put
         self._pack, self._unpack = struct.pack, struct.unpack
+        self._row = row_class(struct.names)
         self._key, self._key_back = keys.pack, keys.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
         if keys.plain and struct.plain:
@@ -221,11 +223,14 @@ class PortedMap(MapState):
     def _take_short_ways(self) -> None:
         """Take what is frequent with one call of the core each."""
         get, put, key_of, pack = self._get, self._put, self._key, self._pack
+        new, row = tuple.__new__, self._row
 
         def get_value(key: Any) -> Any:
             if type(key) is tuple and len(key) == 1 and key[0] is not None:
-                return get(key[0])
-            return get(key_of(key))
+                found = get(key[0])
+            else:
+                found = get(key_of(key))
+            return None if found is None else new(row, found)
 
         def update_value(key: Any, value: Any) -> None:
             if type(key) is tuple and len(key) == 1 and key[0] is not None:
@@ -241,9 +246,9 @@ class PortedMap(MapState):
         return self._handle.count() > 0
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
-        """The value of a key, or None."""
+        """The value of a key, as a `Row`, which no other method gives; or None."""
         found = self._get(self._key(key))
-        return None if found is None else self._unpack(found)
+        return None if found is None else tuple.__new__(self._row, self._unpack(found))
 
     def containsKey(self, key: Any) -> bool:
         """Whether there is the key."""
