@@ -181,6 +181,12 @@ def spark_branch(case: Case, rows: DataFrame, mode: str) -> DataFrame:
     return call(case.processor(), case.output, mode, case.time_mode, initial)
 
 
+def stream_of(spark: SparkSession, paths: Sequence[Path]) -> DataFrame:
+    """The batches as a stream, a file at a time."""
+    reader = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
+    return reader.option("maxFileAge", "36500d").parquet(paths[0].parent.as_uri())
+
+
 def on_spark(
     spark: SparkSession,
     cases: Mapping[str, Case],
@@ -199,9 +205,7 @@ def on_spark(
         outputs.append(Counter((row.case, row.row) for row in frame.collect()))
 
     with settings(spark, **{NO_DATA: str(no_data).lower()}):
-        reader = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
-        stream = reader.option("maxFileAge", "36500d").parquet(paths[0].parent.as_uri())
-        rows = stream.withWatermark("t", DELAY)
+        rows = stream_of(spark, paths).withWatermark("t", DELAY)
         whole = united([as_text(name, branch(case, rows, mode)) for name, case in cases.items()])
         writer = whole.writeStream.foreachBatch(collect).outputMode(mode.lower())
         query = writer.option("checkpointLocation", str(checkpoint))
@@ -293,6 +297,16 @@ def ported_branch(case: Case, name: str, rows: DataFrame, job: Job) -> DataFrame
     return call(case.processor(), case.output, "Update", case.time_mode, initial)
 
 
+def united_branches(
+    cases: Mapping[str, Case],
+    rows: DataFrame,
+    job: Job,
+    branch: Callable[[Case, str, DataFrame, Job], DataFrame] = ported_branch,
+) -> DataFrame:
+    """A pipeline of all cases."""
+    return united([as_text(name, branch(c, name, rows, job)) for name, c in cases.items()])
+
+
 def on_pystate(
     spark: SparkSession,
     cases: Mapping[str, Case],
@@ -305,7 +319,7 @@ def on_pystate(
     """Run the cases as one job, an epoch per batch."""
 
     def pipeline(rows: DataFrame, job: Job) -> DataFrame:
-        return united([as_text(name, branch(c, name, rows, job)) for name, c in cases.items()])
+        return united_branches(cases, rows, job, branch)
 
     outputs = []
     job = Job("differential", checkpoint=checkpoint, parallelism=1)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from pystate.spark import Job, foreach_epoch
+
 from . import timed
 from .cases import CLOCKS, EVENTS, FRAMES, ODD, PLAIN
 from .running import (
     BASE,
+    COLUMNS,
     DELAY,
     Case,
+    as_text,
     differences,
     made_batches,
     on_pystate,
     on_spark,
     output_differences,
+    settings,
+    spark_branch,
+    stream_of,
+    united,
+    united_branches,
     write_batches,
 )
 
@@ -86,7 +96,7 @@ def chain_of_spark(case: Case, rows: DataFrame, mode: str) -> DataFrame:
     )
 
 
-def chain_of_pystate(case: Case, name: str, rows: DataFrame, job: object) -> DataFrame:
+def chain_of_pystate(case: Case, name: str, rows: DataFrame, job: Job) -> DataFrame:
     keyed = job.key_by(rows, "k", uid="first", event_time="t", allowed_delay=DELAY)
     first = keyed.transform_with_state(
         timed.Tens(), timed.TENS, "Append", "EventTime", event_time="at"
@@ -102,3 +112,39 @@ def test_processors_in_a_chain(spark: SparkSession, tmp_path: Path) -> None:
     ours = on_pystate(spark, cases, paths, tmp_path / "pystate", branch=chain_of_pystate)
     assert any(theirs.outputs)
     assert not output_differences(theirs, ours)
+
+
+def test_a_batch_query(spark: SparkSession, tmp_path: Path) -> None:
+    cases = {name: {**PLAIN, **ODD}[name] for name in ("counting", "lists", "maps", "begun")}
+    [path] = write_batches(tmp_path / "input", made_batches(4, 1, 60))
+    rows = spark.read.schema(COLUMNS).parquet(str(path))
+    branches = [as_text(name, spark_branch(c, rows, "Update")) for name, c in cases.items()]
+    with settings(spark):
+        theirs = Counter((row.case, row.row) for row in united(branches).collect())
+    ours = on_pystate(spark, cases, [path], tmp_path / "pystate")
+    assert sum(theirs.values()) > 100
+    assert ours.outputs == [theirs]
+
+
+def test_a_stream_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
+    """The same stream, started with Spark's and with pystate's query."""
+    cases = {name: {**PLAIN, **EVENTS}[name] for name in ("several", "alarms", "closed")}
+    paths = write_batches(tmp_path / "input", made_batches(5, 3, 20))
+    theirs = on_spark(spark, cases, paths, tmp_path / "spark")
+    outputs: dict[int, Counter[tuple[str, str]]] = {}
+
+    def collect(rows: DataFrame, epoch: int) -> None:
+        outputs[epoch] = Counter((row.case, row.row) for row in rows.collect())
+
+    job = Job("stream", checkpoint=tmp_path / "pystate", parallelism=2)
+    try:
+        query = job.start(
+            stream_of(spark, paths),
+            lambda df, job: united_branches(cases, df, job),
+            sink=foreach_epoch(collect),
+            trigger={"availableNow": True},
+        )
+        query.awaitTermination()
+    finally:
+        job.close()
+    assert [outputs[epoch] for epoch in sorted(outputs)] == theirs.outputs
