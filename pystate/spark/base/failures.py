@@ -18,7 +18,7 @@ __all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped
 
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
-    r"^(?:pystate\.errors\.|pystate\.spark\.base\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
+    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
     re.MULTILINE,
 )
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pystate.arguments import text
+from pystate.arguments import flag, text
 from pystate.errors import InvalidArgumentError
-from pystate.spark.ported.forms import RowForm
+from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.modes import time_mode_of
 
@@ -22,6 +22,7 @@ def adapt(
     key: str | Sequence[str],
     *,
     time_mode: str = "None",
+    frames: bool = False,
     uid: str = "harness",
 ) -> PortedFunction:
     """Make a function of an unchanged `StatefulProcessor`, to run in `ps.testing.Harness`.
@@ -29,11 +30,14 @@ def adapt(
     Parameters
     ----------
     processor : StatefulProcessor
-        One that takes rows, as `transformWithState` gives them.
+        An instance.
     key : str or sequence of str
         The key columns, as the harness gets them.
     time_mode : {"None", "ProcessingTime", "EventTime"}
         Spark's time mode.
+    frames : bool
+        Whether it takes and yields frames of pandas, as in `transformWithStateInPandas`; the time
+        zone of these is UTC.
     uid : str
         The operator's name in errors.
 
@@ -73,4 +77,10 @@ def adapt(
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgumentError(f"adapt: key is the name of a column, or several, not {key!r}")
     owner = f"operator {text(uid, 'adapt: uid')!r}"
-    return ported(processor, Options(uid, time_mode_of(time_mode, owner), names, RowForm()))
+    form: Form = RowForm()
+    if flag(frames, f"{owner}: frames"):
+        # Rows alone need no pandas.
+        from pystate.spark.ported.frames import FrameForm
+
+        form = FrameForm("UTC")
+    return ported(processor, Options(uid, time_mode_of(time_mode, owner), names, form))

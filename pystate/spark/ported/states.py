@@ -5,7 +5,7 @@ Thread safety: as a handle, one task's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -150,6 +150,9 @@ class PortedValue(ValueState):
         self.clear = handle.clear  # type: ignore[method-assign]
         if struct.plain:
             self.get = self._read  # type: ignore[method-assign]
+            self.update = _short_update(  # type: ignore[method-assign, assignment]
+                handle.update, struct
+            )
 
     def exists(self) -> bool:
         """Whether there is a value."""
@@ -163,6 +166,16 @@ class PortedValue(ValueState):
     def update(self, newValue: Any) -> None:
         """Store a value."""
         self._write(self._pack(newValue))
+
+
+def _short_update(write: Callable[[Any], None], struct: Struct) -> Callable[[Any], None]:
+    """`update` of a value whose tuples are stored as they are, without another call for these."""
+    size, pack = len(struct.names), struct.pack
+
+    def update(newValue: Any) -> None:
+        write(newValue if type(newValue) is tuple and len(newValue) == size else pack(newValue))
+
+    return update
 
 
 class PortedList(ListState):

@@ -14,9 +14,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
-
-pytest.importorskip("pyspark")
-
 from pyspark import cloudpickle
 from pyspark.errors import PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
