@@ -319,7 +319,9 @@ class PortedOperators:
     ) -> DataFrame:
         uid, frame = checked_uid(self._uid), self._frame
         output_columns(frame.schema, f"{self._owner}: its input")
-        late = PROCESS_LATE if self._event_time is None else DROP_LATE
+        # In the other modes Spark's operators see late rows, even if the input has a watermark.
+        drops = self._event_time is not None and function.options.time_mode == "EventTime"
+        late = DROP_LATE if drops else PROCESS_LATE
         spec = self._ported_spec(function, frame.columns, output(declared, self._owner))
         spec = replace(spec, event_time=self._event_time, late=late)
         require_state(function, self._owner)

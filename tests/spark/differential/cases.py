@@ -97,7 +97,7 @@ ODD = {
     "hasty": Case(processors.Hasty, "k string, n long, same boolean", states={"n": "value"}),
     "shown": Case(
         processors.Shown,
-        "k string, fields array<string>, row string, same boolean, whole string",
+        "k string, fields array<string>, row string, at string, same boolean, whole string",
     ),
     "dropped": Case(processors.Dropped, "k string, n long", states={"n": "value"}),
     "nested": Case(

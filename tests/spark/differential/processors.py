@@ -418,7 +418,9 @@ class Shown(Processor):
             yield Row(
                 k=key[0],
                 fields=list(row.__fields__),
-                row=repr(row),
+                # A time zone's own name differs; see `docs/from-spark.md`.
+                row=repr(row[:6] + row[7:]),
+                at=f"{row.t.isoformat()} {row.t.tzname()}",
                 same=row["v"] == row[4] == row.v,
                 whole=repr(sorted(row.asDict())),
             )

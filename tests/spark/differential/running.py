@@ -228,6 +228,8 @@ def canonical(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value.normalize())
+    if isinstance(value, float) and value != value:
+        return "NaN"
     return value
 
 
