@@ -262,6 +262,7 @@ class Evaluation:
             timers=operator.timers,
             fills=operator.fills(),
             seen=seen,
+            dropped=operator.dropped,
         )
         time = epoch.time(uid)
         planned = self._planned(uid, ranges)

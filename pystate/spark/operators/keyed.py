@@ -52,6 +52,7 @@ from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, 
 from pystate.spark.operators.connected import Connectable
 from pystate.spark.operators.inputs import input_of
 from pystate.spark.operators.joined import JoinedFrame
+from pystate.spark.operators.ported import PortedOperators
 from pystate.spark.operators.row_operators import RowOperators
 from pystate.spark.operators.windowed import WindowedFrame, WindowInput
 from pystate.spark.tasks.bodies import FunctionBody
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyedFrame"]
 
 
-class KeyedFrame(RowOperators, Connectable):
+class KeyedFrame(RowOperators, PortedOperators, Connectable):
     """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
 
     Parameters
