@@ -15,7 +15,7 @@ typedef struct pst_ahead {
     uint32_t rows;        /* how many those are */
     const uint8_t *same;  /* of the same rows, in a file with elements: pst_sst_rows_ascend */
     const pst_sst_view *view;
-    int begins;           /* the row last read is the first one read of its block */
+    int begins; /* the row last read is the first one read of its block */
 } pst_ahead;
 
 /* Valid until the next row is read. REQUIRES: pst_sst_reader_next returned PST_OK last. */

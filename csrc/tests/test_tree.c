@@ -148,7 +148,8 @@ static void test_append(const pst_tree_shape *shape, uint64_t seed) {
         }
         for (uint32_t i = from; i < end && i < KEYS; i++) {
             uint32_t more = lies ? (uint32_t)check_random(&seed) : end - i - 1;
-            REQUIRE(tree_put_before(m, m->order[i], check_random(&seed) % 3, round, more) == PST_OK);
+            REQUIRE(tree_put_before(m, m->order[i], check_random(&seed) % 3, round, more) ==
+                    PST_OK);
         }
         if (check_random(&seed) % 2)
             tree_seal(m);
