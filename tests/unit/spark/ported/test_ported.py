@@ -10,12 +10,11 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 from pyspark import cloudpickle
-from pyspark.errors import PySparkRuntimeError, PySparkValueError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql import types as st
 from pyspark.sql.streaming import StatefulProcessor
@@ -23,7 +22,6 @@ from pyspark.sql.streaming import StatefulProcessor
 import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.spark import StatefulProcessorError, adapt
-from pystate.spark.ported.rows import RowMaker, RowOutput, row_class
 from pystate.testing import Harness
 
 
@@ -518,74 +516,6 @@ def test_a_function_is_pickled_with_its_states() -> None:
     function = adapt(Scripted(init), "k")
     again = pickle.loads(cloudpickle.dumps(function))
     assert type(again).n == type(function).n == ps.ValueState("struct<n:long>")
-
-
-# -- rows
-
-
-def test_rows_are_rows_of_spark() -> None:
-    batch = pa.record_batch({"a": [1], "count": [2], "b c": [None], "_x": ["y"]})
-    [row] = RowMaker(batch.schema.names).rows(batch)
-    plain = Row(**{"a": 1, "count": 2, "b c": None, "_x": "y"})
-    assert isinstance(row, Row)
-    assert (row, repr(row), row.asDict()) == (plain, repr(plain), plain.asDict())
-    assert (row.a, row["count"], row["b c"], row._x, row[0], row[1:]) == (
-        1,
-        2,
-        None,
-        "y",
-        1,
-        (2, None, "y"),
-    )
-    # As in Spark, the method of a tuple hides a column of its name.
-    assert callable(row.count)
-    assert "a" in row and "z" not in row
-    with pytest.raises(PySparkValueError):
-        row["z"]
-    with pytest.raises(AttributeError):
-        _ = row.z
-    again = pickle.loads(pickle.dumps(row))
-    assert type(again) is Row and again == plain and again.__fields__ == plain.__fields__
-    assert row_class(("a",)) is row_class(("a",))
-
-
-def test_rows_are_output_by_name_as_spark_does() -> None:
-    schema = st.StructType.fromJson(
-        {
-            "type": "struct",
-            "fields": [
-                {"name": n, "type": t, "nullable": n != "k", "metadata": {}}
-                for n, t in [
-                    ("k", "long"),
-                    ("s", "string"),
-                    (
-                        "in",
-                        {
-                            "type": "struct",
-                            "fields": [
-                                {"name": "x", "type": "long", "nullable": True, "metadata": {}}
-                            ],
-                        },
-                    ),
-                ]
-            ],
-        }
-    )
-    output = RowOutput.of(schema, "operator 'one'")
-    rows = [Row(s="a", k=1, more=5, **{"in": Row(x=2)}), Row(k=2, s="b", **{"in": None}), Row(k=3)]
-    assert output.from_rows(rows).to_pylist() == [
-        {"k": 1, "s": "a", "in": {"x": 2}},
-        {"k": 2, "s": "b", "in": None},
-        {"k": 3, "s": None, "in": None},
-    ]
-    assert output.from_rows([]).num_rows == 0
-    for wrong, text in (
-        ([(1, "a", None)], r"yields rows with names, Row\(k=..., s=..., in=...\)"),
-        ([Row(k="a")], "column 'k' is declared"),
-        ([Row(s="a")], "'k' is declared not null"),
-    ):
-        with pytest.raises(WrongTypeError, match=text):
-            output.from_rows(wrong)
 
 
 def test_the_order_of_many_rows_is_kept_for_each_key() -> None:
