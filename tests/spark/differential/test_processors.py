@@ -33,7 +33,7 @@ from .running import (
 )
 
 BATCHES = 3
-SIZE = 28
+SIZE = 24
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def chain_of_pystate(case: Case, name: str, rows: DataFrame, job: Job) -> DataFr
 
 def test_processors_in_a_chain(spark: SparkSession, tmp_path: Path) -> None:
     cases = {"totals": Case(timed.Totals, "k string, i long, total long")}
-    paths = write_batches(tmp_path / "input", made_batches(3, 4, 30))
+    paths = write_batches(tmp_path / "input", made_batches(3, 3, 24))
     theirs = on_spark(spark, cases, paths, tmp_path / "spark", mode="Append", branch=chain_of_spark)
     ours = on_pystate(spark, cases, paths, tmp_path / "pystate", branch=chain_of_pystate)
     assert any(theirs.outputs)
@@ -128,8 +128,8 @@ def test_a_batch_query(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_stream_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
     """The same stream, started with Spark's and with pystate's query."""
-    cases = {name: {**PLAIN, **EVENTS}[name] for name in ("several", "alarms", "closed")}
-    paths = write_batches(tmp_path / "input", made_batches(5, 3, 20))
+    cases = {name: {**PLAIN, **EVENTS}[name] for name in ("several", "alarms")}
+    paths = write_batches(tmp_path / "input", made_batches(5, 2, 20))
     theirs = on_spark(spark, cases, paths, tmp_path / "spark")
     outputs: dict[int, Counter[tuple[str, str]]] = {}
 

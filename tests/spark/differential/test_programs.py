@@ -12,7 +12,7 @@ from .programs import Program, check, random_program
 
 
 def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
-    programs = {f"p{seed}": random_program(random.Random(seed)) for seed in range(60)}
+    programs = {f"p{seed}": random_program(random.Random(seed)) for seed in range(50)}
     check(spark, programs, tmp_path)
 
 
