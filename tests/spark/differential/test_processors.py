@@ -32,7 +32,6 @@ from .running import (
     write_batches,
 )
 
-BATCHES = 3
 SIZE = 24
 
 
@@ -48,7 +47,9 @@ SIZE = 24
 def test_rows_and_state_are_the_same(
     spark: SparkSession, tmp_path: Path, cases: dict[str, Case], no_data: bool
 ) -> None:
-    found = differences(spark, cases, tmp_path, made_batches(1, BATCHES, SIZE), no_data=no_data)
+    # Without time, two batches show what is kept from one to the next.
+    n = 3 if cases in (EVENTS, CLOCKS) else 2
+    found = differences(spark, cases, tmp_path, made_batches(1, n, SIZE), no_data=no_data)
     assert not found, "\n".join(found[:20])
 
 
