@@ -158,6 +158,30 @@ def test_two_operators_over_one_shuffle(
     assert len(plans) == 4
 
 
+def test_a_join_of_which_ranges_and_sides_have_no_rows(
+    spark: SparkSession, make_job: MakeJob, plans: list[OperatorPlan]
+) -> None:
+    job = make_job(parallelism=RANGES)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        left = job.key_by(df.where("left"), "k", uid="pairs", event_time="t")
+        right = job.key_by(df.where("not left"), "k", event_time="t")
+        joined = left.interval_join(right, "-10 ms", "10 ms", suffixes=("", "_right"))
+        return joined.select("k")
+
+    def epoch(*rows: tuple[int, int, bool]) -> list[Any]:
+        frame = spark.createDataFrame(list(rows), "k long, t long, left boolean")
+        result = job.run_epoch(frame, pipeline)
+        assert job.last_progress is not None and job.last_progress.evaluations == 1
+        return sorted(map(tuple, result.dataframe.collect()))
+
+    assert epoch((1, 100, True), (2, 100, True)) == []
+    assert epoch((1, 105, False)) == [(1,)]
+    assert epoch((2, 50, False)) == [], "it is too old for a pair"
+    assert epoch((2, 101, False), (1, 109, True)) == [(1,), (2,)]
+    assert len(plans) == 4
+
+
 class Alarm(ps.KeyedProcessFunction):
     last = ps.ValueState("long")
 

@@ -112,8 +112,7 @@ class CountedOperators:
 
 def _came(report: RangeReport) -> int:
     """The rows that a task has seen, of which each may stand for several."""
-    rows = sum(given.rows for given in report.inputs)
-    return int(report.metrics.get(CAME, rows))
+    return int(report.metrics.get(CAME, report.metrics["rows_in"]))
 
 
 def _number_of(output: DataFrame) -> int:

@@ -141,7 +141,6 @@ class OperatorPlan:
             id=state.id,
             parent=state.id,
             file=None,
-            inputs=(InputSeen(INPUT, 0, None),),
             next_event_timer_ms=state.next_event_timer_ms,
             next_processing_timer_ms=state.next_processing_timer_ms,
             metrics=metrics,
