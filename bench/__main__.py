@@ -28,12 +28,13 @@ RESULTS = Path(__file__).parent / "results"
 def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     """The function that answers each question; only modules that the run needs are imported."""
     if spark:
-        from bench import spark_jobs, spark_timed
+        from bench import spark_jobs, spark_timed, spark_windows
         from bench.nexmark import compare
 
         return {
             "spark-count": spark_jobs.jobs,
             "spark-skewed": spark_jobs.skewed,
+            "spark-windows": spark_windows.jobs,
             "spark-function": spark_timed.jobs,
             "nexmark": compare.queries,
         }
