@@ -17,9 +17,10 @@ __all__ = ["InputSeen", "RangeReport", "SideFile", "advanced", "check_report"]
 
 @dataclass(frozen=True)
 class SideFile:
-    """A file that a task wrote for a side output."""
+    """A file that a task wrote for a side output, or for the result."""
 
     tag: str
+    """Of the side output; empty for the result."""
     name: str
     file_bytes: int
     rows: int
@@ -65,6 +66,8 @@ class RangeReport:
     """Why the state could not be written, for a step that was to close the epoch."""
     side_files: tuple[SideFile, ...] = ()
     """The files that it wrote for side outputs; they are durable, and the driver stages them."""
+    result_file: SideFile | None = None
+    """The file with its rows of the pipeline's result, if the tasks write that."""
     metrics: Mapping[str, float | int | str] = field(default_factory=dict)
     """Numbers for progress: rows, state sizes, times, how the table was attached."""
 

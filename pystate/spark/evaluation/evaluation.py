@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -38,6 +38,7 @@ from pystate.errors import (
     TableMovedError,
 )
 from pystate.operator.yielded import in_order
+from pystate.spark.base.batches import large_batches
 from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import original_error
@@ -45,12 +46,12 @@ from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.counted import CountedOperators
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.learned import Learned
-from pystate.spark.evaluation.once import OperatorOutputs, executors
+from pystate.spark.evaluation.once import Loop, Mapped, OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.sink import Transaction
 from pystate.spark.tasks.delta import HeldPlan
-from pystate.spark.tasks.range_task import STAGING, OperatorPlan
+from pystate.spark.tasks.range_task import STAGING, OperatorPlan, ResultFiles
 from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
@@ -74,11 +75,6 @@ _RDD_HINT = (
 #: The most hanging tasks that a message names.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
-_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_SPARK_BATCH_ROWS = "10000"
-#: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
-#: many rows the fixed cost of a batch, some 100 µs, does not matter.
-_OUR_BATCH_ROWS = "65536"
 
 
 @dataclass(frozen=True)
@@ -88,15 +84,6 @@ class RddSplit:
     keys: KeySchema
     event_time: Callable[[Any], object] | None
     input: Input
-
-
-class Loop(Protocol):
-    """A loop of the pipeline."""
-
-    uid: str
-
-    def finish(self) -> DataFrame:
-        """The output, without rows, of the tasks that take the fed rows."""
 
 
 class Evaluation:
@@ -151,7 +138,6 @@ class Evaluation:
         self._term = term
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
-        self._loops: list[Loop] = []
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
@@ -185,13 +171,28 @@ class Evaluation:
         """The tag of its Spark jobs."""
         return f"pystate-{self._id}"
 
-    def output(self, uid: str, frame: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
+    def output(
+        self,
+        uid: str,
+        mapped: Mapped,
+        frame: DataFrame | None = None,
+        beside: Sequence[str] = (),
+    ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
-        `beside` names operators that run in the same tasks.
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        mapped : Mapped
+            The output of its tasks.
+        frame : DataFrame, optional
+            What is made of it for the pipeline, if anything.
+        beside : sequence of str
+            Operators that run in the same tasks.
         """
-        self._counted.note(uid, frame)
-        return self._once.add(uid, frame, beside)
+        self._counted.note(uid, mapped.frame)
+        return self._once.add(uid, mapped.frame if frame is None else frame, beside, mapped)
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
@@ -199,7 +200,7 @@ class Evaluation:
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
-        self._loops.append(loop)
+        self._once.add_feeding(loop)
 
     def loop_rows(self, uid: str, frame: DataFrame) -> DataFrame:
         """Register the rows that the epoch before has fed, and return the frame."""
@@ -387,12 +388,12 @@ class Evaluation:
         described = JobDescription(context, self.epoch)
         try:
             with described, watch, large_batches(self.session):
-                frame = self._with_loops(self._as_frame(pipeline(data), schema))
+                frame = self._once.with_loops(self._as_frame(pipeline(data), schema))
                 self.epoch.check_declared()
                 self._check_sides()
                 described.operators(entry.uid for entry in self.epoch.entries())
                 with self._staging():
-                    staged = outputs.stage_main(frame, number, self._id)
+                    staged = self._staged(frame)
         except Exception as error:
             self._take_reports()
             unsound = self._evaluated_twice() or self._hung(watch)
@@ -413,15 +414,22 @@ class Evaluation:
             raise unsound
         return outputs.prepare(staged, self.epoch.reports, number, self._id)
 
-    def _with_loops(self, frame: DataFrame) -> DataFrame:
-        """Unite a result with the output of the loops' tasks, so that the same action runs them."""
-        from pyspark.sql import functions as F
+    def _staged(self, frame: DataFrame) -> list[Any]:
+        """Stage the result, and return the sink's receipts.
 
-        for loop in self._loops:
-            nothing = self.output(loop.uid, loop.finish())
-            nulls = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
-            frame = frame.union(nothing.select(*nulls))
-        return frame
+        If it is an operator's output as it is, the tasks that compute it write it.
+        """
+        number, outputs = self.epoch.number, self._outputs
+        found = self._once.selected(frame)
+        form = None if found is None else outputs.task_format(frame, number)
+        # A pipeline that has computed it already may have kept it.
+        if found is None or form is None or found[0] in {uid for uid, _ in self._marks.begun()}:
+            return outputs.stage_main(frame, number, self._id)
+        uid, columns = found
+        files = ResultFiles(outputs.task_folder(number, self._id), columns, form)
+        writing = self._once.writing(uid, files)
+        self._counted.note(uid, writing)
+        return outputs.stage_written(writing, form)
 
     def _take_reports(self) -> None:
         for report in self._box.take():
@@ -516,19 +524,6 @@ class Evaluation:
         if result is None:
             raise InvalidArgumentError("the pipeline returned None: it must return a DataFrame")
         return require_classic(result, "the pipeline's result")
-
-
-@contextmanager
-def large_batches(session: SparkSession) -> Iterator[None]:
-    """Make Spark pass larger Arrow batches, unless the user has set their size."""
-    if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
-        yield
-        return
-    session.conf.set(_BATCH_ROWS, _OUR_BATCH_ROWS)
-    try:
-        yield
-    finally:
-        session.conf.unset(_BATCH_ROWS)
 
 
 def _check_table(operator: OperatorSpec) -> None:

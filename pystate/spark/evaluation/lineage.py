@@ -19,15 +19,18 @@ Thread safety: functions without state; immutable types.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Lineage", "columns_of", "lineage", "node_numbers"]
+__all__ = ["Lineage", "columns_of", "lineage", "node_numbers", "selected"]
 
 #: A node's function, and Spark's number of the expression.
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
 _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
 _COLUMN = re.compile(r"#(\d+)")
+#: A column that a projection takes as it is, with or without another name.
+_SELECTED = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
+_PROJECT = re.compile(r"Project \[(.*)\]")
 _MATERIALISED = "LogicalRDD "
 _REFERENCE = "CTERelationRef "
 #: Characters that the begin of a line has for each level of the tree.
@@ -53,6 +56,43 @@ def node_numbers(text: str) -> list[str]:
 def columns_of(text: str) -> frozenset[str]:
     """The numbers of the columns in a text."""
     return frozenset(_COLUMN.findall(text))
+
+
+def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
+    """Find what a plan only selects columns of.
+
+    Parameters
+    ----------
+    text : str
+        The plan's text.
+    tops : container of str
+        First lines of the texts of other plans.
+
+    Returns
+    -------
+    str
+        The line of `tops` that is reached through projections alone.
+    list of str, or None
+        The numbers of its columns that the plan has, in the plan's order; None for all of them.
+
+        Without such a line, or if a projection computes anything, the result is None.
+    """
+    columns: list[str] | None = None
+    for line in text.splitlines():
+        node = line.lstrip(" ").removeprefix("+- ")
+        if node in tops:
+            return node, columns
+        project = _PROJECT.fullmatch(node)
+        if project is None:
+            return None
+        items = [_SELECTED.fullmatch(item) for item in project[1].split(", ")]
+        sources = {item[2] or item[1]: item[1] for item in items if item is not None}
+        if columns is None:
+            columns = list(sources)
+        if len(sources) < len(items) or not sources.keys() >= set(columns):
+            return None
+        columns = [sources[column] for column in columns]
+    return None
 
 
 def lineage(text: str, operators: Mapping[str, str]) -> Lineage:

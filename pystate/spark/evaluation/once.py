@@ -21,19 +21,39 @@ Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers
+from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, selected
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = ["OperatorOutputs", "executors"]
+    from pystate.spark.tasks.range_task import ResultFiles
+
+__all__ = ["Loop", "Mapped", "OperatorOutputs", "executors"]
 
 #: What stands before the uid of a loop; no uid begins like this.
 _LOOP = "\0rows of "
+
+
+class Mapped(NamedTuple):
+    """The output of an operator's tasks."""
+
+    frame: DataFrame
+    writing: Callable[[ResultFiles], DataFrame]
+    """The same with tasks that write their output, and so give none."""
+
+
+class Loop(Protocol):
+    """A loop of the pipeline."""
+
+    uid: str
+
+    def finish(self) -> DataFrame:
+        """The output, without rows, of the tasks that take the fed rows."""
 
 
 class OperatorOutputs:
@@ -49,14 +69,18 @@ class OperatorOutputs:
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
         self._frames: dict[str, DataFrame] = {}
+        self._maps: dict[str, Mapped] = {}
         #: Operators that run in the tasks of another one, by uid, and that one.
         self._beside: dict[str, str] = {}
         self._held: dict[str, Any] = {}
         self._numbers: dict[str, str] = {}
         self._columns: dict[str, frozenset[str]] = {}
         self._loops: dict[str, DataFrame] = {}
+        self._feeding: list[Loop] = []
 
-    def add(self, uid: str, frame: DataFrame, beside: Iterable[str] = ()) -> DataFrame:
+    def add(
+        self, uid: str, frame: DataFrame, beside: Iterable[str] = (), mapped: Mapped | None = None
+    ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
         Parameters
@@ -67,17 +91,35 @@ class OperatorOutputs:
             Its output.
         beside : iterable of str
             Operators that run in the same tasks, and have no output of their own.
+        mapped : Mapped, optional
+            What the output is made of.
         """
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
             frame = frame.localCheckpoint()
             self._held[uid] = _plan(frame).rdd()
+        elif mapped is not None:
+            self._maps[uid] = mapped
         self._frames[uid] = frame
         return frame
 
     def add_loop(self, uid: str, frame: DataFrame) -> DataFrame:
         """Register the rows of a loop, which are neither an operator's output nor a source's."""
         self._loops[_LOOP + uid] = frame
+        return frame
+
+    def add_feeding(self, loop: Loop) -> None:
+        """Register a loop, whose fed rows are taken with the pipeline's result."""
+        self._feeding.append(loop)
+
+    def with_loops(self, frame: DataFrame) -> DataFrame:
+        """Unite a result with the output of the loops' tasks, so that the same action runs them."""
+        from pyspark.sql import functions as F
+
+        for loop in self._feeding:
+            nothing = self.add(loop.uid, loop.finish())
+            nulls = (F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema)
+            frame = frame.union(nothing.select(*nulls))
         return frame
 
     @property
@@ -111,6 +153,39 @@ class OperatorOutputs:
             return False
         own = node_numbers(_text(frame))
         return bool(own) and own[0] in node_numbers(_text(result))
+
+    def selected(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
+        """Find the operator whose output is the whole result, apart from names and order.
+
+        Returns
+        -------
+        str
+            Its uid.
+        tuple of int
+            The columns of its tasks' output that the result has.
+
+            If the result is anything more, it is None.
+        """
+        if not self._maps:
+            return None
+        for uid, mapped in self._maps.items():
+            if result is mapped.frame:
+                return uid, tuple(range(len(result.columns)))
+        tops = {_text(mapped.frame).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
+        found = selected(_text(result), tops)
+        if found is None:
+            return None
+        uid = tops[found[0]]
+        output = self._maps[uid].frame
+        numbers = re.findall(r"#(\d+)", _plan(output).output().mkString(" "))
+        columns = numbers if found[1] is None else found[1]
+        if len(numbers) != len(output.columns) or not set(columns) <= set(numbers):
+            return None
+        return uid, tuple(map(numbers.index, columns))
+
+    def writing(self, uid: str, files: ResultFiles) -> DataFrame:
+        """An operator's tasks, which write their output."""
+        return self._maps[uid].writing(files)
 
     def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], bool]:
         """Find the operators whose output a frame is made of.
@@ -181,6 +256,7 @@ class OperatorOutputs:
                 break
             cache.uncacheQuery(frame._jdf, True)
         self._frames.clear()
+        self._maps.clear()
         self._loops.clear()
 
 

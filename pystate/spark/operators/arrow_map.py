@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
 from pystate.spark.base.routing import RANGE_COLUMN
-from pystate.spark.tasks.range_task import OperatorPlan
+from pystate.spark.evaluation.once import Mapped
+from pystate.spark.tasks.range_task import OperatorPlan, ResultFiles
 from pystate.spark.tasks.worker import ArrowOperator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["arrow_map"]
+
+#: The columns of tasks that write their output.
+_NOTHING = st.StructType([st.StructField("nothing", st.BooleanType())])
 
 
 def arrow_map(
@@ -28,7 +33,7 @@ def arrow_map(
     body: Any,
     declared: st.StructType,
     operator: Callable[..., ArrowOperator] = ArrowOperator,
-) -> DataFrame:
+) -> Mapped:
     """Run an operator's body over routed rows.
 
     Parameters
@@ -49,17 +54,21 @@ def arrow_map(
     # Spark parses the column names of a map function as SQL and fails on dots and backticks. Such
     # columns come and go under numbers, and are matched by position. Each renaming is a frame that
     # Spark analyses, which takes milliseconds.
-    function = operator(plan, body, names)
     if not _are_words(routed.columns):
         marker = [RANGE_COLUMN] if plan.markers else []
         routed = routed.toDF(*_numbered(len(names)), *marker)
+
+    def writing(files: ResultFiles) -> DataFrame:
+        return routed.mapInArrow(operator(replace(plan, result=files), body, names), _NOTHING)
+
+    function = operator(plan, body, names)
     if _are_words(declared.names):
-        return routed.mapInArrow(function, declared)
+        return Mapped(routed.mapInArrow(function, declared), writing)
     fields = zip(_numbered(len(declared)), declared, strict=True)
     outputs = st.StructType(
         [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
     )
-    return routed.mapInArrow(function, outputs).toDF(*declared.names)
+    return Mapped(routed.mapInArrow(function, outputs).toDF(*declared.names), writing)
 
 
 def _are_words(names: Sequence[str]) -> bool:

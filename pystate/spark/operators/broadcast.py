@@ -288,7 +288,7 @@ class BroadcastApplied(NamedTuple):
         body = partial(_body, spec, states, len(frame.columns))
         make = partial(BroadcastOperator, beside=beside)
         out = arrow_map(routed, plan, names, body, declared, make)
-        return self.rules.evaluation.output(plan.operator.uid, out, [self.rules.uid])
+        return self.rules.evaluation.output(plan.operator.uid, out, beside=[self.rules.uid])
 
     def _routed(
         self, frame: DataFrame, keys: Sequence[str], order_by: Sequence[Column], plan: OperatorPlan

@@ -46,6 +46,7 @@ from pystate.spark.evaluation.initial import (
     initial_of,
     like,
 )
+from pystate.spark.evaluation.once import Mapped
 from pystate.spark.operators.aggregated import VALUE, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
@@ -378,11 +379,12 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         else:
             rows_in = routed(frame, operator)
         out = arrow_map(rows_in, operator, names, body, declared)
+        result = out.frame
         if keys != self._names:
             # The fields that were sent on their own become structs again.
             whole = [whole_key(self._frame.schema[name]) for name in self._names]
-            out = out.select(*whole, *map(column_named, aggregates))
-        return self._evaluation.output(uid, out)
+            result = result.select(*whole, *map(column_named, aggregates))
+        return self._evaluation.output(uid, out, result)
 
     def _of_rows(
         self,
@@ -410,10 +412,11 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             counted=True,
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
+        selected = out.frame
         if declared.names != list(result):
             keys = {name: whole_key(frame.schema[name]) for name in self._names}
-            out = out.select(*(keys.get(name, column_named(name)) for name in result))
-        return self._evaluation.output(uid, out)
+            selected = selected.select(*(keys.get(name, column_named(name)) for name in result))
+        return self._evaluation.output(uid, out, selected)
 
     def window(
         self,
@@ -481,7 +484,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
 
         def apply(
             frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
-        ) -> DataFrame:
+        ) -> Mapped:
             return arrow_map(routed(frame, names, plan), plan, names, body, declared)
 
         def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:

@@ -19,6 +19,7 @@ from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import ParquetFormat, parquet_format
 from pystate.spark.sinks.folders import shared
 from pystate.spark.sinks.parquet import EXECUTED, ParquetSink
 from pystate.spark.sinks.sink import Sink, Transaction, as_json, check_sink, raise_failed
@@ -34,6 +35,8 @@ _LOG = logging.getLogger("pystate.spark.sinks.outputs")
 OWN = "sink"
 _RESULTS = "results"
 _SIDE = "side"
+#: In a receipt of this process, how the tasks have written the rows.
+_FORMAT = "format"
 _NOTHING = "nothing of the epoch was published"
 
 
@@ -132,6 +135,24 @@ class Outputs:
         [receipt] = staged
         return receipt[EXECUTED]
 
+    def task_format(self, frame: DataFrame, epoch: int) -> ParquetFormat | None:
+        """How tasks could write the result for the main sink; None if Spark has to."""
+        if not isinstance(self.main, ParquetSink) or is_own(self.main) or self.main.partition_by:
+            return None
+        self._check_columns(self.main, frame.columns, epoch)
+        return parquet_format(frame)
+
+    def task_folder(self, epoch: int, evaluation_id: str) -> str:
+        """The folder where tasks write the result."""
+        assert isinstance(self.main, ParquetSink)
+        return self.main.task_folder(epoch, evaluation_id)
+
+    @staticmethod
+    def stage_written(frame: DataFrame, form: ParquetFormat) -> list[Any]:
+        """Run tasks that write the result; the frame has no rows. Return receipts."""
+        frame._jdf.collectAsList()
+        return [{_FORMAT: form, EXECUTED: frame._jdf.queryExecution().executedPlan()}]
+
     def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
         """Write the pipeline's result; return the sink's receipts."""
         self._check_columns(self.main, frame.columns, epoch)
@@ -144,6 +165,11 @@ class Outputs:
 
         A tag without rows has no transaction.
         """
+        [receipt, *_] = staged or [None]
+        if isinstance(receipt, dict) and _FORMAT in receipt:
+            assert isinstance(self.main, ParquetSink)
+            files = [report.result_file for report in reports if report.result_file is not None]
+            staged = self.main.stage_result(files, receipt[_FORMAT], epoch, evaluation_id)
         main = self._prepare(self.main, staged, epoch, evaluation_id)
         return [main, *self.stage_sides(reports, epoch, evaluation_id)]
 

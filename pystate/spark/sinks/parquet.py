@@ -26,17 +26,20 @@ from pyspark.sql.types import StructType
 
 from pystate.arguments import folder_path, integer, shown
 from pystate.coordinator.epoch import RepeatableError
+from pystate.coordinator.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
 from pystate.spark.sinks.folders import data_files, shared, sync_all, sync_file, sync_folder
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
+from pystate.spark.tasks.parquet_file import ParquetFile, part_name
 from pystate.types.durations import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from pystate.spark.base.parquet_format import ParquetFormat
     from pystate.spark.sinks.written import WriteCounts
 
 __all__ = ["EXECUTED", "KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
@@ -183,7 +186,7 @@ class ParquetSink(Sink):
         commit_parquet(transaction, self.path)
 
     def task_folder(self, epoch: int, evaluation_id: str) -> str:
-        """The folder for a side output's files, until `stage_files` takes those that count."""
+        """The folder for the files of tasks, until `stage_files` takes those that count."""
         return os.path.join(self._evaluation(epoch, evaluation_id), _TASKS)
 
     def stage_files(
@@ -205,12 +208,28 @@ class ParquetSink(Sink):
             if found != size:
                 what = "is not there" if found is None else f"has {found} bytes"
                 raise CheckpointError(
-                    f"a worker wrote {path} with {size} bytes, but for the driver it {what}: a "
-                    "side output's folder must be on a file system that all hosts share"
+                    f"a worker wrote {path} with {size} bytes, but for the driver it {what}: an "
+                    "output's folder must be on a file system that all hosts share"
                 )
             os.rename(path, os.path.join(staging, name))
         shutil.rmtree(written, ignore_errors=True)
         return [{"files": sorted(files)}]
+
+    def stage_result(
+        self, files: Sequence[SideFile], form: ParquetFormat, epoch: int, evaluation_id: str
+    ) -> list[Any]:
+        """Take over the files that tasks wrote for the result.
+
+        An epoch without rows has a file, too, so that readers find the columns.
+        """
+        if not files:
+            file = ParquetFile(
+                self.task_folder(epoch, evaluation_id), part_name(0), form.schema, form.options
+            )
+            files = [SideFile("", file.name, file.finish(), 0)]
+        named = [(file.name, file.file_bytes) for file in files]
+        [staged] = self.stage_files(named, epoch, evaluation_id)
+        return [{**staged, "rows": sum(file.rows for file in files)}]
 
     def staged_folder(self, epoch: int, evaluation_id: str) -> str:
         """The folder of the staged files, until they are committed."""

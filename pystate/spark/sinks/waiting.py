@@ -28,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import Outputs, is_own
 from pystate.spark.sinks.parquet import KIND, ParquetSink, forget_schema, sweep_staging
@@ -49,6 +50,11 @@ class _HeldOutputs(Outputs):
 
     real: Outputs | None = None
     schemas: dict[str, StructType] | None = None
+
+    def task_format(self, frame: DataFrame, epoch: int) -> ParquetFormat | None:
+        """None for a sink of the user's, whose rows are stored under numbered columns."""
+        assert self.real is not None
+        return None if is_own(self.real.main) else super().task_format(frame, epoch)
 
     def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
         """Stage the rows under numbered columns, since a file cannot have all names."""

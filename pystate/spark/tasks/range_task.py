@@ -38,10 +38,12 @@ from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.shared_tables import Attachment, tables
+from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.spark.tasks.moving import executor_home, move_table
+from pystate.spark.tasks.parquet_file import ParquetFile, part_name
 from pystate.spark.tasks.side import SideFiles
 from pystate.state.operator_spec import OperatorSpec
 from pystate.table_files import TableSpec, private_table
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
     from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
-__all__ = ["CAME", "IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask"]
+__all__ = ["CAME", "IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask", "ResultFiles"]
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
@@ -60,6 +62,16 @@ STAGING = "pystate.staging"
 IN_FLIGHT = "in_flight"
 #: The metric that counts the rows which came, if these were combined before the shuffle.
 CAME = "rows_came"
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """Where an operator's tasks write its output, which is the pipeline's result."""
+
+    folder: str
+    columns: tuple[int, ...]
+    """The output's columns that the result has, by position."""
+    format: ParquetFormat
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,8 @@ class OperatorPlan:
     markers: bool = True
     """Whether a marker row announces each range. It may be False if no range has work without
     rows."""
+    result: ResultFiles | None = None
+    """Where its tasks write its output; None if they give it to Spark."""
 
     @property
     def parallelism(self) -> int:
@@ -209,6 +223,8 @@ class RangeTask:
         self.metrics: dict[str, float | int | str] = {}
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
+        self._result: ParquetFile | None = None
+        self._result_file: SideFile | None = None
         self._attachment: Attachment | None = None
         self._spec: TableSpec | None = None
         self._index: int | None = None
@@ -340,10 +356,30 @@ class RangeTask:
             self._side = SideFiles(self.plan.side_folders, self.state.index)
         self._side.write(tag, rows)
 
-    def finish_side(self) -> None:
-        """Make the side outputs' files durable."""
+    def takes(self, out: pa.RecordBatch) -> bool:
+        """Write some of the output, if it does not go to Spark; return whether it did."""
+        wanted = self.plan.result
+        if wanted is None:
+            return False
+        if out.num_rows:
+            schema = wanted.format.schema
+            if self._result is None:
+                name, options = part_name(self.state.index), wanted.format.options
+                self._result = ParquetFile(wanted.folder, name, schema, options)
+            columns = [
+                array if array.type == field.type else array.cast(field.type)
+                for array, field in zip(map(out.column, wanted.columns), schema, strict=True)
+            ]
+            self._result.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return True
+
+    def finish_files(self) -> None:
+        """Make the files of the side outputs and of the result durable."""
         if self._side is not None:
             self._side_files = self._side.finish()
+        file = self._result
+        if file is not None:
+            self._result_file = SideFile("", file.name, file.finish(), file.rows)
 
     def seal(self) -> DeltaWriter | None:
         """Seal the table; return the thread that writes its changes, or None without a change.
@@ -411,11 +447,12 @@ class RangeTask:
                     next_event_timer_ms=timers[0],
                     next_processing_timer_ms=timers[1],
                     side_files=self._side_files,
+                    result_file=self._result_file,
                     metrics=dict(self.metrics),
                 )
             ]
         )
-        self._side = None
+        self._side = self._result = None
 
     def release(self) -> None:
         """Release the table, for the next task of any process. Does nothing the second time.
@@ -433,11 +470,16 @@ class RangeTask:
             return None
         return move_table(attachment, spec, self.state, self.plan.describe(self._index), error)
 
-    def discard_side(self) -> None:
-        """Remove the side outputs' files unless they were reported."""
+    def discard_files(self) -> None:
+        """Remove the files of outputs unless they were reported."""
         side, self._side = self._side, None
-        if side is not None:
-            side.discard()
+        result, self._result = self._result, None
+        try:
+            if side is not None:
+                side.discard()
+        finally:
+            if result is not None:
+                result.discard()
 
 
 def _mark(uid: str, index: int) -> Mark:

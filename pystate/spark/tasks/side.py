@@ -14,18 +14,12 @@ Invariants
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.coordinator.epoch import SideFile
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetWriter
+from pystate.coordinator.range_report import SideFile
+from pystate.spark.tasks.parquet_file import ParquetFile, part_name
 
 __all__ = ["SideFiles"]
 
@@ -44,7 +38,7 @@ class SideFiles:
     def __init__(self, folders: Mapping[str, str], index: int) -> None:
         self._folders = folders
         self._index = index
-        self._open: dict[str, _SideWriter] = {}
+        self._open: dict[str, ParquetFile] = {}
 
     def write(self, tag: str, rows: pa.RecordBatch) -> None:
         """Append rows; all rows of a tag have the same schema."""
@@ -52,8 +46,8 @@ class SideFiles:
             return
         file = self._open.get(tag)
         if file is None:
-            name = f"part-{self._index:05d}-{uuid.uuid4().hex}.parquet"
-            file = self._open[tag] = _SideWriter(self._folders[tag], name, rows.schema)
+            name = part_name(self._index)
+            file = self._open[tag] = ParquetFile(self._folders[tag], name, rows.schema)
         file.write(rows)
 
     def finish(self) -> tuple[SideFile, ...]:
@@ -66,39 +60,3 @@ class SideFiles:
         """Remove what was written; the task failed."""
         for file in self._open.values():
             file.discard()
-
-
-class _SideWriter:
-    def __init__(self, folder: str, name: str, schema: pa.Schema) -> None:
-        from pyarrow.parquet import ParquetWriter
-
-        self.name = name
-        self.rows = 0
-        self._path = os.path.join(folder, name)
-        os.makedirs(folder, exist_ok=True)
-        self._file: Any = open(self._path, "xb")  # noqa: SIM115 (closed by finish or discard)
-        self._writer: ParquetWriter | None = ParquetWriter(self._file, schema)
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        assert self._writer is not None
-        self._writer.write_batch(rows)
-        self.rows += rows.num_rows
-
-    def finish(self) -> int:
-        assert self._writer is not None
-        self._writer.close()
-        self._writer = None
-        self._file.flush()
-        size: int = self._file.tell()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return size
-
-    def discard(self) -> None:
-        writer, self._writer = self._writer, None
-        with suppress(Exception):  # an error about a file that is to be removed does not matter
-            if writer is not None:
-                writer.close()
-        self._file.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)

@@ -151,7 +151,8 @@ def run_task(
             task.rows_in += n_rows
             for out in body.process(rows):
                 task.rows_out += size(out)
-                yield out
+                if not task.takes(out):
+                    yield out
                 task.go_on()
         if not task.plan.markers and not task.attached:
             return
@@ -164,15 +165,16 @@ def run_task(
             for out in body.finish():
                 task.rows_out += size(out)
                 held.append(out)
-                if len(held) > _HELD_BATCHES:
-                    yield held.popleft()
+                if len(held) > _HELD_BATCHES and not task.takes(out := held.popleft()):
+                    yield out
             opened = False
             body.close()
         metrics["process_ms"] = _ms_since(began)
         writer = task.seal()
         while held:
-            yield held.popleft()
-        task.finish_side()
+            if not task.takes(out := held.popleft()):
+                yield out
+        task.finish_files()
         written = Written()
         if writer is not None:
             written = writer.result()
@@ -199,7 +201,7 @@ def run_task(
             if opened:
                 body.close()
         finally:
-            task.discard_side()
+            task.discard_files()
             task.release()
 
 

@@ -1,0 +1,126 @@
+"""A Parquet file that a task writes.
+
+Thread safety: a `ParquetFile` belongs to its task.
+
+Invariants
+----------
+1. Rows are taken as they are when `write` is called, as if they were sent: the function that has
+   made them may change their memory afterwards.
+2. A file counts only if it was finished, and is durable then.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetWriter
+
+__all__ = ["ParquetFile", "part_name"]
+
+#: Rows in memory that make a row group. Spark's writer takes 128 MB; the tasks have no such memory.
+_GROUP_BYTES = 16 << 20
+
+
+def part_name(index: int) -> str:
+    """A name that no other attempt has, for a file of a range."""
+    return f"part-{index:05d}-{uuid.uuid4().hex}.parquet"
+
+
+class ParquetFile:
+    """One task's rows in a file.
+
+    Parameters
+    ----------
+    folder, name : str
+        Where; the folder is made.
+    schema : pyarrow.Schema
+        The columns.
+    options : mapping, optional
+        Arguments for `pyarrow.parquet.ParquetWriter`.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written; the message has its path.
+    """
+
+    def __init__(
+        self, folder: str, name: str, schema: pa.Schema, options: Mapping[str, Any] | None = None
+    ) -> None:
+        from pyarrow.parquet import ParquetWriter
+
+        self.name = name
+        self.rows = 0
+        self._path = os.path.join(folder, name)
+        self._schema = schema
+        with self._named_errors():
+            os.makedirs(folder, exist_ok=True)
+            self._file: Any = open(self._path, "xb")  # noqa: SIM115 (closed by finish or discard)
+        self._writer: ParquetWriter | None = ParquetWriter(self._file, schema, **(options or {}))
+        self._memory: pa.BufferOutputStream | None = None
+        self._stream: Any = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows of the file's schema."""
+        assert self._writer is not None
+        self.rows += rows.num_rows
+        if self._stream is None and rows.nbytes >= _GROUP_BYTES:
+            with self._named_errors():
+                self._writer.write_batch(rows)
+            return
+        if self._memory is None:
+            self._memory = pa.BufferOutputStream()
+            self._stream = pa.ipc.new_stream(self._memory, self._schema)
+        self._stream.write_batch(rows)
+        if self._memory.tell() >= _GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        assert self._writer is not None
+        if self._memory is None:
+            return
+        self._stream.close()
+        rows = pa.ipc.open_stream(self._memory.getvalue()).read_all()
+        self._memory = self._stream = None
+        with self._named_errors():
+            self._writer.write_table(rows, max(rows.num_rows, 1))
+
+    def finish(self) -> int:
+        """Make the file durable; return its size."""
+        self._write_group()
+        assert self._writer is not None
+        with self._named_errors():
+            self._writer.close()
+            self._writer = None
+            self._file.flush()
+            size: int = self._file.tell()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return size
+
+    def discard(self) -> None:
+        """Remove the file."""
+        writer, self._writer = self._writer, None
+        with suppress(Exception):  # an error about a file that is to be removed does not matter
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            raise OSError(error.errno, f"{os.strerror(error.errno)}", self._path) from error
