@@ -184,13 +184,23 @@ def rows_read(name: str, given: Input) -> int:
 
 
 def last_rows(folder: Path, key: tuple[str, ...]) -> pa.Table:
-    """What an output says in the end: all rows, or those of each key's last epoch."""
+    """What an output says in the end: all rows, or those of each key's last epoch.
+
+    The bounds of windows become milliseconds, which the reference has.
+    """
     rows = f"read_parquet('{folder}/epoch=*/*.parquet', hive_partitioning = true)"
     last = ""
     if key:
         last = f"QUALIFY epoch::BIGINT = max(epoch::BIGINT) OVER (PARTITION BY {', '.join(key)})"
     with duckdb.connect() as connection:
-        found: pa.Table = connection.sql(f"SELECT * FROM {rows} {last}").to_arrow_table()
+        given = connection.sql(f"SELECT * FROM {rows}")
+        bounds = {"window_start": "start_ms", "window_end": "end_ms"}
+        columns = [
+            f"epoch_ms({name}) AS {bounds[name]}" if name in bounds else f'"{name}"'
+            for name in given.columns
+        ]
+        named = f"SELECT {', '.join(columns)} FROM {rows}"
+        found: pa.Table = connection.sql(f"SELECT * FROM ({named}) {last}").to_arrow_table()
     return found
 
 

@@ -93,8 +93,8 @@ def _ms(column: Column | str) -> Column:
 
 
 def _bounds(window: str = "window") -> list[Column]:
-    """The bounds of a window, as the reference has them."""
-    return [_ms(f"{window}.{side}").alias(f"{side}_ms") for side in ("start", "end")]
+    """The bounds of a window."""
+    return [F.col(f"{window}.{side}").alias(f"window_{side}") for side in ("start", "end")]
 
 
 def _tumbling(parameters: Parameters, time: str = "date_time") -> Column:

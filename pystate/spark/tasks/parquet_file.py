@@ -64,6 +64,9 @@ class ParquetFile:
             os.makedirs(folder, exist_ok=True)
             self._file: Any = open(self._path, "xb")  # noqa: SIM115 (closed by finish or discard)
         self._writer: ParquetWriter | None = ParquetWriter(self._file, schema, **(options or {}))
+        if schema.metadata and not (options or {}).get("store_schema", True):
+            notes = {key.decode(): value.decode() for key, value in schema.metadata.items()}
+            self._writer.add_key_value_metadata(notes)
         self._memory: pa.BufferOutputStream | None = None
         self._stream: Any = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pystate.spark.evaluation.lineage import Lineage, columns_of, lineage, node_numbers
+from pystate.spark.evaluation.lineage import Lineage, columns_of, lineage, node_numbers, selected
 
 OPERATORS = {"10": "a", "34": "b"}
 A = """\
@@ -102,3 +102,54 @@ def test_materialised_frames_are_known_by_their_columns() -> None:
 def test_numbers_of_nodes() -> None:
     assert node_numbers(A) == ["10"] and node_numbers(RAW) == []
     assert node_numbers(over("Union", OTHER, B)) == ["77", "34"]
+
+
+TOP = A.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "columns"),
+    [
+        ([], None),
+        (["Project [k#13, v#14L]"], ["13", "14"]),
+        (["Project [v#14L, k#13 AS a#20, k#13 AS b#21]"], ["14", "13", "13"]),
+        (["Project [b#31]", "Project [a#20 AS b#31, v#14L]", "Project [k#13 AS a#20, v#14L]"],
+         ["13"]),
+    ],
+)  # fmt: skip
+def test_a_plan_that_only_selects(nodes: list[str], columns: list[str] | None) -> None:
+    assert selected(chain(nodes), {TOP, "Range (0, 1)"}) == (TOP, columns)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        ["Filter (k#13 > 1)"],
+        ["Project [k#13]", "Filter (k#13 > 1)"],
+        ["Project [(v#14L + 1) AS w#20L]"],
+        ["Project [k#13, 1 AS one#20]"],
+        ["Project [k#13 AS `a, v#14L`#20]"],
+        ["Project [k#13, v#14L, ... 3 more fields]"],
+        ["Project [a#99]"],
+        ["Project [b#31]", "Project [k#13 AS a#20, v#14L]"],
+        ["Sort [k#13 ASC NULLS FIRST], false", "Project [k#13]"],
+        ["Union false, false"],
+    ],
+)
+def test_a_plan_that_does_more(nodes: list[str]) -> None:
+    found = selected(chain(nodes), {TOP})
+    # A number that the operator does not have is found by who knows them.
+    assert found is None or found == (TOP, ["99"])
+
+
+def test_a_plan_over_something_else() -> None:
+    assert selected(chain(["Project [k#13]"]), {"Range (0, 1)"}) is None
+    assert selected("", {TOP}) is None
+
+
+def chain(nodes: list[str]) -> str:
+    """The text of the plan A below some nodes."""
+    text = A
+    for node in reversed(nodes):
+        text = over(node, text)
+    return text
