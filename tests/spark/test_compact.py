@@ -143,7 +143,7 @@ def test_beside_a_job(
             done.append(sink.compact(spark, wait=0))
 
     for _ in range(4):
-        source.add("a,1", "b,1", "c,1")
+        source.add("a,1", "b,1", "e,1")  # a file of each range
     job.start(
         source.stream(), pipeline, sink=sink, on_epoch=on_epoch, trigger={"availableNow": True}
     ).awaitTermination()
@@ -151,7 +151,7 @@ def test_beside_a_job(
     assert [epoch for epoch, _ in refused] == [2, 3]
     assert "by a job that has an epoch open: compact between epochs" in refused[0][1]
     assert done == [Compaction(3, 6, 1)]
-    rows = sorted((k, n) for n in range(1, 5) for k in "abc")
+    rows = sorted((k, n) for n in range(1, 5) for k in "abe")
     assert rows_of(sink.read(spark).select("k", "n")) == rows
     names = sorted(path.name for path in (tmp_path / "out").glob("epoch=*"))
     assert names == ["epoch=3", "epoch=4"]
