@@ -54,7 +54,7 @@ class CountedOperators:
     def __init__(self, announced: set[str]) -> None:
         self._announced = announced
         self._plans: dict[str, OperatorPlan] = {}
-        self._numbers: dict[int, str] = {}
+        self._outputs: list[tuple[str, DataFrame]] = []
 
     def __bool__(self) -> bool:
         return bool(self._plans)
@@ -67,9 +67,9 @@ class CountedOperators:
         return plan
 
     def note(self, uid: str, output: DataFrame) -> None:
-        """Note an operator's output, if it is one of these."""
+        """Note an operator's output, of which there may be several, if it is one of these."""
         if uid in self._plans:
-            self._numbers[_number_of(output)] = uid
+            self._outputs.append((uid, output))
 
     def tell(
         self,
@@ -89,8 +89,10 @@ class CountedOperators:
         silent = {uid for uid, _ in missing} - begun
         if not silent:
             return None
-        sent = _rows_sent(executed(), self._numbers)
-        known = {uid: sent[number] for number, uid in self._numbers.items() if number in sent}
+        # Each number takes calls to the JVM, and mostly all ranges have reported.
+        numbers = {_number_of(output): uid for uid, output in self._outputs}
+        sent = _rows_sent(executed(), numbers)
+        known = {uid: sent[number] for number, uid in numbers.items() if number in sent}
         for uid in known.keys() & silent:
             if known[uid] == sum(_came(r) for r in epoch.reports if r.uid == uid):
                 silent.remove(uid)
