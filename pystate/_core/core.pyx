@@ -164,6 +164,9 @@ include "rows.pxi"
 include "elements.pxi"
 include "maps.pxi"
 include "timers.pxi"
+include "named_rows.pxi"
+include "emitted.pxi"
+include "calls.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------
