@@ -328,6 +328,7 @@ class RowSource:
 
 @disjoint_base
 class RowRange:
+    num_rows: int
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
     def stop(self) -> None: ...
@@ -391,6 +392,29 @@ class TimerLoop:
         after: Callable[[], None] | None = None,
     ) -> None: ...
     def run(self, most: int, to_end: bool) -> bool: ...
+
+@disjoint_base
+class TupleValue:
+    def __init__(
+        self, handle: ScalarHandle, size: int, pack: Callable[[Any], tuple[Any, ...]]
+    ) -> None: ...
+    def get(self) -> tuple[Any, ...] | None: ...
+    def update(self, newValue: Any) -> None: ...  # noqa: N803 - Spark's name
+
+@disjoint_base
+class TupleMap:
+    def __init__(
+        self,
+        handle: MapElements,
+        size: int,
+        pack: Callable[[Any], tuple[Any, ...]],
+        key_of: Callable[[Any], Any],
+        kind: type[tuple[Any, ...]],
+    ) -> None: ...
+    def get(self, key: Any) -> Any: ...
+    def put(self, key: Any, value: Any) -> None: ...
+
+def quick_new(kind: type[tuple[Any, ...]], other: Callable[..., Any]) -> Callable[..., Any]: ...
 
 @disjoint_base
 class TimerService:

@@ -167,6 +167,7 @@ include "timers.pxi"
 include "named_rows.pxi"
 include "emitted.pxi"
 include "calls.pxi"
+include "tuple_states.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------

@@ -144,11 +144,16 @@ cdef class Emitted:
         if type(row) is not self.kind or PyTuple_GET_SIZE(row) != self.width:
             return False
         fields = pst_own_fields(row)
-        if fields is NULL or not PyList_CheckExact(<object> fields):
+        if fields is NULL:
             return False
-        if len(<list> fields) != self.width:
+        own = <object> fields
+        # Those of `Row("a", "b")(1, 2)` are a Row.
+        if PyList_CheckExact(own):
+            if len(<list> own) != self.width:
+                return False
+        elif not isinstance(own, tuple) or PyTuple_GET_SIZE(own) != self.width:
             return False
-        given = PySequence_Fast_ITEMS(<object> fields)
+        given = PySequence_Fast_ITEMS(own)
         for i in range(self.width):
             # Names in source code are the same objects; anything else is rare.
             if given[i] is not PyTuple_GET_ITEM(self.names, i):

@@ -392,6 +392,9 @@ cdef class ScalarHandle:
     @cython.binding(False)
     def value(self):
         """Return the current key's value, or the default."""
+        return self.read()
+
+    cdef object read(self):
         cdef pst_cell cell
         cdef Table table = self.table
         cdef pst_status status
@@ -410,6 +413,9 @@ cdef class ScalarHandle:
     @cython.binding(False)
     def update(self, value):
         """Store a value under the current key; None clears."""
+        self.write(value)
+
+    cdef int write(self, value) except -1:
         cdef pst_cell cell
         cdef Table table = self.table
         cdef int overflow = 0
@@ -432,6 +438,7 @@ cdef class ScalarHandle:
             owner = self.codec.encode(value, &cell)
             table.ready_for(turn, self.codec)
             table.check(pst_value_put(table.t, self.column, &cell))
+        return 0
 
     @cython.binding(False)
     def reduce(self, value, step):

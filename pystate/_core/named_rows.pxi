@@ -181,6 +181,7 @@ cdef class RowSource:
         rows.source = self
         rows.at = begin
         rows.end = end
+        rows.num_rows = end - begin
         return rows
 
 
@@ -190,6 +191,7 @@ cdef class RowRange:
     cdef RowSource source
     cdef Py_ssize_t at
     cdef Py_ssize_t end
+    cdef readonly Py_ssize_t num_rows
 
     def __iter__(self):
         return self
