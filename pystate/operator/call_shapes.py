@@ -23,6 +23,7 @@ from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeErr
 from pystate.functions.context import RuntimeContext, TimeDomain
 from pystate.operator.drain import EndingTimers
 from pystate.operator.function_spec import FunctionSpec
+from pystate.operator.grouping import grouped_columns, grouped_rows
 from pystate.operator.rows import RowFactory, key_maker, python_values
 from pystate.types.arrays import reference
 from pystate.types.keys import leaf
@@ -345,22 +346,27 @@ class KeyRowsCalls(KeyedCalls):
         schema = self._batches[0].schema
         rows = one_batch(self._batches)
         self._batches = []
-        columns = self.key_columns(rows)
-        order, starts = _group(columns)
-        narrow = rows.schema.equals(schema)
+        narrow, columns = rows.schema.equals(schema), self.key_columns(rows)
         if narrow:
+            keys = self.backend.keys(columns)
+            order, found, ends = grouped_rows(keys)
             rows = rows.take(pa.array(order))
-        firsts = [column.take(pa.array(order[starts])) for column in columns]
-        keys = self.backend.keys(firsts)
-        ends = [*starts[1:].tolist(), len(order)]
+            firsts = [column.take(pa.array(found)) for column in columns]
+            starts, places = [0, *ends[:-1]], found
+        else:
+            # A key column may be too large for the type that keys have.
+            order, starts = grouped_columns(columns)
+            firsts = [column.take(pa.array(order[starts])) for column in columns]
+            keys = self.backend.keys(firsts)
+            ends, places = [*starts[1:], len(order)], list(range(len(starts)))
         clock, named, method = self.run.row_clock, self.run.named, self.method
         process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
         for i, key in enumerate(self.key_values(firsts)):
-            keys.select(i)
+            keys.select(places[i])
             if clock is not None:
                 clock(latest[i] if latest is not None else None)
-            first = int(starts[i])
+            first = starts[i]
             if narrow:
                 batch = rows.slice(first, ends[i] - first)
             else:
@@ -380,7 +386,7 @@ class KeyRowsCalls(KeyedCalls):
         yield from self.drain()
 
     def _latest(
-        self, order: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]
+        self, order: np.ndarray[Any, Any], starts: Sequence[int]
     ) -> list[int | None] | None:
         """The largest event time of each key's rows."""
         if not self._times:
@@ -497,33 +503,3 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             f"in one column: write process, which takes them one by one ({error})"
         ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Sort rows by key, stably; return the order, and where in it each key starts.
-
-    Equal keys get equal codes; as in SQL, -0.0 and 0.0 are one key, and so are all NaNs.
-    """
-    codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        if pa.types.is_floating(column.type):
-            column = _canonical(column)
-        encoded = column.dictionary_encode(null_encoding="encode")
-        _, codes = np.unique(
-            codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
-        )
-    _, first_rows = np.unique(codes, return_index=True)
-    rank = np.empty(len(first_rows), np.int64)
-    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
-    ranked = rank[codes]
-    order = np.argsort(ranked, kind="stable")
-    starts = np.flatnonzero(np.diff(ranked[order], prepend=-1))
-    return order, starts
-
-
-def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
-    values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan
-    nulls = column.is_null().to_numpy(zero_copy_only=False)
-    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
-    return canonical

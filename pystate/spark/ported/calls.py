@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
@@ -18,6 +17,7 @@ from pystate.backend.timers import DueTimers
 from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
+from pystate.operator.grouping import grouped_rows
 from pystate.operator.rows import python_values
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
@@ -55,7 +55,7 @@ class PortedCalls(KeyedCalls):
         rows = one_batch(self._batches)
         self._batches = []
         keys = self.backend.keys(self.key_columns(rows))
-        order, firsts, ends = _grouped(keys, rows.num_rows)
+        order, firsts, ends = grouped_rows(keys)
         form, emitted, iterables = function.options.form, self.emitted, self.iterables
         process_rows, select, most = function.process_rows, keys.select, form.collected
         groups = form.groups(rows, order, ends)
@@ -143,14 +143,6 @@ class PortedCalls(KeyedCalls):
         while self.fired(loop, "handleExpiredTimer", to_end=True):
             yield from self.drain()
         return len(due)
-
-
-def _grouped(keys: Any, count: int) -> tuple[np.ndarray[Any, Any], list[int], list[int]]:
-    """The rows in the order of their keys, each key's first row, and where each key ends."""
-    first, order = np.empty(count, np.int32), np.empty(count, np.int64)
-    keys.first(first.ctypes.data)
-    firsts, ends = core.grouped(first.ctypes.data, count, order.ctypes.data)
-    return order, firsts, ends
 
 
 class _key_row:  # noqa: N801 - a function with options
