@@ -38,6 +38,7 @@ struct pst_batch {
     int64_t lined;    /* keys whose index line was found and prefetched */
     int64_t guessed;  /* keys whose slot was read from it, and the row prefetched */
     int64_t resolved; /* keys whose slot was compared */
+    int64_t brought;  /* keys whose lists and maps were prefetched for one key at a time */
     uint64_t *hash;
     uint32_t *slots;
     const uint64_t *words; /* word keys, canonical; may be the caller's own array */

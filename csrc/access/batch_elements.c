@@ -28,6 +28,21 @@ pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8
     return PST_OK;
 }
 
+void pst_batch_bring_roots(pst_batch *b, int64_t i) {
+    const pst_table *t = b->t;
+    int64_t end = i + PST_GROUP < b->length ? i + PST_GROUP : b->length;
+    pst_batch_resolve(b, end);
+    for (int32_t column = 0; column < t->lay.n_states; column++) {
+        uint8_t kind = t->lay.fields[column].kind;
+        if (kind != PST_LIST && kind != PST_MAP)
+            continue;
+        pst_roots r = pst_roots_of(b, column);
+        for (int64_t k = i; k < end; k++)
+            pst_prefetch_root(&r, k, kind == PST_MAP ? PST_MAP_ROOT : PST_LIST_TAIL);
+    }
+    b->brought = end;
+}
+
 /* ---- lists ---------------------------------------------------------------------------------- */
 
 /* Items that are words side by side, for lists without times; else NULL. */

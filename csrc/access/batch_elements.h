@@ -16,6 +16,10 @@
 pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
                               const pst_array *values);
 
+/* Prefetches the lists and maps of the group that begins at i, for a caller that selects one key at
+ * a time. */
+void pst_batch_bring_roots(pst_batch *b, int64_t i);
+
 /* What an operation reads first of a list or map. A constant wherever it is passed. */
 typedef enum pst_wanted { PST_LIST_TAIL, PST_LIST_HEAD, PST_MAP_ROOT } pst_wanted;
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "access/batch.h"
+#include "access/batch_elements.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"
@@ -27,6 +27,8 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     if (i % PST_GROUP == 0)
         pst_batch_bring_rows(b, i);
     pst_batch_resolve(b, i + 1);
+    if (i >= b->brought)
+        pst_batch_bring_roots(b, i);
     pst_key key;
     pst_batch_key(b, i, &key);
     if (b->slots[i] == PST_NONE)

@@ -305,6 +305,117 @@ class DueTimers:
     def fire(self, i: int) -> bool: ...
     def fire_all(self) -> None: ...
 
+def named_tuple(base: type[tuple[Any, ...]] = ...) -> Any: ...
+def grouped(first: int, n: int, order: int) -> tuple[list[int], list[int]]: ...
+
+READABLE: frozenset[int]
+
+@disjoint_base
+class ColumnReader:
+    def __init__(self, given: ArrayRef | list[Any]) -> None: ...
+    def to_list(self) -> list[Any]: ...
+
+@disjoint_base
+class RowSource:
+    def __init__(
+        self,
+        kind: type[tuple[Any, ...]],
+        width: int,
+        refill: Callable[[int], None] | None = None,
+    ) -> None: ...
+    def fill(self, begin: int, columns: list[ArrayRef | list[Any]]) -> None: ...
+    def rows(self, begin: int, end: int) -> RowRange: ...
+
+@disjoint_base
+class RowRange:
+    num_rows: int
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
+    def stop(self) -> None: ...
+
+# nulls, validity, values, offsets
+_Taken: TypeAlias = tuple[int, bytes | None, bytes, bytes | None]
+
+@disjoint_base
+class Emitted:
+    def __init__(
+        self,
+        codes: Sequence[int] | None,
+        kind: type[tuple[Any, ...]] | None = None,
+        names: Sequence[str] = (),
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def append(self, row: Any) -> None: ...
+    def extend(self, rows: Any) -> None: ...
+    def take(self) -> list[list[Any] | tuple[int, list[list[Any] | _Taken]]]: ...
+
+# The types of values that can be iterated over, and what is done with one of another type.
+_Checked: TypeAlias = tuple[set[type], Callable[[Any], None] | None]
+
+@disjoint_base
+class RowLoop:
+    key: Any
+    calling: bool
+    def __init__(
+        self,
+        keys: Batch,
+        rows: RowSource | list[Any],
+        key_of: int | list[Any],
+        times: ColumnReader | None,
+        call: Callable[..., Any],
+        context: Any,
+        emitted: Emitted,
+        checked: _Checked,
+        clock: Callable[[int | None], None] | None = None,
+        leave: Callable[[], None] | None = None,
+    ) -> None: ...
+    def run(self, most: int) -> bool: ...
+
+@disjoint_base
+class TimerLoop:
+    key: Any
+    calling: bool
+    fired: int
+    timestamp: int
+    def __init__(
+        self,
+        due: DueTimers,
+        keys: list[Any],
+        timed: bool,
+        call: Callable[..., Any],
+        context: Any,
+        emitted: Emitted,
+        checked: _Checked,
+        clock: Callable[[int | None], None] | None = None,
+        leave: Callable[[], None] | None = None,
+        before: Callable[[int], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None: ...
+    def run(self, most: int, to_end: bool) -> bool: ...
+
+@disjoint_base
+class TupleValue:
+    def __init__(
+        self, handle: ScalarHandle, size: int, pack: Callable[[Any], tuple[Any, ...]]
+    ) -> None: ...
+    def get(self) -> tuple[Any, ...] | None: ...
+    def update(self, newValue: Any) -> None: ...  # noqa: N803 - Spark's name
+
+@disjoint_base
+class TupleMap:
+    def __init__(
+        self,
+        handle: MapElements,
+        size: int,
+        pack: Callable[[Any], tuple[Any, ...]],
+        key_of: Callable[[Any], Any],
+        kind: type[tuple[Any, ...]],
+    ) -> None: ...
+    def get(self, key: Any) -> Any: ...
+    def put(self, key: Any, value: Any) -> None: ...
+
+def quick_new(kind: type[tuple[Any, ...]], other: Callable[..., Any]) -> Callable[..., Any]: ...
+
 @disjoint_base
 class TimerService:
     table: Table

@@ -164,6 +164,10 @@ include "rows.pxi"
 include "elements.pxi"
 include "maps.pxi"
 include "timers.pxi"
+include "named_rows.pxi"
+include "emitted.pxi"
+include "calls.pxi"
+include "tuple_states.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------

@@ -187,14 +187,16 @@ cdef class Batch(_Dependent):
     @cython.binding(False)
     def select(self, i):
         """Make the key of row `i` current."""
+        self.select_row(row_number(i))
+
+    cdef int select_row(self, Py_ssize_t at) except -1:
         cdef pst_status status
-        cdef Py_ssize_t at = row_number(i)
         self.ready()
         if not 0 <= at < pst_batch_length(self.b):
             raise errors.InvalidArgumentError(
                 f"there is no row {at} in a key batch of {pst_batch_length(self.b)}")
         status = pst_key_set_row(self.table.t, self.b, at)
-        self.table.select(self, i, status)
+        return self.table.select(self, at, status)
 
     def first(self, size_t first):
         """Fill `first`, 32-bit, with the first row that has the same key, for each row."""
@@ -390,6 +392,9 @@ cdef class ScalarHandle:
     @cython.binding(False)
     def value(self):
         """Return the current key's value, or the default."""
+        return self.read()
+
+    cdef object read(self):
         cdef pst_cell cell
         cdef Table table = self.table
         cdef pst_status status
@@ -408,6 +413,9 @@ cdef class ScalarHandle:
     @cython.binding(False)
     def update(self, value):
         """Store a value under the current key; None clears."""
+        self.write(value)
+
+    cdef int write(self, value) except -1:
         cdef pst_cell cell
         cdef Table table = self.table
         cdef int overflow = 0
@@ -430,6 +438,7 @@ cdef class ScalarHandle:
             owner = self.codec.encode(value, &cell)
             table.ready_for(turn, self.codec)
             table.check(pst_value_put(table.t, self.column, &cell))
+        return 0
 
     @cython.binding(False)
     def reduce(self, value, step):

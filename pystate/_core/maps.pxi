@@ -6,19 +6,7 @@ cdef class MapElements(CollectionHandle):
     @cython.binding(False)
     def get(self, key, default=None, /):
         """Return the value under `key`, or the default."""
-        cdef pst_cell at, cell
-        cdef pst_status status
-        cdef unsigned long turn = self.table.turn
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        self.table.ready_for(turn, self.codec)
-        status = pst_map_get(self.table.t, self.column, &at, &cell)
-        if status == PST_OK:
-            return self.codec.decode(&cell)
-        if status == PST_NOT_FOUND:
-            return default
-        self.table.check(status)
+        return looked_up(self, key, default)
 
     @cython.binding(False)
     def put(self, key, value, /):
@@ -29,18 +17,7 @@ cdef class MapElements(CollectionHandle):
         WrongTypeError
             The key or the value is None, or of another type; nothing was written.
         """
-        cdef pst_cell at, cell
-        cdef unsigned long turn = self.table.turn
-        if key is None:
-            raise self.none("map key")
-        if value is None:
-            raise errors.WrongTypeError(
-                f"state {self.codec.name!r}: None is no value of a map; remove({key!r:.40}) takes "
-                "it away")
-        owner = self.map_codec.encode(key, &at)
-        other = self.codec.encode(value, &cell)
-        self.table.ready_for(turn, self.codec)
-        self.table.check(pst_map_put(self.table.t, self.column, &at, &cell))
+        stored(self, key, value)
 
     @cython.binding(False)
     def remove(self, key, /):
@@ -149,3 +126,36 @@ cdef class MapElements(CollectionHandle):
             keys.end()
         self.check_elements(status, "a map key")
         return data
+
+
+# Not methods, for the reason that `words_list` has.
+cdef object looked_up(MapElements elements, key, default):
+    cdef pst_cell at, cell
+    cdef pst_status status
+    cdef unsigned long turn = elements.table.turn
+    if key is None:
+        raise elements.none("map key")
+    owner = elements.map_codec.encode(key, &at)
+    elements.table.ready_for(turn, elements.codec)
+    status = pst_map_get(elements.table.t, elements.column, &at, &cell)
+    if status == PST_OK:
+        return elements.codec.decode(&cell)
+    if status == PST_NOT_FOUND:
+        return default
+    elements.table.check(status)
+
+
+cdef int stored(MapElements elements, key, value) except -1:
+    cdef pst_cell at, cell
+    cdef unsigned long turn = elements.table.turn
+    if key is None:
+        raise elements.none("map key")
+    if value is None:
+        raise errors.WrongTypeError(
+            f"state {elements.codec.name!r}: None is no value of a map; remove({key!r:.40}) takes "
+            "it away")
+    owner = elements.map_codec.encode(key, &at)
+    other = elements.codec.encode(value, &cell)
+    elements.table.ready_for(turn, elements.codec)
+    elements.table.check(pst_map_put(elements.table.t, elements.column, &at, &cell))
+    return 0

@@ -70,6 +70,9 @@ cdef class DueTimers:
     @property
     def stale(self):
         """Whether another due timer was registered since."""
+        return self.is_stale()
+
+    cdef bint is_stale(self) except -1:
         self.keys.ready()
         return pst_timers_missed(self.keys.table.t) != self.missed
 
@@ -78,6 +81,12 @@ cdef class DueTimers:
 
     def fire(self, Py_ssize_t i):
         """Take timer `i` away and make its key current; False if it was deleted meanwhile."""
+        return self.take(i)
+
+    cdef int64_t time_at(self, Py_ssize_t i) noexcept:
+        return (<const int64_t *> self.own.data)[i]
+
+    cdef bint take(self, Py_ssize_t i) except -1:
         cdef Batch keys = self.keys
         cdef Table table = keys.table
         cdef pst_status status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import GeneratorType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -15,14 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate._core import core
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.timers import DueTimers
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.functions.context import RuntimeContext, TimeDomain
 from pystate.operator.drain import EndingTimers
 from pystate.operator.function_spec import FunctionSpec
+from pystate.operator.grouping import grouped_columns, grouped_rows
 from pystate.operator.rows import RowFactory, key_maker, python_values
+from pystate.types.arrays import reference
 from pystate.types.keys import leaf
+from pystate.types.state_type import StateType
 
 __all__ = [
     "OUTPUT_ROWS",
@@ -45,6 +50,7 @@ OUTPUT_ROWS = 16_384
 _TIMERS = 8_192
 #: The same if callbacks keep registering timers that are due, too.
 _FEW_TIMERS = 16
+_LONG = StateType("long")
 
 _ROWS_KEYS = (
     "in a VectorizedFunction each row has its own: take a state's values(keys) or "
@@ -176,9 +182,12 @@ class Calls:
 class RowsOut(Calls):
     """Base of the shapes that yield rows, which are collected into batches."""
 
+    #: So many rows are turned into a batch.
+    most = OUTPUT_ROWS
+
     def __init__(self, run: Run, *of: Any) -> None:
         super().__init__(run, *of)
-        self.emitted: list[Any] = []
+        self.emitted = self.output.collector()
         #: Values of these types can be iterated over.
         self.iterables: set[type] = {list, GeneratorType}
 
@@ -194,11 +203,14 @@ class RowsOut(Calls):
         if not isinstance(returned, tuple):
             self.iterables.add(type(returned))
 
+    def checked(self, method: str, *, returns: bool) -> tuple[set[type], Any]:
+        """What a loop of the core checks return values with."""
+        return self.iterables, partial(self.check, method) if returns else None
+
     def drain(self) -> Iterator[Any]:
         """Output the collected rows."""
-        if self.emitted:
-            emitted, self.emitted = self.emitted, []
-            yield self.output.from_rows(emitted)
+        if len(self.emitted):
+            yield from self.output.pieces(self.emitted)
 
 
 class KeyedCalls(RowsOut):
@@ -217,33 +229,33 @@ class KeyedCalls(RowsOut):
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the function for some timers."""
-        run, context, on_timer = self.run, self.context, self.function.on_timer
-        clock = run.row_clock
-        fired = 0
-        pairs = zip(self.key_values(due.keys.key_arrays()), due.timestamps.tolist(), strict=True)
-        for i, (key, timestamp) in enumerate(pairs):
-            if not due.fire(i):
-                continue
-            fired += 1
-            context.timestamp = timestamp if domain == "event" else None
-            if clock is not None:
-                clock(context.timestamp)
-            try:
-                result = on_timer(key, timestamp, context)
-                if result is not None:
-                    if self._timers_return and type(result) not in self.iterables:
-                        self.check("on_timer", result)
-                    self.emitted.extend(result)
-            except Exception as error:
-                self.note(error, "on_timer", f"key {key!r:.80}, timer {timestamp}")
-                raise
-            if len(self.emitted) >= OUTPUT_ROWS:
-                yield from self.drain()
-            if run.named:
-                run.leave_namespace()
-            if due.stale:
-                break
-        return fired
+        run, context = self.run, self.context
+        timed = domain == "event"
+        if not timed:
+            context.timestamp = None
+        loop = core.TimerLoop(
+            due,
+            list(self.key_values(due.keys.key_arrays())),
+            timed,
+            self.function.on_timer,
+            context,
+            self.emitted,
+            self.checked("on_timer", returns=self._timers_return),
+            run.row_clock,
+            run.leave_namespace if run.named else None,
+        )
+        while self.fired(loop, "on_timer"):
+            yield from self.drain()
+        return loop.fired
+
+    def fired(self, loop: core.TimerLoop, method: str, *, to_end: bool = False) -> bool:
+        """Call the function for more timers, until output is due or the loop ends."""
+        try:
+            return loop.run(self.most, to_end)
+        except Exception as error:
+            if loop.calling:
+                self.note(error, method, f"key {loop.key!r:.80}, timer {loop.timestamp}")
+            raise
 
 
 class RowCalls(KeyedCalls):
@@ -255,10 +267,14 @@ class RowCalls(KeyedCalls):
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         """Call the function for each row of a batch."""
-        columns = self.key_columns(rows)
-        moments = None if times is None else times.to_pylist()
-        return self.process_elements(
-            columns, self.key_values(columns), self._factory.rows(rows), moments
+        columns, names = self.key_columns(rows), rows.schema.names
+        # A key that is a column is the same object as in the row.
+        own = len(self.key) == 1 and self.key[0] in names and not self.run.spec.key_types
+        return self._each(
+            columns,
+            names.index(self.key[0]) if own else list(self.key_values(columns)),
+            self._factory.source(rows),
+            None if times is None else reference(times, _LONG),
         )
 
     def process_elements(
@@ -269,34 +285,38 @@ class RowCalls(KeyedCalls):
         times: Sequence[int | None] | None = None,
     ) -> Iterator[Any]:
         """Call the function for each row with its key."""
-        batch = self.backend.keys(columns)
-        run, select, context, method = self.run, batch.select, self.context, self.method
-        process = getattr(self.function, method)
-        clock, named, timed = run.row_clock, run.named, times is not None
-        moments = [None] * len(batch) if times is None else times
-        emitted, returns, iterables = self.emitted, self.returns(method), self.iterables
-        for i, (key, row, moment) in enumerate(zip(keys, rows, moments, strict=True)):
-            select(i)
-            if timed:
-                context.timestamp = moment
-            if clock is not None:
-                clock(moment)
+        return self._each(columns, list(keys), list(rows), None if times is None else list(times))
+
+    def _each(
+        self,
+        columns: Sequence[pa.Array[Any]],
+        key_of: int | list[Any],
+        rows: core.RowSource | list[Any],
+        times: core.ArrayRef | list[Any] | None,
+    ) -> Iterator[Any]:
+        run, method = self.run, self.method
+        loop = core.RowLoop(
+            self.backend.keys(columns),
+            rows,
+            key_of,
+            None if times is None else core.ColumnReader(times),
+            getattr(self.function, method),
+            self.context,
+            self.emitted,
+            self.checked(method, returns=self.returns(method)),
+            run.row_clock,
+            run.leave_namespace if run.named else None,
+        )
+        more = True
+        while more:
             try:
-                result = process(key, row, context)
-                if result is not None:
-                    if returns and type(result) not in iterables:
-                        self.check(method, result)
-                    emitted.extend(result)
+                more = loop.run(self.most)
             except Exception as error:
-                self.note(error, method, f"key {key!r:.80}")
+                if loop.calling:
+                    self.note(error, method, f"key {loop.key!r:.80}")
                 raise
-            if result is not None and len(emitted) >= OUTPUT_ROWS:
-                yield from self.drain()
-                emitted = self.emitted
-            if named:
-                run.leave_namespace()
-        context.timestamp = None
-        yield from self.drain()
+            yield from self.drain()
+        self.context.timestamp = None
 
 
 class KeyRowsCalls(KeyedCalls):
@@ -326,22 +346,27 @@ class KeyRowsCalls(KeyedCalls):
         schema = self._batches[0].schema
         rows = one_batch(self._batches)
         self._batches = []
-        columns = self.key_columns(rows)
-        order, starts = _group(columns)
-        narrow = rows.schema.equals(schema)
+        narrow, columns = rows.schema.equals(schema), self.key_columns(rows)
         if narrow:
+            keys = self.backend.keys(columns)
+            order, found, ends = grouped_rows(keys)
             rows = rows.take(pa.array(order))
-        firsts = [column.take(pa.array(order[starts])) for column in columns]
-        keys = self.backend.keys(firsts)
-        ends = [*starts[1:].tolist(), len(order)]
+            firsts = [column.take(pa.array(found)) for column in columns]
+            starts, places = [0, *ends[:-1]], found
+        else:
+            # A key column may be too large for the type that keys have.
+            order, starts = grouped_columns(columns)
+            firsts = [column.take(pa.array(order[starts])) for column in columns]
+            keys = self.backend.keys(firsts)
+            ends, places = [*starts[1:], len(order)], list(range(len(starts)))
         clock, named, method = self.run.row_clock, self.run.named, self.method
         process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
         for i, key in enumerate(self.key_values(firsts)):
-            keys.select(i)
+            keys.select(places[i])
             if clock is not None:
                 clock(latest[i] if latest is not None else None)
-            first = int(starts[i])
+            first = starts[i]
             if narrow:
                 batch = rows.slice(first, ends[i] - first)
             else:
@@ -361,7 +386,7 @@ class KeyRowsCalls(KeyedCalls):
         yield from self.drain()
 
     def _latest(
-        self, order: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]
+        self, order: np.ndarray[Any, Any], starts: Sequence[int]
     ) -> list[int | None] | None:
         """The largest event time of each key's rows."""
         if not self._times:
@@ -478,33 +503,3 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             f"in one column: write process, which takes them one by one ({error})"
         ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _group(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Sort rows by key, stably; return the order, and where in it each key starts.
-
-    Equal keys get equal codes; as in SQL, -0.0 and 0.0 are one key, and so are all NaNs.
-    """
-    codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        if pa.types.is_floating(column.type):
-            column = _canonical(column)
-        encoded = column.dictionary_encode(null_encoding="encode")
-        _, codes = np.unique(
-            codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
-        )
-    _, first_rows = np.unique(codes, return_index=True)
-    rank = np.empty(len(first_rows), np.int64)
-    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
-    ranked = rank[codes]
-    order = np.argsort(ranked, kind="stable")
-    starts = np.flatnonzero(np.diff(ranked[order], prepend=-1))
-    return order, starts
-
-
-def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
-    values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan
-    nulls = column.is_null().to_numpy(zero_copy_only=False)
-    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
-    return canonical

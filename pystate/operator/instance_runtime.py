@@ -130,7 +130,6 @@ class _InstanceCalls(RowsOut):
                 raise
             if result is not None and len(emitted) >= OUTPUT_ROWS:
                 yield from self.drain()
-                emitted = self.emitted
         context.timestamp = None
         yield from self.drain()
 

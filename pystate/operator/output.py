@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate._core import core
 from pystate.arguments import NO_INSTANT, text
 from pystate.arguments import shown as described
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output_nested import NestedColumn
+from pystate.operator.rows import READABLE
 from pystate.operator.yielded import BY_PLACE, in_order, shown
 from pystate.types.arrays import as_floats
 from pystate.types.state_type import TypeLike, is_spark_type, parse_type
@@ -45,6 +47,12 @@ SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
 
 class Output(Protocol):
     """Converts yielded rows; `OutputColumns` and `RowsAsYielded` implement it."""
+
+    def collector(self) -> core.Emitted:
+        """What rows are collected in until `pieces` outputs them."""
+
+    def pieces(self, emitted: core.Emitted) -> Iterator[Any]:
+        """Pieces of output from collected rows, which are taken."""
 
     def from_rows(self, rows: list[Any]) -> Any:
         """One piece of output from rows."""
@@ -73,6 +81,32 @@ class OutputColumns:
         self.ddl = tuple(map(str, schema.types)) if ddl is None else tuple(ddl)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
         self._nested = tuple(NestedColumn.of(field.name, field.type) for field in schema)
+        plain = map(READABLE.get, schema.types)
+        #: The types of the columns that are made in the core, as long as values fit exactly.
+        self._codes = [0 if type_ is None else type_.code for type_ in plain]
+
+    def collector(self) -> core.Emitted:
+        """What rows are collected in until `pieces` outputs them."""
+        return core.Emitted(self._codes)
+
+    def pieces(self, emitted: core.Emitted) -> Iterator[pa.RecordBatch]:
+        """Batches of collected rows, which are taken; raises what `from_rows` does."""
+        for part in emitted.take():
+            if isinstance(part, list):
+                yield self.from_rows(part)
+                continue
+            rows, columns = part
+            arrays = [self._collected(i, rows, column) for i, column in enumerate(columns)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _collected(self, index: int, rows: int, column: Any) -> pa.Array[Any]:
+        if isinstance(column, list):
+            return self._array(index, column)
+        nulls, validity, values, offsets = column
+        parts = [validity, values] if offsets is None else [validity, offsets, values]
+        buffers = [None if part is None else pa.py_buffer(part) for part in parts]
+        kind = self.schema.field(index).type
+        return self._checked(index, pa.Array.from_buffers(kind, rows, buffers, nulls))
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn rows that a function yielded into a batch.
@@ -322,6 +356,16 @@ class RowsAsYielded:
     def __init__(self, check: OutputColumns | None = None, owner: str = "the function") -> None:
         self._check = check
         self._owner = owner
+
+    def collector(self) -> core.Emitted:
+        """What rows are collected in until `pieces` outputs them."""
+        return core.Emitted(None)
+
+    def pieces(self, emitted: core.Emitted) -> Iterator[list[Any]]:
+        """Collected rows, which are taken."""
+        for part in emitted.take():
+            assert isinstance(part, list), "nothing is taken apart"
+            yield self.from_rows(part)
 
     def from_rows(self, rows: list[Any]) -> list[Any]:
         """The rows themselves."""

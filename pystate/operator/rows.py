@@ -9,19 +9,31 @@ import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as at
 
+from pystate._core import core
 from pystate.errors import InvalidArgumentError
-from pystate.types.arrays import datetimes
+from pystate.types.arrays import datetimes, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["Row", "RowFactory", "key_maker", "python_values"]
+__all__ = ["READABLE", "Row", "RowFactory", "key_maker", "python_values", "readable"]
+
+#: Columns whose values the core makes one at a time, when they are asked for.
+READABLE: dict[pa.DataType, StateType] = {
+    StateType(name).arrow: StateType(name)
+    for name in ("boolean", "byte", "short", "int", "long", "double", "string")
+}
+
+if TYPE_CHECKING:
+    _Named: TypeAlias = tuple[Any, ...]
+else:
+    _Named = core.named_tuple()
 
 
-class Row(tuple[Any, ...]):
+class Row(_Named):
     """One input row: ``row["name"]``, ``row[0]``, and ``row.name`` if that is an identifier.
 
     It is a tuple: it compares, unpacks and hashes like one, and may be kept. Like Spark's `Row` it
@@ -46,19 +58,18 @@ class Row(tuple[Any, ...]):
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]] = ()
-    _positions: ClassVar[dict[str, int]] = {}
+    #: The core finds a name's value by it.
+    __positions__: ClassVar[dict[str, int]] = {}
 
-    def __getitem__(self, item: Any) -> Any:
+    def __other_item__(self, item: Any) -> Any:
+        """The item if it is neither an int nor a column's name."""
         if type(item) is str:
-            try:
-                item = self._positions[item]
-            except KeyError:
-                raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}") from None
+            raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}")
         return tuple.__getitem__(self, item)
 
     def __contains__(self, item: object) -> bool:
         # As in row[item]: a string is a column's name; anything else is looked up in the tuple.
-        return item in self._positions if type(item) is str else tuple.__contains__(self, item)
+        return item in self.__positions__ if type(item) is str else tuple.__contains__(self, item)
 
     def asDict(self, recursive: bool = False) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The columns by name.
@@ -103,7 +114,7 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
     members: dict[str, Any] = {
         "__slots__": (),
         "_fields": names,
-        "_positions": {name: i for i, name in enumerate(names)},
+        "__positions__": {name: i for i, name in enumerate(names)},
     }
     # namedtuple's own field descriptors read a slot in C; a property would cost a Python call.
     getters = namedtuple("getters", [f"field{i}" for i in range(len(names))])  # type: ignore[misc]
@@ -154,13 +165,24 @@ class RowFactory:
             raise InvalidArgumentError(
                 f"two input columns are called {', '.join(twice)}: rename or drop one"
             )
-        row = _row_class(tuple(names))
-        self._make: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, row)
+        self._row = _row_class(tuple(names))
+        self._make: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, self._row)
+
+    def source(self, batch: pa.RecordBatch) -> core.RowSource:
+        """The rows of a batch, which are made when they are asked for."""
+        made = core.RowSource(self._row, batch.num_columns)
+        made.fill(0, list(map(readable, batch.columns, batch.schema.names)))
+        return made
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
         """The rows of a batch, in order."""
-        columns = map(python_values, batch.columns, batch.schema.names)
-        return map(self._make, zip(*columns, strict=True))
+        return self.source(batch).rows(0, batch.num_rows if batch.num_columns else 0)
+
+
+def readable(array: pa.Array[Any], name: str) -> core.ArrayRef | list[Any]:
+    """The values of an array for a reader of the core; they are those of `python_values`."""
+    plain = READABLE.get(array.type)
+    return python_values(array, name) if plain is None else reference(array, plain)
 
 
 def python_values(array: pa.Array[Any], name: str) -> list[Any]:
@@ -181,6 +203,9 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     InvalidArgumentError
         A timestamp is outside Python's years 1 to 9999.
     """
+    plain = READABLE.get(array.type)
+    if plain is not None:
+        return core.ColumnReader(reference(array, plain)).to_list()
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
         convert = _converter(array.type)

@@ -6,33 +6,27 @@ Thread safety: an object belongs to its task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from pystate._core import core
 from pystate.backend.timers import DueTimers
 from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
+from pystate.operator.grouping import grouped_rows
 from pystate.operator.rows import python_values
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType
 
-__all__ = ["Group", "PortedCalls"]
+__all__ = ["PortedCalls"]
 
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
-
-
-class Group(NamedTuple):
-    """The rows of a key."""
-
-    num_rows: int
-    rows: Any
 
 
 class PortedCalls(KeyedCalls):
@@ -42,6 +36,7 @@ class PortedCalls(KeyedCalls):
 
     def __init__(self, run: Any, *of: Any) -> None:
         super().__init__(run, *of)
+        self.most = self.function.options.form.collected
         self._batches: list[pa.RecordBatch] = []
         self.function._backend = self.backend
         self._timer_key = _key_row(run.spec.key, run.spec.key_types, self.function.options.key)
@@ -60,20 +55,17 @@ class PortedCalls(KeyedCalls):
         rows = one_batch(self._batches)
         self._batches = []
         keys = self.backend.keys(self.key_columns(rows))
-        order, firsts, ends = _grouped(keys, rows.num_rows)
-        options = function.options
-        process_rows, select, emitted = function.process_rows, keys.select, self.emitted
-        groups = options.form.groups(rows, order, ends)
-        begin, most = 0, options.form.collected
-        found = options.form.keys(rows.select(list(options.key)).take(pa.array(firsts)))
-        for key, first, end in zip(found, firsts.tolist(), ends, strict=True):
+        order, firsts, ends = grouped_rows(keys)
+        form, emitted, iterables = function.options.form, self.emitted, self.iterables
+        process_rows, select, most = function.process_rows, keys.select, form.collected
+        groups = form.groups(rows, order, ends)
+        found = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
+        for key, first, own in zip(found, firsts, groups, strict=True):
             select(first)
-            group = Group(end - begin, next(groups))
-            begin = end
             try:
-                result = process_rows(key, group, context)
+                result = process_rows(key, own, context)
                 if result is not None:
-                    if type(result) not in self.iterables:
+                    if type(result) not in iterables:
                         self.check("process_rows", result)
                     emitted.extend(result)
             except Exception as error:
@@ -81,7 +73,6 @@ class PortedCalls(KeyedCalls):
                 raise
             if len(emitted) >= most:
                 yield from self.drain()
-                emitted = self.emitted
         yield from self.drain()
 
     def check(self, method: str, returned: object) -> None:
@@ -137,36 +128,21 @@ class PortedCalls(KeyedCalls):
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the processor for some timers."""
-        context, on_timer, timers = self.context, self.function.on_timer, self.function._timers
-        keys = self._timer_key(due.keys.key_arrays())
-        times, most = due.timestamps.tolist(), self.function.options.form.collected
-        for i, (key, timestamp) in enumerate(zip(keys, times, strict=True)):
-            if not due.fire(i):
-                continue
-            timers.fires(timestamp)
-            try:
-                result = on_timer(key, timestamp, context)
-                if result is not None:
-                    if type(result) not in self.iterables:
-                        self.check("on_timer", result)
-                    self.emitted.extend(result)
-            except Exception as error:
-                self.note(error, "handleExpiredTimer", f"key {key!r:.80}, timer {timestamp}")
-                raise
-            timers.fired()
-            if len(self.emitted) >= most:
-                yield from self.drain()
-        return len(times)
-
-
-def _grouped(keys: Any, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
-    """The rows in the order of their keys, each key's first row, and where each key ends."""
-    first = np.empty(count, np.int32)
-    keys.first(first.ctypes.data)
-    order = np.argsort(first, kind="stable")
-    ordered = first[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    return order, ordered[starts], [*starts[1:].tolist(), count]
+        timers = self.function._timers
+        loop = core.TimerLoop(
+            due,
+            list(self._timer_key(due.keys.key_arrays())),
+            False,
+            self.function.on_timer,
+            self.context,
+            self.emitted,
+            self.checked("on_timer", returns=True),
+            before=timers.fires,
+            after=timers.fired,
+        )
+        while self.fired(loop, "handleExpiredTimer", to_end=True):
+            yield from self.drain()
+        return len(due)
 
 
 class _key_row:  # noqa: N801 - a function with options

@@ -5,9 +5,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,13 +30,17 @@ class Form(Protocol):
     def groups(
         self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
     ) -> Iterator[Iterator[Any]]:
-        """For each key what its processor gets; the next key's is asked for after its call."""
+        """For each key what its processor gets, with its `num_rows`.
+
+        The next key's is asked for after its call.
+        """
 
 
 class RowForm:
     """Rows as `Row` objects, as in `transformWithState`."""
 
-    # Rows of Spark's class are four objects each: many of them keep the garbage collector busy.
+    # Rows of Spark's class that are not taken apart are four objects each: many of them keep the
+    # garbage collector busy.
     collected = 4096
     wanted = "yield rows, each of them a Row with names, or return a list of them"
 
@@ -50,11 +52,11 @@ class RowForm:
         self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
     ) -> Iterator[Iterator[Any]]:
         """An iterator of rows for each key."""
-        stream = RowMaker(rows.schema.names).stream(rows, order)
+        source = RowMaker(rows.schema.names).source(rows, order)
         begin = 0
         for end in ends:
-            own = islice(stream, end - begin)
+            own = source.rows(begin, end)
             yield own
-            # A processor need not read all of its rows.
-            deque(own, maxlen=0)
+            # A processor that has kept it gets no more of it.
+            own.stop()
             begin = end

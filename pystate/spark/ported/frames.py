@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.sql.types import StructType
 
+from pystate._core import core
 from pystate.errors import WrongTypeError
 from pystate.operator.output import OutputColumns
 from pystate.operator.yielded import shown
@@ -68,9 +69,10 @@ class FrameForm:
                 first = begin
                 piece = self._frame(rows, order[begin:covered])
             if end <= covered:
-                yield self._cut(piece, begin - first, end - first)
+                found = self._cut(piece, begin - first, end - first)
             else:
-                yield self._frames(rows, order[begin:end])
+                found = self._frames(rows, order[begin:end])
+            yield _Frames(found, end - begin)
             begin = end
 
     def _frames(self, rows: pa.RecordBatch, order: np.ndarray[Any, Any]) -> Iterator[pd.DataFrame]:
@@ -128,6 +130,17 @@ def _in_frame(kind: Any, value: Any, zone: str) -> Any:
     return value
 
 
+class _Frames(Iterator[pd.DataFrame]):
+    """The frames of a key's rows."""
+
+    def __init__(self, frames: Iterator[pd.DataFrame], num_rows: int) -> None:
+        self._frames = frames
+        self.num_rows = num_rows
+
+    def __next__(self) -> pd.DataFrame:
+        return next(self._frames)
+
+
 class FrameOutput(OutputColumns):
     """The declared output of a processor that yields frames, converted as Spark converts them.
 
@@ -145,6 +158,10 @@ class FrameOutput(OutputColumns):
         made = cls(wanted, owner, columns.ddl)
         made._zone = zone
         return made
+
+    def collector(self) -> core.Emitted:
+        """What frames are collected in."""
+        return core.Emitted(None)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn frames that a processor yielded into a batch.

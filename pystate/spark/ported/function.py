@@ -23,9 +23,10 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import DeclarationError
 from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
 from pystate.functions.context import TimeDomain
-from pystate.spark.ported.calls import Group, PortedCalls
+from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
 from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode
+from pystate.spark.ported.quick_rows import quicken
 from pystate.spark.ported.states import Declared
 from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
@@ -84,6 +85,7 @@ class PortedFunction(KeyedProcessFunction):
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
+        quicken()
         options = self._options
         domain = _DOMAINS.get(options.time_mode)
         self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
@@ -97,11 +99,10 @@ class PortedFunction(KeyedProcessFunction):
         return found.state(self.__dict__[self._stored[found.name]])
 
     def process_rows(self, key: Any, batch: Any, ctx: RuntimeContext) -> Any:
-        """Call the processor for the rows of a key."""
-        group: Group = batch
+        """Call the processor for the rows of a key, in the form that it gets them in."""
         if not self._options.initial:
-            return self._processor.handleInputRows(key, group.rows, self._values)
-        for row in group.rows:
+            return self._processor.handleInputRows(key, batch, self._values)
+        for row in batch:
             self._processor.handleInitialState(key, row, self._values)
         return None
 

@@ -10,10 +10,10 @@ Thread safety: immutable.
 from __future__ import annotations
 
 import keyword
+import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from pystate._core import core
 from pystate.errors import WrongTypeError
 from pystate.operator.output import OutputColumns
+from pystate.operator.rows import READABLE
 from pystate.operator.yielded import shown
 from pystate.spark.base.schemas import output_columns
-from pystate.types.arrays import datetimes
+from pystate.types.arrays import datetimes, reference
 
 __all__ = ["RowMaker", "RowOutput", "arrow_values", "as_dicts", "row_class"]
 
@@ -45,20 +47,11 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     positions: dict[str, int] = {}
     for i, name in enumerate(names):
         positions.setdefault(name, i)
-    at_position = tuple.__getitem__
-
-    def get(self: Row, item: Any) -> Any:
-        if type(item) is str:
-            try:
-                return at_position(self, positions[item])
-            except KeyError:
-                raise PySparkValueError(item) from None
-        return at_position(self, item) if isinstance(item, (int, slice)) else _no_field(item)
-
     members: dict[str, Any] = {
         "__slots__": (),
         "__fields__": list(names),
-        "__getitem__": get,
+        "__positions__": positions,
+        "__other_item__": _other_item,
         "__module__": Row.__module__,
         "__qualname__": "Row",
     }
@@ -68,10 +61,17 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
         usable = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
         if usable and not hasattr(tuple, name) and name not in Row.__dict__:
             members[name] = getters.__dict__[f"field{i}"]
-    return type("Row", (Row,), members)
+    return type("Row", (_Named,), members)
 
 
-def _no_field(item: Any) -> Any:
+#: Spark's row with the core's way of finding a field.
+_Named: Any = core.named_tuple(Row)
+
+
+def _other_item(row: Row, item: Any) -> Any:
+    """The item if it is neither an int nor a field's name."""
+    if isinstance(item, (int, slice)):
+        return tuple.__getitem__(row, item)
     raise PySparkValueError(item)
 
 
@@ -85,20 +85,24 @@ class RowMaker:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._make: Callable[[Any], Row] = partial(tuple.__new__, row_class(tuple(names)))
+        self._row = row_class(tuple(names))
+        self._width = len(names)
 
-    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
-        """The rows of a batch, in order."""
-        columns = map(arrow_values, batch.columns)
-        return map(self._make, zip(*columns, strict=True))
+    def source(self, batch: pa.RecordBatch, order: np.ndarray[Any, Any]) -> core.RowSource:
+        """The rows of a batch in another order, whose columns are read piece by piece."""
 
-    def stream(self, batch: pa.RecordBatch, order: np.ndarray[Any, Any]) -> Iterator[Row]:
-        """The rows of a batch in another order, turned into objects piece by piece."""
+        def refill(i: int) -> None:
+            begin = i - i % _PIECE
+            piece = batch.take(pa.array(order[begin : begin + _PIECE]))
+            source.fill(begin, list(map(_readable, piece.columns)))
 
-        def piece(begin: int) -> Iterator[Row]:
-            return self.rows(batch.take(pa.array(order[begin : begin + _PIECE])))
+        source = core.RowSource(self._row, self._width, refill)
+        return source
 
-        return chain.from_iterable(map(piece, range(0, len(order), _PIECE)))
+
+def _readable(array: pa.Array[Any]) -> core.ArrayRef | list[Any]:
+    plain = READABLE.get(array.type)
+    return arrow_values(array) if plain is None else reference(array, plain)
 
 
 def arrow_values(array: pa.Array[Any]) -> list[Any]:
@@ -109,6 +113,9 @@ def arrow_values(array: pa.Array[Any]) -> list[Any]:
     WrongTypeError
         A timestamp is outside Python's years 1 to 9999.
     """
+    plain = READABLE.get(array.type)
+    if plain is not None:
+        return core.ColumnReader(reference(array, plain)).to_list()
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
         return values
@@ -140,6 +147,10 @@ class RowOutput(OutputColumns):
         wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
         return cls(wanted, owner, columns.ddl)
 
+    def collector(self) -> core.Emitted:
+        """What rows are collected in: those that name exactly the columns are taken apart."""
+        return core.Emitted(self._codes, Row, [sys.intern(name) for name in self.names])
+
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn rows that a processor yielded into a batch.
 
@@ -152,10 +163,11 @@ class RowOutput(OutputColumns):
             return self.empty()
         names = list(self.names)
         try:
-            fields = [row.__fields__ for row in rows]
+            # Those of `Row("a", "b")(1, 2)` are a Row.
+            fields = [tuple(row.__fields__) for row in rows]
         except AttributeError:
             self._refuse(rows)
-        if not all(map(names.__eq__, fields)):
+        if set(fields) != {self.names}:
             rows = [tuple(_by_name(row, names)) for row in rows]
         else:
             rows = list(map(tuple, rows))

@@ -5,7 +5,7 @@ Thread safety: as a handle, one task's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 import pystate.state.list as lists
 import pystate.state.map as maps
 import pystate.state.value as values
+from pystate._core import core
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.spark.ported.schemas import Struct, read_struct
@@ -149,10 +150,9 @@ class PortedValue(ValueState):
         self._pack, self._unpack = struct.pack, struct.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
         if struct.plain:
-            self.get = self._read  # type: ignore[method-assign]
-            self.update = _short_update(  # type: ignore[method-assign, assignment]
-                handle.update, struct
-            )
+            short = core.TupleValue(handle, len(struct.names), struct.pack)
+            self.get = short.get  # type: ignore[method-assign]
+            self.update = short.update  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is a value."""
@@ -166,16 +166,6 @@ class PortedValue(ValueState):
     def update(self, newValue: Any) -> None:
         """Store a value."""
         self._write(self._pack(newValue))
-
-
-def _short_update(write: Callable[[Any], None], struct: Struct) -> Callable[[Any], None]:
-    """`update` of a value whose tuples are stored as they are, without another call for these."""
-    size, pack = len(struct.names), struct.pack
-
-    def update(newValue: Any) -> None:
-        write(newValue if type(newValue) is tuple and len(newValue) == size else pack(newValue))
-
-    return update
 
 
 class PortedList(ListState):
@@ -231,28 +221,10 @@ class PortedMap(MapState):
         self._key, self._key_back = keys.pack, keys.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
         if keys.plain and struct.plain:
-            self._take_short_ways()
-
-    def _take_short_ways(self) -> None:
-        """Take what is frequent with one call of the core each."""
-        get, put, key_of, pack = self._get, self._put, self._key, self._pack
-        new, row = tuple.__new__, self._row
-
-        def get_value(key: Any) -> Any:
-            if type(key) is tuple and len(key) == 1 and key[0] is not None:
-                found = get(key[0])
-            else:
-                found = get(key_of(key))
-            return None if found is None else new(row, found)
-
-        def update_value(key: Any, value: Any) -> None:
-            if type(key) is tuple and len(key) == 1 and key[0] is not None:
-                put(key[0], pack(value))
-            else:
-                put(key_of(key), pack(value))
-
-        self.getValue = get_value  # type: ignore[method-assign]
-        self.updateValue = update_value  # type: ignore[method-assign]
+            # What is frequent is one call of the core each.
+            short = core.TupleMap(handle, len(struct.names), self._pack, self._key, self._row)
+            self.getValue = short.get  # type: ignore[method-assign]
+            self.updateValue = short.put  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is an entry."""

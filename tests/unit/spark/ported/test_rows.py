@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkValueError
@@ -16,7 +17,7 @@ from pystate.spark.ported.rows import RowMaker, RowOutput, row_class
 
 def test_rows_are_rows_of_spark() -> None:
     batch = pa.record_batch({"a": [1], "count": [2], "b c": [None], "_x": ["y"]})
-    [row] = RowMaker(batch.schema.names).rows(batch)
+    [row] = RowMaker(batch.schema.names).source(batch, np.arange(1)).rows(0, 1)
     plain = Row(**{"a": 1, "count": 2, "b c": None, "_x": "y"})
     assert isinstance(row, Row)
     assert (row, repr(row), row.asDict()) == (plain, repr(plain), plain.asDict())
@@ -77,3 +78,32 @@ def test_rows_are_output_by_name_as_spark_does() -> None:
     ):
         with pytest.raises(WrongTypeError, match=text):
             output.from_rows(wrong)
+
+
+def test_rows_are_collected_as_they_are_converted_at_once() -> None:
+    schema = st.StructType(
+        [st.StructField("k", st.LongType()), st.StructField("s", st.StringType())]
+    )
+    output = RowOutput.of(schema, "operator 'one'")
+    given: list[list[Row]] = [
+        [Row(k=1, s="a"), Row(k=None, s=None)],
+        [Row(k=1, s="a"), Row(s="b", k=2), Row(k=3), Row(k=4, s="d")],
+        [Row(k=True, s="a")],
+        [Row("k", "s")(1, "a")],
+        [tuple.__new__(row_class(("k", "s")), (1, "a"))],
+    ]
+    for rows in given:
+        emitted = output.collector()
+        emitted.extend(rows)
+        try:
+            expected = output.from_rows(rows).to_pylist()
+        except WrongTypeError as error:
+            with pytest.raises(WrongTypeError, match="column 'k'"):
+                list(output.pieces(emitted))
+            assert "column 'k'" in str(error)
+            continue
+        assert [row for piece in output.pieces(emitted) for row in piece.to_pylist()] == expected
+    emitted = output.collector()
+    emitted.append((1, "a"))
+    with pytest.raises(WrongTypeError, match="yields rows with names"):
+        list(output.pieces(emitted))
