@@ -1,6 +1,5 @@
 /* sealed_words.c: gathering of rows that are words alone: the key, and up to seven values of eight
  * bytes. Most tables are such, and most of what the general way costs is telling what a row has. */
-#include "memory/ring.h"
 #include "snapshot/sealed.h"
 #include "table/undo.h"
 
