@@ -158,6 +158,23 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
     return bytes.size ? PST_CORRUPT : PST_OK;
 }
 
+size_t pst_key_last(const pst_schema *schema, pst_bytes bytes) {
+    size_t at = 0;
+    for (int32_t i = 0; i < schema->n_keys - 1 && at < bytes.size; i++) {
+        pst_type type = schema->keys[i].type;
+        uint8_t tag = bytes.data[at++];
+        uint32_t size = type == PST_DECIMAL ? 16 : tag - 1u;
+        if (tag && is_bytes(type)) {
+            if (bytes.size - at < sizeof size)
+                return bytes.size;
+            memcpy(&size, bytes.data + at, sizeof size);
+            at += sizeof size;
+        }
+        at += tag ? size : 0;
+    }
+    return at < bytes.size ? at : bytes.size;
+}
+
 /* The nearest number to `mixed` whose key group is that of `hash`. */
 static uint64_t keep_group(uint64_t hash, uint64_t mixed, int32_t max_parallelism) {
     uint64_t mask = (uint64_t)max_parallelism - 1;

@@ -71,6 +71,10 @@ uint64_t pst_key_row_hash(const pst_schema *schema, uint64_t word, pst_bytes byt
 pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes bytes, int null,
                           pst_cell *cells, uint32_t *nulls);
 
+/* Where the last of several columns begins in a canonical form; its end where it makes no sense. Two
+ * forms that are equal up to there are of equal columns before the last. */
+size_t pst_key_last(const pst_schema *schema, pst_bytes bytes);
+
 /* Canonical form and Spark's hash of one key; `buffer` holds bytes that had to be encoded.
  * PST_TOO_LARGE, PST_NO_MEMORY, PST_WRONG_TYPE. */
 pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,

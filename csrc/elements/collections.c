@@ -170,6 +170,15 @@ pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_
     return st;
 }
 
+pst_status pst_row_map_append_run(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
+                                  uint32_t n, uint32_t more, uint32_t *done) {
+    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
+    pst_status st = pst_tree_append_run(t, &t->collections[i].map, &root, e, n, more, done);
+    if (!st)
+        pst_row_map_replace(t, slot, i, before, root);
+    return st;
+}
+
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     if (is_settled(t, i, before, e))

@@ -47,6 +47,10 @@ pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tre
  * come in order: see pst_tree_append. */
 pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
                               uint32_t more);
+/* The same for n entries that ascend, as far as they lie behind all that the map has: *done of them.
+ * `more` are about to follow. REQUIRES: the map is not timed. */
+pst_status pst_row_map_append_run(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
+                                  uint32_t n, uint32_t more, uint32_t *done);
 /* PST_NOT_FOUND, also for an entry that had expired. */
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* PST_NOT_FOUND, also for an entry that is hidden by its age. */

@@ -15,6 +15,7 @@
 #include "elements/collections.h"
 #include "elements/elements.h"
 #include "snapshot/dropped.h"
+#include "snapshot/load_entries.h"
 #include "sst/sst_reader.h"
 #include "table/ttl.h"
 
@@ -208,18 +209,22 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
         pst_prefetch_row(t, slot);
 }
 
-/* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach. A row
- * and its elements have one hash. */
-static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead) {
+/* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach, and
+ * after rows that were passed together, for as many. A row and its elements have one hash. */
+static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
+                        uint32_t passed) {
     if (!m->foreseen)
         return;
-    uint32_t first = ahead.begins ? 0 : LINES_AHEAD;
-    for (uint32_t i = first; i <= LINES_AHEAD && i < ahead.rows; i++)
+    uint32_t lines = passed < LINES_AHEAD ? LINES_AHEAD - passed : 1;
+    uint32_t rows = passed < ROWS_AHEAD ? ROWS_AHEAD - passed : 1;
+    for (uint32_t i = ahead.begins ? 0 : lines; i <= LINES_AHEAD && i < ahead.rows; i++)
         if (!i || ahead.hash[i] != ahead.hash[i - 1])
             bring_line(t, ahead.hash[i]);
-    if (!m->all_new && ROWS_AHEAD < ahead.rows &&
-        ahead.hash[ROWS_AHEAD] != ahead.hash[ROWS_AHEAD - 1])
-        bring_row(t, ahead.hash[ROWS_AHEAD]);
+    if (m->all_new)
+        return;
+    for (uint32_t i = rows; i <= ROWS_AHEAD && i < ahead.rows; i++)
+        if (ahead.hash[i] != ahead.hash[i - 1])
+            bring_row(t, ahead.hash[i]);
 }
 
 /* How many of the next rows in the block are elements of the same state and row as the row last
@@ -288,7 +293,8 @@ static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_map
         bring_ahead(t, m,
                     (pst_ahead){part->hash + (i + k - part->first),
                                 part->first + part->rows - i - k, NULL, part->view,
-                                i + k == part->first});
+                                i + k == part->first},
+                    0);
         s = key_at(t, part, i + k, &key);
         if (!s && any_value(part, values, i + k))
             s = pst_row_make(t, &key, &slots[k]);
@@ -349,6 +355,21 @@ static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst
     return PST_OK;
 }
 
+/* Puts entries of the record's map that follow it. */
+static pst_status apply_followers(pst_table *t, pst_sst_reader *r, const pst_record *record,
+                                  const pst_mapping *m, uint32_t slot, uint32_t more,
+                                  uint32_t *passed) {
+    int32_t from = record->changed ? __builtin_ctzll(record->changed) : m->n;
+    int32_t column = from < m->n ? (m->columns ? m->columns[from] : from) : -1;
+    pst_bytes element = record->key[t->schema.n_keys].bytes;
+    *passed = 0;
+    if (column < 0 || t->lay.fields[column].kind != PST_MAP ||
+        t->collections[column].id != (uint32_t)pst_get_big(element.data, PST_ELEMENT_ID) ||
+        pst_dropped_has(&m->dropped, element))
+        return PST_OK;
+    return pst_poison(t, pst_load_entries(t, r, record, column, slot, more, passed));
+}
+
 /* ---- files ----------------------------------------------------------------------------------- */
 
 /* Makes an index of the right size from the start, and gives an empty table its memory in one
@@ -388,7 +409,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     t->arena.refused = 0;
     uint64_t n = 0;
-    uint32_t slot = PST_NONE, more = 0;
+    uint32_t slot = PST_NONE, more = 0, passed = 0;
     int has_element = pst_schema_has_element(from);
     m.foreseen = !pst_key_has_namespace(&t->schema);
     pst_dropped_note(&m.dropped, from, columns, n_columns);
@@ -404,10 +425,15 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         if (s)
             break;
         pst_ahead ahead = pst_sst_reader_ahead(r);
-        bring_ahead(t, &m, ahead);
+        bring_ahead(t, &m, ahead, passed);
+        passed = 0;
         more = more ? more - 1 : followers(&ahead);
         s = apply_row(t, record, &m, has_element, more, &slot);
         n += !s;
+        if (!s && more && slot != PST_NONE)
+            s = apply_followers(t, r, record, &m, slot, more, &passed);
+        n += passed;
+        more -= passed;
     }
     pst_free(record);
     /* A file that ends in an error has been applied in part. */

@@ -239,7 +239,7 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
     pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
-        st = gather_touched(s, t);
+        st = pst_sealed_is_words(t) ? pst_sealed_touched_words(s, t) : gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));

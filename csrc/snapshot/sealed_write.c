@@ -48,7 +48,8 @@ typedef struct writing {
     pst_charge charge;
     uint64_t *words; /* the sealed epoch's */
     uint32_t info_at;
-    int columnar; /* rows with one key column need not be decoded */
+    int of_elements; /* the last key column tells the elements of a row apart */
+    int columnar;    /* rows with one key column need not be decoded */
     int group_bits;
     int bucket_bits;
     size_t *counts; /* of the buckets' items */
@@ -153,16 +154,29 @@ static inline void walk_on(writing *x, walk *at) {
     at->w += at->words;
 }
 
-/* Replaces the hashes that are not Spark's, and counts the items of each bucket. */
+static pst_bytes key_of(const pst_sealed *s, const uint64_t *w) {
+    return (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]};
+}
+
+/* Replaces the hashes that are not Spark's, and counts the items of each bucket. The elements of a
+ * row, which follow one another, have one hash. */
 static void count_items(writing *x) {
     const pst_sealed *s = x->s;
+    pst_bytes row = {NULL, 0};
+    uint64_t hash = 0;
     int spread = s->key_kind == PST_KEY_BYTES && (pst_key_has_namespace(s->schema) || s->tied);
     walk at = begin_walk(x);
     for (uint64_t i = 0; i < s->rows; i++, walk_on(x, &at)) {
         uint64_t *w = at.w;
-        if (spread)
-            w[0] = pst_key_row_hash(s->schema, w[0],
-                                    (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]}, 0, s->tied);
+        if (spread) {
+            pst_bytes key = key_of(s, w);
+            if (!row.size || key.size < row.size || memcmp(key.data, row.data, row.size) != 0) {
+                hash = pst_key_row_hash(s->schema, w[0], key, 0, s->tied);
+                row = key;
+                row.size = x->of_elements ? (uint32_t)pst_key_last(s->schema, key) : 0;
+            }
+            w[0] = hash;
+        }
         x->counts[bucket_of(x, order_of(x, hash_of(x, w)))]++;
     }
 }
@@ -221,9 +235,25 @@ static pst_status decode_key(const pst_sealed *s, uint32_t info_at, const uint64
                              pst_record *r) {
     pst_bytes bytes = {NULL, 0};
     if (s->key_kind == PST_KEY_BYTES)
-        bytes = (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]};
+        bytes = key_of(s, w);
     return pst_key_decode(s->schema, w[0], bytes, (w[info_at] & PST_INFO_NULL) != 0, r->key,
                           &r->key_nulls);
+}
+
+/* Whether two keys are of one row, which ends its part of them at *end. */
+static int are_of_row(const writing *x, pst_bytes v, pst_bytes w, size_t *end) {
+    *end = pst_key_last(x->s->schema, v);
+    return *end < v.size && *end < w.size && !memcmp(v.data, w.data, *end);
+}
+
+/* Of two elements of a row, from their tags on; the row itself has none. */
+static int element_before(pst_bytes v, pst_bytes w) {
+    enum { HEAD = 5 };
+    if (v.size <= HEAD || w.size <= HEAD)
+        return v.size < w.size;
+    uint32_t size = (v.size < w.size ? v.size : w.size) - HEAD;
+    int order = memcmp(v.data + HEAD, w.data + HEAD, size);
+    return order ? order < 0 : v.size < w.size;
 }
 
 /* Of two items of one order. */
@@ -233,6 +263,13 @@ static int comes_before(const writing *x, uint64_t a, uint64_t b) {
     if (left != right)
         return left < right;
     const pst_schema *schema = x->s->schema;
+    size_t end;
+    if (x->of_elements) {
+        pst_bytes one = key_of(x->s, v), other = key_of(x->s, w);
+        if (are_of_row(x, one, other, &end))
+            return element_before((pst_bytes){one.data + end, one.size - (uint32_t)end},
+                                  (pst_bytes){other.data + end, other.size - (uint32_t)end});
+    }
     pst_record p, q;
     (void)decode_key(x->s, x->info_at, v, &p);
     (void)decode_key(x->s, x->info_at, w, &q);
@@ -430,6 +467,7 @@ static pst_status write_all(writing *x) {
         return PST_TOO_LARGE;
     x->words = s->entries.words;
     x->info_at = s->key_kind == PST_KEY_BYTES ? 3 : 1;
+    x->of_elements = s->key_kind == PST_KEY_BYTES && pst_schema_has_element(s->schema);
     x->columnar = s->schema->n_keys == 1 && s->schema->keys[0].type != PST_DECIMAL;
     x->group_bits = bits_of((uint64_t)(s->last_key_group - s->first_key_group));
     x->bucket_bits = bits < 1 ? 1 : bits > MOST_BUCKETS_BITS ? MOST_BUCKETS_BITS : bits;

@@ -306,9 +306,8 @@ static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t
     size_t padded = pst_sst_align(ref->stored);
     uint64_t rows = ref->puts + ref->deletes;
     /* Twice its raw size where the codec has a copy, and a hash, a key group and a byte per row.
-     * Converted
-     * values are kept as such, as Arrow columns of both types, and once more as they are put
-     * together. */
+     * Converted values are kept as such, as Arrow columns of both types, and once more as they are
+     * put together. */
     uint64_t copies = r->n_conversions ? 8 : 2;
     pst_status s = pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded +
                                                     copies * ref->raw + rows * 13);
@@ -533,6 +532,14 @@ void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_
 
 void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows) {
     pst_sst_view_skip(&r->block, r->block.row + rows);
+}
+
+void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n) {
+    pst_sst_view *v = &r->block;
+    uint64_t left = v->kinds[v->row_kinds ? v->row_kinds[v->row - 1] : 0].changed;
+    for (; left; left &= left - 1)
+        v->columns[r->schema.n_keys + __builtin_ctzll(left)].next += n;
+    v->row += n;
 }
 
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {

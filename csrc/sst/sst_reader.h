@@ -50,6 +50,10 @@ void pst_sst_reader_stretch_before(pst_sst_reader *r, int32_t key_group, uint64_
 /* Moves behind the first rows of such a stretch. */
 void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows);
 
+/* Moves behind the next n rows of the block, which put the same columns as the row last read and are
+ * of the seeked range. */
+void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n);
+
 /* About how many rows a key group of the seeked range has, by the file's index alone: a block of
  * several groups counts for each of them alike. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);

@@ -146,7 +146,16 @@ static void test_append(const pst_tree_shape *shape, uint64_t seed) {
             REQUIRE(tree_clear(m) == PST_OK);
             from = 0;
         }
-        for (uint32_t i = from; i < end && i < KEYS; i++) {
+        if (end > KEYS)
+            end = KEYS;
+        if (round % 2) {
+            uint32_t more = lies ? (uint32_t)check_random(&seed) : 0, half = (end - from) / 2;
+            uint64_t value = check_random(&seed) % 100;
+            REQUIRE(!tree_append_run(m, from, half, value, round, end - from - half));
+            REQUIRE(!tree_append_run(m, from + half, end - from - half, value, round, more));
+            from = end;
+        }
+        for (uint32_t i = from; i < end; i++) {
             uint32_t more = lies ? (uint32_t)check_random(&seed) : end - i - 1;
             REQUIRE(tree_put_before(m, m->order[i], check_random(&seed) % 3, round, more) ==
                     PST_OK);

@@ -166,6 +166,36 @@ static inline pst_status tree_put_before(tree_model *m, uint32_t k, uint64_t see
     return PST_OK;
 }
 
+/* The n keys from place `from` of the order on, which are put together if all others lie before them,
+ * else one by one. */
+static inline pst_status tree_append_run(tree_model *m, uint32_t from, uint32_t n, uint64_t seed,
+                                         int64_t time, uint32_t more) {
+    tree_room *rooms = calloc(n + 1, sizeof *rooms);
+    pst_tree_entry *e = calloc(n + 1, sizeof *e);
+    uint32_t done, behind = 1;
+    REQUIRE(rooms && e);
+    for (uint32_t i = from; i < m->keys; i++)
+        behind &= !m->now.present[m->order[i]];
+    for (uint32_t i = 0; i < n; i++) {
+        tree_key(&m->shape, m->order[from + i], &e[i], &rooms[i]);
+        tree_value(&m->shape, seed + i, &e[i], &rooms[i]);
+        e[i].time = time;
+    }
+    pst_status s = pst_tree_append_run(m->t, &m->shape, &m->now.root, e, n, more, &done);
+    CHECK_EQ(done, behind && !s ? n : 0);
+    for (uint32_t i = 0; i < done; i++) {
+        uint32_t k = m->order[from + i];
+        m->now.present[k] = 1;
+        m->now.seed[k] = seed + i;
+        m->now.time[k] = m->shape.timed ? time : 0;
+    }
+    free(rooms);
+    free(e);
+    for (uint32_t i = done; !s && i < n; i++)
+        s = tree_put_before(m, m->order[from + i], seed + i, time, n - i - 1);
+    return s;
+}
+
 static inline pst_status tree_put(tree_model *m, uint32_t k, uint64_t seed, int64_t time) {
     return tree_put_before(m, k, seed, time, 0);
 }

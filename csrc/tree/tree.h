@@ -73,6 +73,11 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
 pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                            const pst_tree_entry *e, uint32_t more);
 
+/* The same for n entries that ascend, as far as they lie behind all others: *done of them, all or
+ * none. The path is found once. */
+pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                               const pst_tree_entry *e, uint32_t n, uint32_t more, uint32_t *done);
+
 /* Looks only at the key of `e`. PST_NOT_FOUND changes nothing; other statuses as for put. */
 pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                            const pst_tree_entry *e);

@@ -317,6 +317,55 @@ pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root 
     return p.corrupt ? PST_CORRUPT : insert(&w, &p, e);
 }
 
+/* Puts an entry behind the path's last one, where the leaf is born and has room. */
+static pst_status put_last(pst_tree_writer *w, uint64_t *leaf, uint32_t count,
+                           const pst_tree_entry *e) {
+    uint64_t key[2] = {e->key[0], e->key[1]}, ref[2];
+    const uint64_t *value;
+    pst_status s = w->s->key_is_ref ? pst_tw_store_bytes(w, e->key_bytes, key) : PST_OK;
+    if (!s)
+        s = value_of(w, e, ref, &value);
+    if (s)
+        return s;
+    pst_tw_set_count(leaf, count + 1);
+    pst_put_words(pst_tw_key(w, leaf, count), key, w->s->key_words);
+    pst_put_words(pst_tw_value(w, leaf, count), value, w->s->value_words);
+    if (w->s->timed)
+        pst_put64(pst_tw_time(w, leaf, count), (uint64_t)e->time);
+    w->at[0].index = count;
+    w->root->count++;
+    return PST_OK;
+}
+
+pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                               const pst_tree_entry *e, uint32_t n, uint32_t more, uint32_t *done) {
+    pst_tree_writer w = pst_tw_begin(t, s, root);
+    pst_status st = PST_OK;
+    *done = 0;
+    for (uint32_t i = 0; !st && i < n; i++) {
+        pst_tree_probe p;
+        if ((s->key_is_ref && e[i].key_bytes.size > PST_TREE_MAX_KEY) ||
+            (s->value_is_ref && e[i].value_bytes.size > PST_MAX_BYTES))
+            return PST_TOO_LARGE;
+        if (i && root->count < UINT32_MAX) {
+            uint64_t *leaf = pst_tw_node(&w, w.at[0].node);
+            uint32_t count = pst_node_count(*leaf);
+            w.at[0].index = count;
+            if (count < pst_node_capacity(*leaf)) {
+                st = put_last(&w, leaf, count, &e[i]);
+                continue;
+            }
+        }
+        pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, &e[i]);
+        if (!i && root->node && !is_behind_all(&w, &p))
+            return p.corrupt ? PST_CORRUPT : PST_OK;
+        w.more = n - 1 - i + more > PST_TREE_MOST ? PST_TREE_MOST : n - 1 - i + more;
+        st = insert(&w, &p, &e[i]);
+    }
+    *done = n;
+    return st;
+}
+
 /* ---- runs ------------------------------------------------------------------------------------ */
 
 static unsigned __int128 pair_at(const uint64_t *key) {
