@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
 
@@ -72,8 +73,16 @@ def test_another_class_is_left_alone() -> None:
     assert not quicken_class(kind)
 
 
-def test_sparks_class_is_quick_only_in_tasks() -> None:
+def test_sparks_class_is_quick_only_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Row.__dict__["__new__"]
     quicken()
     assert Row.__dict__["__new__"] is before
-    assert pickle.loads(pickle.dumps(Row(a=1))) == Row(a=1)
+    monkeypatch.setattr(TaskContext, "get", lambda: object())
+    try:
+        quicken()
+        quick = Row.__dict__["__new__"]
+        assert quick is not before and Row(a=1).asDict() == {"a": 1}
+        quicken()
+        assert Row.__dict__["__new__"] is quick
+    finally:
+        Row.__new__ = before  # type: ignore[method-assign]
