@@ -72,8 +72,8 @@ pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *r
 /* Gathers a row of a table with lists, maps or timers, and what changed of each. */
 pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                         uint64_t before_presence, const uint64_t *before);
-/* Whether rows are a word key and values of eight bytes alone; then the rows that the open epoch
- * changed are gathered by the second one. REQUIRES: room for an entry of each touched row. */
+/* Whether rows are a word key and up to seven values of at most a word; then the rows that the open
+ * epoch changed are gathered by the second one. REQUIRES: room for an entry of each touched row. */
 int pst_sealed_is_words(const pst_table *t);
 pst_status pst_sealed_touched_words(pst_sealed *s, const pst_table *t);
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
