@@ -1,41 +1,30 @@
 """Runs the benchmarks in turn and prints one table: ``python -m bench [--only count,files]``.
 
-``PYSTATE_BENCH_SCALE`` is `smoke`, `short` (the default) or `large`.
+``--spark`` runs the jobs on Spark, ``--others`` the same work in other engines, and ``--all``
+everything, for the report. ``PYSTATE_BENCH_SCALE`` is `smoke`, `short` (the default) or `large`.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
-import json
-import os
-import platform
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import measure
+from bench.results import RESULTS, Run, cpu_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.measure import Row, Scale
 
-RESULTS = Path(__file__).parent / "results"
+    Question = Callable[[Scale], list[Row]]
 
 
-def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
-    """The function that answers each question; only modules that the run needs are imported."""
-    if spark:
-        from bench import spark_jobs, spark_timed
-        from bench.nexmark import compare
-
-        return {
-            "spark-count": spark_jobs.jobs,
-            "spark-function": spark_timed.jobs,
-            "nexmark": compare.queries,
-        }
+def in_process() -> dict[str, Question]:
+    """What one process answers by itself."""
     from bench import (
         elements,
         files,
@@ -43,8 +32,11 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         keyed,
         memory,
         rows,
+        scaling,
         shared,
         snapshots,
+        state_size,
+        stores,
         windows,
         writes,
     )
@@ -52,6 +44,7 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
     return {
         "count": keyed.vectorised,
         "one-key": keyed.scalar,
+        "stores": stores.stores,
         "writes": writes.writes,
         "snapshot-pause": snapshots.pause,
         "delta-size": snapshots.bytes_written,
@@ -63,62 +56,75 @@ def questions(spark: bool) -> dict[str, Callable[[Scale], list[Row]]]:
         "growth": growth.growth,
         "rows": rows.rows,
         "windows": windows.windows,
+        "state-size": state_size.store,
+        "scaling": scaling.threads,
     }
 
 
-def save(rows: list[Row], scale: Scale, folder: Path) -> Path:
-    """Write the results as JSON and return the file's path."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{now:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
-    run = {
-        "time": now.isoformat(timespec="seconds"),
-        "scale": dataclasses.asdict(scale),
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load": os.getloadavg(),
-        },
-        "rows": [dataclasses.asdict(row) for row in rows],
+def on_spark() -> dict[str, Question]:
+    """Jobs, in sessions of this process or of one that it starts."""
+    from bench import scaling, small_batches, spark_jobs, spark_timed, state_size
+    from bench.nexmark import compare
+
+    return {
+        "spark-count": spark_jobs.jobs,
+        "spark-function": spark_timed.jobs,
+        "small-batches": small_batches.jobs,
+        "spark-state-size": state_size.job,
+        "spark-scaling": scaling.sessions,
+        "nexmark": compare.queries,
     }
-    path.write_text(json.dumps(run, indent=1), encoding="utf-8")
-    return path
 
 
-def cpu_name() -> str:
-    """The processor's model."""
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    models = [line.split(":", 1)[1] for line in info.splitlines() if line.startswith("model name")]
-    return models[0].strip() if models else platform.machine()
+def in_other_engines() -> dict[str, Question]:
+    """Programs in environments of their own."""
+    from bench.others import compare
+
+    return {"others": compare.programs, "flink": compare.flink}
+
+
+def everything() -> dict[str, Question]:
+    """All that the report shows."""
+    return {**in_process(), **on_spark(), **in_other_engines()}
 
 
 def main() -> int:
-    """Run the requested benchmarks."""
+    """Run the requested benchmarks; one that fails is reported, and the others still run."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", help="questions, separated by commas: count,files")
-    parser.add_argument("--spark", action="store_true", help="the jobs on Spark")
+    which = parser.add_mutually_exclusive_group()
+    for option, chosen, text in (
+        ("--spark", on_spark, "the jobs on Spark"),
+        ("--others", in_other_engines, "the same work in other engines"),
+        ("--all", everything, "all of them"),
+    ):
+        which.add_argument(
+            option, dest="chosen", action="store_const", const=chosen, default=in_process, help=text
+        )
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     arguments = parser.parse_args()
     scale = measure.chosen_scale()
-    answers = questions(arguments.spark)
+    # Only modules that the run needs are imported.
+    answers: dict[str, Question] = arguments.chosen()
     wanted = arguments.only.split(",") if arguments.only else list(answers)
     if unknown := [name for name in wanted if name not in answers]:
         parser.error(f"no such question: {', '.join(unknown)} (there are {', '.join(answers)})")
-    rows = []
+    run = Run(scale, arguments.output)
+    failed = []
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += answers[name](scale)
-    path = save(rows, scale, arguments.output)
-    print(measure.table(rows))
-    print(
-        f"\nmedians, smallest and largest round in brackets; {cpu_name()}, {os.cpu_count()} cores"
-    )
-    print(f"all figures: {os.path.relpath(path)}")
-    return 0
+        try:
+            with run.asked(name) as answer:
+                answer.rows += answers[name](scale)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+    print(measure.table([row for answer in run.answers for row in answer.rows]))
+    print(f"\nmedians, smallest and largest round in brackets; {cpu_name()}")
+    print(f"all figures: {run.path}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
