@@ -63,7 +63,7 @@ def in_process() -> dict[str, Question]:
 
 def on_spark() -> dict[str, Question]:
     """Jobs, in sessions of this process or of one that it starts."""
-    from bench import scaling, small_batches, spark_jobs, spark_timed, state_size
+    from bench import small_batches, spark_jobs, spark_timed, state_size
     from bench.nexmark import compare
 
     return {
@@ -71,7 +71,6 @@ def on_spark() -> dict[str, Question]:
         "spark-function": spark_timed.jobs,
         "small-batches": small_batches.jobs,
         "spark-state-size": state_size.job,
-        "spark-scaling": scaling.sessions,
         "nexmark": compare.queries,
     }
 

@@ -67,6 +67,8 @@ def pause(scale: Scale) -> list[Row]:
                 ratio=against(measured.snapshot, by_size[scale.state_sizes[0]].snapshot),
                 expected=f"<= {100 + changed * 10 // 1_000} µs, flat",
                 detail={"step_after_us": measured.step_after},
+                series="snapshot()",
+                size=n_keys,
             )
         )
     n_keys = scale.state_sizes[-1]
