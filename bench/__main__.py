@@ -63,11 +63,13 @@ def in_process() -> dict[str, Question]:
 
 def on_spark() -> dict[str, Question]:
     """Jobs, in sessions of this process or of one that it starts."""
-    from bench import small_batches, spark_jobs, spark_timed, state_size
+    from bench import small_batches, spark_jobs, spark_timed, spark_windows, state_size
     from bench.nexmark import compare
 
     return {
         "spark-count": spark_jobs.jobs,
+        "spark-skewed": spark_jobs.skewed,
+        "spark-windows": spark_windows.jobs,
         "spark-function": spark_timed.jobs,
         "small-batches": small_batches.jobs,
         "spark-state-size": state_size.job,

@@ -8,20 +8,22 @@ worker (`mapInArrow`) that passes on as many rows as the other jobs have keys to
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import pystate as ps
 from bench.measure import Row, Scale, Spread
+from bench.processes import ProcessorTime
 from pystate.spark import Job, ParquetSink
 
 if TYPE_CHECKING:
@@ -30,10 +32,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from pystate.spark.base.combining import Combine
+
+    Starts = dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]]
+
 PARALLELISM = 2
 MAX_PARALLELISM = 128
 WARM_UP = 3
 """Batches that are not timed: after them 99.7 % of the keys exist and the JVM is warm."""
+SKEW = 1.1
+"""The exponent of skewed keys."""
+EXPECTED = {
+    "without state": ">= 0.92x",
+    "Spark, in memory": ">= 2.5x",
+    "Spark, RocksDB": ">= 6.5x",
+}
+EXPECTED_SKEWED = {"without state": ">= 2x"}
 PROVIDERS = {
     "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -65,11 +79,20 @@ def session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def write_input(spark: SparkSession, scale: Scale, folder: Path) -> None:
-    """Write one batch, a file per core; keys are uniform over `spark_keys`."""
+def write_input(spark: SparkSession, scale: Scale, folder: Path, skew: float = 0) -> None:
+    """Write one batch, a file per core.
+
+    Keys are uniform over `spark_keys`, or with a skew their ranks follow Zipf's law, rounded down
+    from its continuous form.
+    """
     seed = int(folder.name) * scale.spark_rows
     rows = spark.range(seed, seed + scale.spark_rows, 1, PARALLELISM)
-    spread = F.pmod(F.xxhash64(F.col("id") + 1_000_003), F.lit(scale.spark_keys))
+    drawn = F.xxhash64(F.col("id") + 1_000_003)
+    spread = F.pmod(drawn, F.lit(scale.spark_keys))
+    if skew:
+        share = F.pmod(drawn, F.lit(1 << 53)) / F.lit(float(1 << 53))
+        tail = scale.spark_keys ** (1 - skew) - 1
+        spread = F.floor(F.pow(1 + share * tail, F.lit(1 / (1 - skew))))
     rows.select(spread.cast("long").alias("key"), F.col("id").alias("value")).write.parquet(
         str(folder)
     )
@@ -88,15 +111,20 @@ def hand_over(batch: Path, folder: Path) -> None:
     coming.rename(folder / "in" / batch.name)
 
 
-def updated_share(scale: Scale) -> float:
+def updated_share(scale: Scale, skew: float = 0) -> float:
     """The share of distinct keys among a batch's rows, drawn at random."""
-    drawn = scale.spark_rows / scale.spark_keys
-    return (1 - math.exp(-drawn)) / drawn
+    chances = np.full(scale.spark_keys, 1 / scale.spark_keys)
+    if skew:
+        ranks = np.arange(1, scale.spark_keys + 1, dtype=np.float64) ** (1 - skew)
+        chances = np.diff(ranks) / (ranks[-1] - 1)
+    return float(-np.expm1(-scale.spark_rows * chances).sum() / scale.spark_rows)
 
 
-def start_without_state(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
+def start_without_state(
+    stream: DataFrame, scale: Scale, folder: Path, skew: float = 0
+) -> StreamingQuery:
     """The pass-through job."""
-    share = updated_share(scale)
+    share = updated_share(scale, skew)
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -115,7 +143,9 @@ def start_without_state(stream: DataFrame, scale: Scale, folder: Path) -> Stream
     return started(stream.writeStream.foreachBatch(write), folder)
 
 
-def start_with_pystate(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
+def start_with_pystate(
+    stream: DataFrame, scale: Scale, folder: Path, combine: Combine = "auto"
+) -> StreamingQuery:
     """The product."""
     job = Job(
         "bench",
@@ -125,7 +155,7 @@ def start_with_pystate(stream: DataFrame, scale: Scale, folder: Path) -> Streami
     )
 
     def pipeline(frame: DataFrame) -> DataFrame:
-        return job.key_by(frame, "key", uid="count").aggregate(n=ps.count())
+        return job.key_by(frame, "key", uid="count").aggregate(n=ps.count(), combine=combine)
 
     return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
 
@@ -158,14 +188,27 @@ def batch_seconds(query: StreamingQuery, turn: int) -> float:
 
 
 def jobs(scale: Scale) -> list[Row]:
+    """All jobs, with uniform keys."""
+    return compared(scale, 0, {})
+
+
+def skewed(scale: Scale) -> list[Row]:
+    """All jobs, with skewed keys, whose rows pystate and Spark combine before the shuffle."""
+    plain = partial(start_with_pystate, combine=False)
+    return compared(scale, SKEW, {"pystate, not combined": (plain, "HDFSBacked")})
+
+
+def compared(scale: Scale, skew: float, more: Starts) -> list[Row]:
     """All jobs run in one session; each batch goes through one job after the other."""
-    starts: dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]] = {
-        "without state": (start_without_state, "HDFSBacked"),
+    starts: Starts = {
+        "without state": (partial(start_without_state, skew=skew), "HDFSBacked"),
         "pystate": (start_with_pystate, "HDFSBacked"),
+        **more,
         "Spark, in memory": (start_native, "HDFSBacked"),
         "Spark, RocksDB": (start_native, "RocksDB"),
     }
     seconds: dict[str, list[float]] = {name: [] for name in starts}
+    worked: dict[str, list[float]] = {name: [] for name in starts}
     root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
     try:
         with session(root) as spark:
@@ -175,17 +218,20 @@ def jobs(scale: Scale) -> list[Row]:
                 folders[name] = folder = root / name.replace(" ", "-")
                 queries[name] = start(source(spark, folder), scale, folder)
             for turn in range(WARM_UP + scale.spark_batches):
-                write_input(spark, scale, root / str(turn))
+                write_input(spark, scale, root / str(turn), skew)
                 for name, query in queries.items():
+                    processors = ProcessorTime()
                     hand_over(root / str(turn), folders[name])
                     seconds[name].append(batch_seconds(query, turn))
+                    worked[name].append(processors.seconds())
             for query in queries.values():
                 query.stop()
             written = {name: last_output_rows(spark, folders[name]) for name in starts}
     finally:
         shutil.rmtree(root, ignore_errors=True)
     timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
-    return [row_of(name, timed, written, scale) for name in starts]
+    busy = {name: taken[WARM_UP:] for name, taken in worked.items()}
+    return [row_of(name, timed, busy, written, scale, skew) for name in starts]
 
 
 def last_output_rows(spark: SparkSession, folder: Path) -> int:
@@ -197,7 +243,12 @@ def last_output_rows(spark: SparkSession, folder: Path) -> int:
 
 
 def row_of(
-    name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
+    name: str,
+    seconds: dict[str, list[float]],
+    worked: dict[str, list[float]],
+    written: dict[str, int],
+    scale: Scale,
+    skew: float,
 ) -> Row:
     """A job's rate: pystate's relative to the job without state, and its lead over the others."""
     rates = {job: [scale.spark_rows / taken / 1e6 for taken in seconds[job]] for job in seconds}
@@ -207,18 +258,19 @@ def row_of(
             [ours / theirs for ours, theirs in zip(rates["pystate"], rates[name], strict=True)]
         )
         peer = f"pystate / {name}"
-        expected = {
-            "without state": ">= 0.92x",
-            "Spark, in memory": ">= 2.5x",
-            "Spark, RocksDB": ">= 6.5x",
-        }[name]
+        expected = (EXPECTED_SKEWED if skew else EXPECTED).get(name, "")
     return Row(
-        "spark-count",
-        f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}",
+        "spark-skewed" if skew else "spark-count",
+        f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} "
+        f"{f'keys, zipf {skew}' if skew else 'keys'}: {name}",
         Spread.of(rates[name]),
         "M rows/s",
         peer=peer,
         ratio=ratio,
         expected=expected,
-        detail={"seconds": seconds[name], "output_rows": written[name]},
+        detail={
+            "seconds": seconds[name],
+            "processor_seconds": worked[name],
+            "output_rows": written[name],
+        },
     )

@@ -347,30 +347,30 @@ static void find_lines(pst_batch *b, int64_t to) {
     b->lined = to;
 }
 
-/* The line `steps` lines behind the home line of key i. */
-static RARE const uint64_t *line_behind(const pst_batch *b, int64_t i, int steps) {
+/* Points at the home line of key i; 0 where its shard has no page. */
+static int walk_home(const pst_batch *b, int64_t i, pst_cursor *c) {
     const pst_table *t = b->t;
     uint32_t tag = b->tags[i % PST_LINES];
-    pst_cursor c;
-    if (!pst_cursor_home(&c,
-                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, b->hash[i], tag)],
-                         t->heap, tag))
-        return b->lines[i % PST_LINES];
-    while (steps--)
-        pst_cursor_step(&c, t->heap);
-    return c.line;
+    uint32_t at = pst_directory_at(t, t->m->directory_bits, b->hash[i], tag);
+    return pst_cursor_home(c, &t->m->shards[at], t->heap, tag);
 }
 
-/* The home line is full of other keys: prefetches the two lines after it. */
-static void try_next_lines(pst_batch *b, int64_t i) {
-    b->lines[i % PST_LINES] = line_behind(b, i, 1);
-    __builtin_prefetch(b->lines[i % PST_LINES]);
-    __builtin_prefetch(line_behind(b, i, 2));
+/* The home line is full of other keys: prefetches the lines after it. */
+static RARE void try_next_lines(pst_batch *b, int64_t i) {
+    enum { NEXT = 4 };
+    pst_cursor c;
+    if (!walk_home(b, i, &c))
+        return;
     b->moved[b->moved_tail++ % PST_LINES] = i;
+    for (int k = 0; k < NEXT; k++) {
+        pst_cursor_step(&c, b->t->heap);
+        __builtin_prefetch(c.line);
+    }
 }
 
 /* Takes the first entry with the right tag. The line may be out of date: a slot found here is
- * compared later, and PST_NONE is looked up again by callers to whom it matters. */
+ * compared later, and if a row was made meanwhile, callers to whom it matters look again where they
+ * see PST_NONE. */
 static void guess_slots(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     uint32_t taken = t->m->slots, *slots = b->slots;
@@ -383,10 +383,10 @@ static void guess_slots(pst_batch *b, int64_t to) {
         uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
         if (slot < taken) {
             pst_prefetch_row(t, slot);
-        } else {
-            slot = PST_NONE;
-            if (line[PST_LINE - 1])
-                try_next_lines(b, i);
+        } else if (m) { /* to a key whose tag is 0, empty cells bear it */
+            slot = pst_batch_find_row(b, i);
+        } else if (line[PST_LINE - 1]) {
+            try_next_lines(b, i);
         }
         slots[i] = slot;
     }
@@ -394,25 +394,29 @@ static void guess_slots(pst_batch *b, int64_t to) {
         b->guessed = to;
 }
 
-/* A slot under this tag, or PST_NONE. */
-static uint32_t slot_in(const pst_table *t, const uint64_t *line, uint32_t tag) {
-    uint32_t m = pst_line_matches(line, tag);
-    uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
-    return slot < t->m->slots ? slot : PST_NONE;
-}
-
-/* Looks for the keys that were not in their home lines: most are in the next line, one in four in
- * the one after that. */
+/* Looks for the keys that were not in their home lines: half of them are in the next line, but one
+ * in five is four lines or more behind. The epoch's first write may have rebuilt the shard since the
+ * home line was looked at, so the walk begins there again. */
 static RARE void guess_moved(pst_batch *b, int64_t to) {
     const pst_table *t = b->t;
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
         int64_t i = b->moved[b->moved_head++ % PST_LINES];
-        const uint64_t *line = b->lines[i % PST_LINES];
-        uint32_t tag = b->tags[i % PST_LINES], slot = slot_in(t, line, tag);
-        if (slot == PST_NONE && line[PST_LINE - 1])
-            slot = slot_in(t, line_behind(b, i, 2), tag);
-        if (slot != PST_NONE)
+        uint32_t tag = b->tags[i % PST_LINES], slot = PST_NONE, m = 0;
+        pst_cursor c;
+        if (!walk_home(b, i, &c))
+            continue;
+        for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
+            m = pst_line_matches(c.line, tag);
+            if (m)
+                slot = pst_entry_slot(c.line[__builtin_ctz(m)]);
+            if (m || !c.line[PST_LINE - 1])
+                break;
+            pst_cursor_step(&c, t->heap);
+        }
+        if (slot < t->m->slots)
             pst_prefetch_row(t, slot);
+        else if (m)
+            slot = pst_batch_find_row(b, i);
         b->slots[i] = slot;
     }
 }
@@ -463,6 +467,8 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
 }
 
 void pst_batch_resolve(pst_batch *b, int64_t to) {
+    if (!b->lined)
+        b->made = b->t->m->ties ? UINT64_MAX : pst_rows_made(b->t);
     while (b->resolved < to) {
         int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
         pst_prefetch_words(b->hash, from + 3 * PST_GROUP, b->length);

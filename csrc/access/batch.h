@@ -10,8 +10,8 @@
  * Thread safety: as the table.
  *
  * Invariants
- *  M1. slots[i] for i < resolved is the row of key i, or PST_NONE where there was none; it may
- *      have been made meanwhile, so whoever needs it looks again.
+ *  M1. slots[i] for i < resolved is the row of key i, or PST_NONE where there was none. It may have
+ *      been made meanwhile: unless the epoch has made no row since, whoever needs it looks again.
  *  M2. A batch whose generation is not the table's is PST_STALE.
  *  M3. Reading inserts nothing.
  *  M4. An operation that fails after it changed something poisons the table.
@@ -25,6 +25,7 @@
 
 #include "base/key.h"
 #include "memory/handle.h"
+#include "table/slots.h"
 #include "table/value.h"
 
 enum { PST_GROUP = 16, PST_LINES = 4 * PST_GROUP };
@@ -33,6 +34,7 @@ struct pst_batch {
     pst_table *t;
     uint64_t generation;
     int64_t length;
+    uint64_t made;    /* pst_rows_made before the first look-up; UINT64_MAX where there are ties */
     int64_t lined;    /* keys whose index line was found and prefetched */
     int64_t guessed;  /* keys whose slot was read from it, and the row prefetched */
     int64_t resolved; /* keys whose slot was compared */
@@ -85,7 +87,8 @@ void pst_batch_bring_rows(pst_batch *b, int64_t i);
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
 /* The row of key i, or PST_NONE. */
 static inline uint32_t pst_batch_slot(pst_batch *b, int64_t i) {
-    return b->slots[i] == PST_NONE ? pst_batch_find_row(b, i) : b->slots[i];
+    uint32_t slot = b->slots[i];
+    return slot == PST_NONE && b->made != pst_rows_made(b->t) ? pst_batch_find_row(b, i) : slot;
 }
 
 /* Allocates the hashes and slots of n keys as one block. Systems take back memory that was freed in

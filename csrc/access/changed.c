@@ -140,6 +140,8 @@ static pst_status check_key(const pst_batch *b, int32_t column, int is_bytes) {
 static pst_status decode_key(const pst_batch *b, int64_t i, int32_t column, pst_cell *cells,
                              int *valid) {
     uint32_t nulls;
+    if (b->bytes && i + PST_GROUP < b->length) /* in a row, or in a block */
+        __builtin_prefetch(b->bytes[i + PST_GROUP].data);
     pst_bytes none = {NULL, 0};
     pst_status s = pst_key_decode(&b->t->schema, b->own_words ? b->own_words[i] : 0,
                                   b->own_words ? none : b->bytes[i], b->nulls[i], cells, &nulls);

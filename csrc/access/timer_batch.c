@@ -97,29 +97,32 @@ static void sort_timers(uint64_t (*timers)[2], uint32_t n) {
     }
 }
 
-static int any_of(const pst_array *times, int64_t from, int64_t to) {
+/* A bit for each key of the group from .. to - 1 that has a timer. */
+static uint32_t timed_keys(const pst_array *times, int64_t from, int64_t to) {
+    uint32_t all = (UINT32_C(1) << (to - from)) - 1, bits = 0;
+    if (!times->validity)
+        return all;
     if (times->length == 1)
-        return !pst_array_is_null(times, 0);
-    for (int64_t i = from; i < to; i++)
-        if (!pst_array_is_null(times, i))
-            return 1;
-    return 0;
+        return pst_array_is_null(times, 0) ? 0 : all;
+    int64_t first = times->offset + from, last = times->offset + to - 1;
+    for (int64_t at = last >> 3; at >= first >> 3; at--)
+        bits = bits << 8 | times->validity[at];
+    return bits >> (first & 7) & all;
 }
 
-/* Takes the timers of the keys from .. to - 1, whose rows are made. */
-static pst_status find_timers(sorter *x, int64_t from, int64_t to) {
+/* Takes the timers of these of the keys from .. to - 1, and makes their rows. Rows that are there
+ * are not looked at. */
+static pst_status find_timers(sorter *x, int64_t from, int64_t to, uint32_t keys) {
     pst_batch *b = x->b;
     pst_table *t = b->t;
     const int64_t *ms = (const int64_t *)x->times->values + x->times->offset;
-    pst_batch_bring(b, from);
+    pst_batch_resolve(b, to);
     pst_status s = pst_undo_reserve(t, PST_GROUP);
-    for (int64_t i = from; !s && i < to; i++) {
-        int64_t at = x->times->length == 1 ? 0 : i;
-        if (pst_array_is_null(x->times, at))
-            continue;
+    for (; !s && keys; keys &= keys - 1) {
+        int64_t i = from + __builtin_ctz(keys);
         found *f = &x->found[x->n++];
         s = pst_batch_row(b, i, &f->slot);
-        f->word = pst_timer_word(ms[at]);
+        f->word = pst_timer_word(ms[x->times->length == 1 ? 0 : i]);
         f->group = (uint32_t)(pst_group_of(t, b->hash[i]) - t->first_key_group);
     }
     return s;
@@ -145,8 +148,9 @@ static pst_status register_some(sorter *x) {
     pst_status s = PST_OK;
     for (x->n = 0; !s && x->next < length && x->n + PST_GROUP <= SORTED; x->next += PST_GROUP) {
         int64_t to = x->next + PST_GROUP < length ? x->next + PST_GROUP : length;
-        if (any_of(x->times, x->next, to))
-            s = find_timers(x, x->next, to);
+        uint32_t keys = timed_keys(x->times, x->next, to);
+        if (keys)
+            s = find_timers(x, x->next, to, keys);
     }
     if (s)
         return s;

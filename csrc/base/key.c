@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/siphash.h"
+#include "base/words.h"
 #include "base/xxh64.h"
 
 static int is_bytes(pst_type type) {
@@ -101,10 +102,14 @@ static int take(pst_bytes *from, void *to, uint32_t size) {
 
 /* The inverse of pst_key_put_word, behind the tag. */
 static int take_word(pst_bytes *from, uint8_t tag, uint64_t *word) {
-    uint64_t folded = 0;
-    if (tag > PST_KEY_WORD_BYTES || !take(from, &folded, tag - 1u))
+    uint64_t folded[2];
+    uint32_t size = tag - 1u;
+    if (tag > PST_KEY_WORD_BYTES || from->size < size)
         return 0;
-    *word = folded >> 1 ^ (UINT64_C(0) - (folded & 1));
+    pst_short_words(from->data, size, folded);
+    from->data += size;
+    from->size -= size;
+    *word = folded[0] >> 1 ^ (UINT64_C(0) - (folded[0] & 1));
     return 1;
 }
 
@@ -155,6 +160,9 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
 
 /* The nearest number to `mixed` whose key group is that of `hash`. */
 static uint64_t keep_group(uint64_t hash, uint64_t mixed, int32_t max_parallelism) {
+    uint64_t mask = (uint64_t)max_parallelism - 1;
+    if (!(mask & (uint64_t)max_parallelism))
+        return (mixed & ~mask) | (hash & mask);
     int64_t near = (int64_t)mixed, moved;
     int64_t by =
         pst_key_group(hash, max_parallelism) - (int64_t)pst_key_group(mixed, max_parallelism);
@@ -165,7 +173,13 @@ static uint64_t keep_group(uint64_t hash, uint64_t mixed, int32_t max_parallelis
 }
 
 uint64_t pst_key_spread(uint64_t hash, pst_bytes bytes, int32_t max_parallelism) {
-    return keep_group(hash, pst_xxh64(bytes.data, bytes.size, hash), max_parallelism);
+    if (bytes.size > 16)
+        return keep_group(hash, pst_xxh64(bytes.data, bytes.size, hash), max_parallelism);
+    /* Most are an id and a time, each in a few bytes. */
+    uint64_t words[2];
+    pst_short_words(bytes.data, bytes.size, words);
+    uint64_t both = words[0] ^ pst_xxh64_rotl((words[1] + bytes.size) * PST_XXH_P3, 32);
+    return keep_group(hash, pst_xxh64_long((int64_t)both, hash), max_parallelism);
 }
 
 uint64_t pst_key_untied(const uint64_t secret[2], uint64_t hash, pst_bytes bytes,

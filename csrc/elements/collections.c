@@ -161,21 +161,25 @@ static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const p
     return !memcmp(old.value, e->value, s->value_words * 8u);
 }
 
-pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
+pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
+                              uint32_t more) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
-    pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
+    pst_status st = pst_tree_append(t, &t->collections[i].map, &root, e, more);
     if (!st)
         pst_row_map_replace(t, slot, i, before, root);
     return st;
 }
 
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
-    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i);
+    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     if (is_settled(t, i, before, e))
         return PST_OK;
-    pst_status st = pst_row_map_store(t, slot, i, e);
-    t->entries_made += pst_row_map(t, pst_row(t, slot), i).count - before.count;
-    return st;
+    pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
+    if (st)
+        return st;
+    pst_row_map_replace(t, slot, i, before, root);
+    t->entries_made += root.count - before.count;
+    return PST_OK;
 }
 
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {

@@ -43,8 +43,10 @@ void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *
 void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
                          pst_tree_root root);
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
-/* The same, whatever the age of the entry that is there: entries of files bring their own time. */
-pst_status pst_row_map_store(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
+/* The same, whatever the age of the entry that is there: entries of files bring their own time. They
+ * come in order: see pst_tree_append. */
+pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
+                              uint32_t more);
 /* PST_NOT_FOUND, also for an entry that had expired. */
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* PST_NOT_FOUND, also for an entry that is hidden by its age. */

@@ -46,14 +46,12 @@ static pst_status apply_items(pst_table *t, uint32_t slot, int32_t i, uint64_t s
         l.end = seq;
     if (!st && seq > l.end)
         return PST_CORRUPT;
-    for (; !st && (st = pst_packed_next(&p, &item)) == PST_OK; seq++) {
-        if (seq < l.end)
-            continue;
-        if (!p.timed)
-            item.time = pst_ttl_stamp(t, i);
-        st = pst_list_append(t, s, &l, &item);
-    }
-    if (st != PST_NOT_FOUND)
+    for (; !st && seq < l.end; seq++)
+        st = pst_packed_next(&p, &item); /* the list has it already */
+    if (st)
+        return st == PST_NOT_FOUND ? PST_OK : st;
+    st = pst_list_append_packed(t, s, &l, &p, pst_ttl_stamp(t, i));
+    if (st)
         return st;
     if (l.first)
         pst_row_list_store(t, slot, i, &l);
@@ -61,7 +59,7 @@ static pst_status apply_items(pst_table *t, uint32_t slot, int32_t i, uint64_t s
 }
 
 static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes key,
-                              const pst_cell *value, int64_t time) {
+                              const pst_cell *value, int64_t time, uint32_t more) {
     const pst_tree_shape *s = &t->collections[i].map;
     uint64_t room[PST_TREE_MAX_VALUE_WORDS];
     pst_tree_entry e = {.time = time};
@@ -79,7 +77,7 @@ static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes 
     pst_status st = pst_entry_value(t, i, value, room, &e);
     if (time != PST_NO_TIME)
         e.time = time;
-    return st ? st : pst_row_map_store(t, slot, i, &e);
+    return st ? st : pst_row_map_append(t, slot, i, &e, more);
 }
 
 static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, int put,
@@ -106,7 +104,8 @@ static int32_t column_of(const pst_table *t, uint32_t id) {
 }
 
 pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
-                             const int32_t *columns, int32_t n_columns, uint32_t *slot) {
+                             const int32_t *columns, int32_t n_columns, uint32_t more,
+                             uint32_t *slot) {
     pst_bytes element = r->key[t->schema.n_keys].bytes;
     if (element.size < PST_ELEMENT_ID)
         return PST_CORRUPT;
@@ -133,5 +132,5 @@ pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record 
         return s;
     if (is_list)
         return apply_items(t, *slot, i, pst_get_big(rest.data, 8), value->bytes);
-    return apply_entry(t, *slot, i, rest, value, time);
+    return apply_entry(t, *slot, i, rest, value, time, more);
 }

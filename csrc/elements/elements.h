@@ -24,9 +24,11 @@
 enum { PST_RUN_BYTES = 32 * 1024 };
 
 /* Applies a record whose element is not null to the key's row. `columns` as in pst_table_apply.
- * *slot is where the record before found its row, or PST_NONE, and is set likewise. Room for a
- * touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
+ * *slot is where the record before found its row, or PST_NONE, and is set likewise. `more`: as many
+ * records of the same row and state follow, or at least for that many there is to be room. Room for
+ * a touch was reserved. PST_CORRUPT, and what writing to a list or map says. */
 pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record *r,
-                             const int32_t *columns, int32_t n_columns, uint32_t *slot);
+                             const int32_t *columns, int32_t n_columns, uint32_t more,
+                             uint32_t *slot);
 
 #endif

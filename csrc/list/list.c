@@ -14,10 +14,7 @@
  *     times                         timed lists: from the back, the oldest last
  *
  * A variable item is its size in 32 bits and its bytes, padded to whole words. */
-enum { HEADER = PST_LIST_CHUNK_HEADER, FIRST_CHUNK = 32, LARGE_CHUNK = 4096 };
-
-/* Numbers for a whole chunk of items are left. */
-#define MAX_SEQ ((UINT64_C(1) << PST_LIST_CLASS_SHIFT) - LARGE_CHUNK)
+enum { HEADER = PST_LIST_CHUNK_HEADER };
 
 typedef pst_list_chunk chunk;
 
@@ -50,120 +47,11 @@ static int look(const uint8_t *heap, uint64_t heap_bytes, uint32_t granule, chun
     return c->bytes > HEADER && at + c->bytes <= heap_bytes;
 }
 
-static uint64_t item_bytes(const pst_list_shape *s, const pst_item *item) {
-    return s->width ? s->width : ((uint64_t)item->size + 4 + 7) & ~UINT64_C(7);
-}
-
 static const int64_t *time_at(const chunk *c, uint64_t i) {
     return (const int64_t *)(const void *)(c->at + c->bytes) - 1 - i;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static void put_words(uint8_t *to, const uint8_t *from, uint64_t bytes) {
-    uint64_t word;
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        memcpy(&word, from + i, 8);
-        pst_put64(to + i, word);
-    }
-}
-
-static void put_variable(uint8_t *to, const pst_item *item) {
-    const uint8_t *from = item->data;
-    uint64_t word = item->size, size = item->size, head = size < 4 ? size : 4;
-    if (head)
-        memcpy((uint8_t *)&word + 4, from, head);
-    pst_put64(to, word);
-    if (size <= 4)
-        return;
-    uint64_t rest = size - 4, whole = rest & ~UINT64_C(7);
-    put_words(to + 8, from + 4, whole);
-    if (rest == whole)
-        return;
-    word = 0;
-    memcpy(&word, from + 4 + whole, rest - whole);
-    pst_put64(to + 8 + whole, word);
-}
-
-static void put_item(const pst_list_shape *s, uint8_t *to, const pst_item *item) {
-    uint16_t half;
-    uint32_t word;
-    switch (s->width) {
-    case 0:
-        put_variable(to, item);
-        return;
-    case 1:
-        pst_put8(to, *(const uint8_t *)item->data);
-        return;
-    case 2:
-        memcpy(&half, item->data, 2);
-        pst_put16(to, half);
-        return;
-    case 4:
-        memcpy(&word, item->data, 4);
-        pst_put32(to, word);
-        return;
-    default:
-        put_words(to, item->data, s->width);
-    }
-}
-
-static void put_time(uint8_t *at, uint64_t bytes, uint64_t i, int64_t time) {
-    pst_put64(at + bytes - 8 * (i + 1), (uint64_t)time);
-}
-
-/* The item becomes the first of a new chunk at the end of the chain. */
-static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *l,
-                               const pst_item *item) {
-    uint64_t used = item_bytes(s, item), need = HEADER + used + (s->timed ? 8 : 0);
-    uint64_t bytes = l->first ? 2 * pst_class_size((uint32_t)l->last_class) : FIRST_CHUNK;
-    if (need > PST_MAX_BYTES || l->end >= MAX_SEQ)
-        return PST_TOO_LARGE;
-    if (bytes > LARGE_CHUNK)
-        bytes = LARGE_CHUNK;
-    /* A large item gets a chunk that fits it; in an ordinary chunk it would leave most of the room
-     * unused. */
-    if (bytes < need || need > LARGE_CHUNK / 4)
-        bytes = need;
-    uint32_t granule, class = pst_class_of(bytes);
-    pst_status st = pst_block_alloc(t, class, &granule);
-    if (st)
-        return st;
-    uint8_t *at = pst_block(t, granule);
-    pst_put64(at, (uint64_t)l->last << 32);
-    pst_put64(at + 8, l->end << 8 | class);
-    put_item(s, at + HEADER, item);
-    if (s->timed)
-        put_time(at, pst_class_size(class), 0, item->time);
-    if (l->first) {
-        pst_put32(pst_block(t, l->last), granule);
-    } else {
-        l->first = granule;
-        l->born = (uint32_t)t->h->active;
-    }
-    l->last = granule;
-    l->last_class = class;
-    l->used = (uint32_t)used;
-    l->end++;
-    return PST_OK;
-}
-
-pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
-                           const pst_item *item) {
-    if (!l->first)
-        return append_chunk(t, s, l, item);
-    uint8_t *at = pst_block(t, l->last);
-    uint64_t bytes = pst_class_size((uint32_t)l->last_class), used = item_bytes(s, item);
-    uint64_t i = s->timed ? l->end - (pst_get64(at + 8) >> 8) : 0;
-    if (HEADER + l->used + used + (s->timed ? 8 * (i + 1) : 0) > bytes)
-        return append_chunk(t, s, l, item);
-    put_item(s, at + HEADER + l->used, item);
-    if (s->timed)
-        put_time(at, bytes, i, item->time);
-    l->used += (uint32_t)used;
-    l->end++;
-    return PST_OK;
-}
+/* ---- taking away ------------------------------------------------------------------------------ */
 
 /* Frees the first chunk. */
 static pst_status drop_chunk(pst_table *t, pst_list *l, const chunk *first) {

@@ -246,5 +246,9 @@ typedef struct pst_packed {
 pst_status pst_packed_open(pst_packed *p, const pst_list_shape *s, pst_bytes blob);
 /* `item->data` points into the blob, without alignment. PST_NOT_FOUND at the end, PST_CORRUPT. */
 pst_status pst_packed_next(pst_packed *p, pst_item *item);
+/* Appends all that is left of `packed`; without times of its own its items have `time`. The first
+ * chunk of a list has room for all of them, as far as a chunk has. PST_CORRUPT, and as an append. */
+pst_status pst_list_append_packed(pst_table *t, const pst_list_shape *s, pst_list *l,
+                                  pst_packed *packed, int64_t time);
 
 #endif

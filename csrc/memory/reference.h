@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "base/words.h"
 #include "memory/layout.h"
 #include "memory/store.h"
 
@@ -49,15 +50,16 @@ PST_PREFETCH void pst_prefetch_bytes(const uint8_t *data, uint32_t size) {
 /* The reference of bytes that fit inline; for longer ones with a zero granule, which the caller
  * adds. */
 static inline void pst_ref_make(uint64_t ref[2], pst_bytes b) {
-    uint8_t image[16] = {0};
-    memcpy(image, &b.size, 4);
+    uint64_t words[2];
     if (b.size > PST_INLINE_BYTES) {
-        memcpy(image + 4, b.data, 4);
-        memcpy(image + 12, b.data + 4, 4);
-    } else if (b.size) {
-        memcpy(image + 4, b.data, b.size);
+        memcpy(words, b.data, 8);
+        ref[0] = b.size | words[0] << 32;
+        ref[1] = words[0] >> 32 << 32;
+        return;
     }
-    memcpy(ref, image, 16);
+    pst_short_words(b.data, b.size, words);
+    ref[0] = b.size | words[0] << 32;
+    ref[1] = words[0] >> 32 | words[1] << 32;
 }
 
 static inline int pst_ref_equals(const uint8_t *heap, const uint64_t ref[2], pst_bytes b) {

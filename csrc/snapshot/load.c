@@ -108,9 +108,9 @@ static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *
     return s;
 }
 
-/* *slot: see pst_element_apply. */
+/* `more`, *slot: see pst_element_apply. */
 static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping *m,
-                            int has_element, uint32_t *slot) {
+                            int has_element, uint32_t more, uint32_t *slot) {
     if (t->poisoned)
         return PST_POISONED;
     if (!t->attached)
@@ -131,7 +131,7 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     if (has_element && !(r->key_nulls >> n_keys & 1))
         return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
-                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n, slot))
+                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n, more, slot))
                    : PST_OK;
     if (r->op == PST_PUT)
         return pst_poison(t, apply_put(t, &key, r, m, slot));
@@ -149,7 +149,7 @@ pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *col
     if (!make_mapping(t, columns, n_columns, &m))
         return PST_INVALID;
     uint32_t slot = PST_NONE;
-    return apply_row(t, r, &m, t->lay.has_elements, &slot);
+    return apply_row(t, r, &m, t->lay.has_elements, 0, &slot);
 }
 
 /* Are the file's cells what the table takes them for? */
@@ -222,6 +222,29 @@ static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahea
         bring_row(t, ahead.hash[ROWS_AHEAD]);
 }
 
+/* How many of the next rows in the block are elements of the same state and row as the row last
+ * read: for so many the map or list is given room at once. */
+static uint32_t followers(const pst_ahead *ahead) {
+    enum { MOST = 64 };
+    if (!ahead->same || ahead->rows < 2 || !ahead->same[1])
+        return 0;
+    const pst_sst_values *element = &ahead->view->columns[ahead->view->schema->n_keys - 1];
+    uint32_t row = ahead->view->rows - ahead->rows, n = 0;
+    pst_cell first, next;
+    if (!pst_sst_has_value(element, row))
+        return 0;
+    pst_sst_value(element, row, &first);
+    for (; n < MOST && n + 1 < ahead->rows && ahead->same[n + 1]; n++) {
+        if (!pst_sst_has_value(element, row + n + 1))
+            break;
+        pst_sst_value(element, row + n + 1, &next);
+        if (next.bytes.size < PST_ELEMENT_ID || first.bytes.size < PST_ELEMENT_ID ||
+            memcmp(first.bytes.data, next.bytes.data, PST_ELEMENT_ID) != 0)
+            break;
+    }
+    return n;
+}
+
 /* ---- rows by column -------------------------------------------------------------------------- */
 
 /* The rows that are made before their values are put, a column at a time. */
@@ -264,7 +287,8 @@ static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_map
         slots[k] = PST_NONE;
         bring_ahead(t, m,
                     (pst_ahead){part->hash + (i + k - part->first),
-                                part->first + part->rows - i - k, i + k == part->first});
+                                part->first + part->rows - i - k, NULL, part->view,
+                                i + k == part->first});
         s = key_at(t, part, i + k, &key);
         if (!s && any_value(part, values, i + k))
             s = pst_row_make(t, &key, &slots[k]);
@@ -364,7 +388,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_NO_MEMORY;
     t->arena.refused = 0;
     uint64_t n = 0;
-    uint32_t slot = PST_NONE;
+    uint32_t slot = PST_NONE, more = 0;
     int has_element = pst_schema_has_element(from);
     m.foreseen = !pst_key_has_namespace(&t->schema);
     pst_dropped_note(&m.dropped, from, columns, n_columns);
@@ -379,8 +403,10 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         s = pst_sst_reader_next(r, record);
         if (s)
             break;
-        bring_ahead(t, &m, pst_sst_reader_ahead(r));
-        s = apply_row(t, record, &m, has_element, &slot);
+        pst_ahead ahead = pst_sst_reader_ahead(r);
+        bring_ahead(t, &m, ahead);
+        more = more ? more - 1 : followers(&ahead);
+        s = apply_row(t, record, &m, has_element, more, &slot);
         n += !s;
     }
     pst_free(record);

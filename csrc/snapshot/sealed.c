@@ -240,8 +240,11 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
         st = gather_touched(s, t);
-    for (uint32_t p = from; !st && p != to; p++)
+    for (uint32_t p = from; !st && p != to; p++) {
+        if (to - p > AHEAD)
+            pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
         st = gather_inserted(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
+    }
     for (uint32_t slot = before->slots; !st && slot < t->m->slots; slot++)
         st = gather_inserted(s, t, slot);
     return !st && t->lay.timers >= 0 ? pst_sealed_timers(s, t) : st;

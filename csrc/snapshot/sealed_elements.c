@@ -353,18 +353,25 @@ static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_
     return PST_OK;
 }
 
+/* The rows of timers lie anywhere, so some timers are found before the first is emitted. */
 static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst_tree_root from,
                               pst_tree_root to) {
+    enum { TOGETHER = 32 };
     pst_tree_diff d;
-    pst_tree_entry e;
-    pst_record_op op;
-    pst_status st = PST_OK;
+    pst_tree_entry e[TOGETHER];
+    pst_record_op op[TOGETHER];
+    pst_status found = PST_OK, st = PST_OK;
     if (!memcmp(&from, &to, sizeof to))
         return PST_OK;
     pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &pst_timer_shape, from, to);
-    while (!st && (st = pst_tree_diff_next(&d, &op, &e)) == PST_OK)
-        st = emit_timer(s, t, domain, op, &e);
-    return st == PST_NOT_FOUND ? PST_OK : st;
+    while (!found && !st) {
+        int n = 0;
+        while (n < TOGETHER && !(found = pst_tree_diff_next(&d, &op[n], &e[n])))
+            pst_prefetch_row(t, (uint32_t)e[n++].key[1]);
+        for (int i = 0; !st && i < n; i++)
+            st = emit_timer(s, t, domain, op[i], &e[i]);
+    }
+    return st || found == PST_NOT_FOUND ? st : found;
 }
 
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t) {

@@ -538,5 +538,6 @@ void pst_sst_reader_skip(pst_sst_reader *r, uint32_t rows) {
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {
     uint32_t row = r->block.row - 1;
     const uint64_t *hash = (const uint64_t *)(const void *)r->hashes.data;
-    return (pst_ahead){hash + row, r->block.rows - row, row == r->first_row};
+    const uint8_t *same = r->rules.has_element ? r->same.data + row : NULL;
+    return (pst_ahead){hash + row, r->block.rows - row, same, &r->block, row == r->first_row};
 }

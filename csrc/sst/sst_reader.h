@@ -13,7 +13,9 @@
 typedef struct pst_ahead {
     const uint64_t *hash; /* of the row last read and of those after it in its block */
     uint32_t rows;        /* how many those are */
-    int begins;           /* the row last read is the first one read of its block */
+    const uint8_t *same;  /* of the same rows, in a file with elements: pst_sst_rows_ascend */
+    const pst_sst_view *view;
+    int begins; /* the row last read is the first one read of its block */
 } pst_ahead;
 
 /* Valid until the next row is read. REQUIRES: pst_sst_reader_next returned PST_OK last. */

@@ -82,11 +82,11 @@ static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag
 }
 
 /* The capacity for `live` entries and one more. It is an eighth to three eighths above what the
- * limit of 6/7 asks for, by a factor of the shard's own. Keys spread evenly, so with one factor all
+ * limit of 4/5 asks for, by a factor of the shard's own. Keys spread evenly, so with one factor all
  * shards would grow in the same epoch, and their old regions would wait for the window together. */
 static uint32_t capacity_for(uint64_t live, uint32_t shard) {
     uint64_t whim = ((live + 1) * 31 + shard) * UINT64_C(0x9E3779B97F4A7C15) >> 56;
-    uint64_t want = (live + 1) * 7 * (1152 + whim) / 6144 + 1;
+    uint64_t want = (live + 1) * 5 * (1152 + whim) / 4096 + 1;
     if (want > PST_PAGE_ENTRIES)
         want = (want + PST_PAGE_ENTRIES - 1) / PST_PAGE_ENTRIES * PST_PAGE_ENTRIES;
     else {
@@ -146,7 +146,7 @@ static void publish(pst_meta *m, uint32_t first, uint32_t n, const pst_shard *s)
 
 /* Room for one more entry. */
 static int has_room(const pst_shard *s) {
-    return (uint64_t)(s->used + 1) * 7 <= (uint64_t)pst_shard_capacity(s->shape) * 6;
+    return (uint64_t)(s->used + 1) * 5 <= (uint64_t)pst_shard_capacity(s->shape) * 4;
 }
 
 /* ---- rebuilding ------------------------------------------------------------------------------ */
@@ -340,8 +340,8 @@ enum { LOOKS = PST_INDEX_LOOKS };
 static pst_status shrink_some(pst_table *t) {
     pst_meta *m = t->m;
     uint32_t n = pst_directory_size(t, m), steps = 0, looked = 0;
-    /* A granule has two cells. Where no row has gone, at least three cells in five are in use; and
-     * shards made for keys to come have no dead entries. */
+    /* A granule has two cells. Where no row has gone, more than half of them are in use; and shards
+     * made for keys to come have no dead entries. */
     if (m->live > m->index_granules / 2 || m->live * 2 >= m->slots)
         return PST_OK;
     while (steps < n && looked < LOOKS) {

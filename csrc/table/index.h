@@ -26,7 +26,7 @@
  *      skips it unless the row died in the open epoch. Tidying keeps those that died in it.
  *  I4. When a slot is taken from the ring, no region of the window names it. So the entry that
  *      undoing an insert finds is the one that this insert made.
- *  I5. At most 6/7 of a region is in use after an insert; a rebuild leaves 0.62 to 0.77.
+ *  I5. At most 4/5 of a region is in use after an insert; a rebuild leaves 0.58 to 0.71.
  *  I6. While the directory has room, no shard has more than PST_SHARD_MOST entries.
  *  I7. When a key of bytes is made, at most PST_TIES other rows lie under its hash; otherwise it
  *      goes under its own one. Whoever does not find a key of bytes under its hash looks under its
@@ -49,7 +49,7 @@
 enum { PST_LINE = 8, PST_TIES = 8 };
 
 /* About how many bytes of index a key takes in a shard that was just built. */
-enum { PST_ENTRY_SHARE = 12 };
+enum { PST_ENTRY_SHARE = 13 };
 
 /* The part of the salt that tags are made with; loops keep a copy. */
 typedef struct pst_salt {

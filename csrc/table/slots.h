@@ -20,6 +20,11 @@ static inline pst_ring *pst_slot_ring(const pst_table *t) {
     return &t->m->rings[PST_RING_SLOTS];
 }
 
+/* How many rows the open epoch has made, and a number that stays the same while it is open. */
+static inline uint64_t pst_rows_made(const pst_table *t) {
+    return t->reused + t->m->slots;
+}
+
 /* Takes a reusable slot if the window allows one, else a fresh one. REQUIRES: there is room for a
  * fresh one. */
 void pst_slot_take(pst_table *t, uint32_t *slot);

@@ -112,22 +112,25 @@ static void steps(pst_table *one, pst_table *other, const int64_t *keys, int64_t
 
 static void timers(pst_table *one, pst_table *other, const int64_t *keys, int64_t rows,
                    uint64_t *random) {
-    static int64_t times[ROWS];
-    static uint8_t validity[ROWS / 8 + 1];
+    enum { MOST_OFFSET = 20 };
+    static int64_t times[ROWS + MOST_OFFSET];
+    static uint8_t validity[(ROWS + MOST_OFFSET) / 8 + 1];
     int scalar = check_random(random) % 4 == 0, nulls = check_random(random) % 2 == 0;
+    int64_t offset = (int64_t)(check_random(random) % (MOST_OFFSET + 1));
     pst_domain domain = (pst_domain)(check_random(random) % 2);
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows + offset; i++) {
         times[i] = (int64_t)(check_random(random) % TIMES) - TIMES / 2;
         validity[i / 8] = (uint8_t)check_random(random);
     }
-    pst_array array = {.type = PST_INT64, .length = scalar ? 1 : rows, .values = times};
+    pst_array array = {
+        .type = PST_INT64, .length = scalar ? 1 : rows, .offset = offset, .values = times};
     if (nulls)
         array.validity = validity;
     pst_batch *b = make_batch(one, keys, rows);
     REQUIRE(pst_batch_timer_register(b, domain, &array) == PST_OK);
     pst_batch_destroy(b);
     for (int64_t i = 0; i < rows; i++) {
-        int64_t at = scalar ? 0 : i;
+        int64_t at = offset + (scalar ? 0 : i);
         pst_cell key = {.word = {(uint64_t)keys[i]}};
         if (nulls && !(validity[at / 8] >> at % 8 & 1))
             continue;
@@ -212,6 +215,52 @@ static void test_random(int rounds, uint64_t seed) {
     pst_table_close(other);
 }
 
+/* Batches that were looked up while a key was not there, and are used again once it is. The table
+ * is large enough that many keys are found some lines behind their own. */
+static void test_made_meanwhile(void) {
+    enum { MANY = 3000 };
+    static int64_t keys[MANY], values[MANY], one_more = 1;
+    static uint8_t valid[MANY];
+    pst_table *t = make_table();
+    pst_step add = {0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &one_more}};
+    for (int64_t i = 0; i < MANY; i++)
+        keys[i] = i;
+    for (uint64_t round = 0; round < 200; round++) {
+        /* The first rows are new, then reused ones. */
+        int64_t half = MANY / 2;
+        pst_batch *all = make_batch(t, keys, MANY), *some = make_batch(t, keys + half, half);
+        REQUIRE(pst_batch_get(all, 0, values, valid) == PST_OK);
+        int64_t there = 0;
+        for (int64_t i = 0; i < MANY; i++)
+            there += valid[i];
+        CHECK_EQ(there, 0);
+        REQUIRE(pst_batch_get(all, 0, values, valid) == PST_OK);
+        REQUIRE(pst_batch_apply_all(some, 1, &add, NULL) == PST_OK);
+        REQUIRE(pst_batch_get(all, 0, values, valid) == PST_OK);
+        for (int64_t i = 0; i < MANY; i++)
+            there += valid[i] && i >= half && values[i] == 1;
+        CHECK_EQ(there, half);
+        seal(t, 3 * round + 1);
+        pst_batch_destroy(all);
+        pst_batch_destroy(some);
+        /* Most go in one epoch, so that the next one's first write, which deletes the others,
+         * rebuilds shards that the batch has begun to look at. */
+        int64_t from = half;
+        for (uint64_t part = 0; part < 2; part++) {
+            int64_t to = part ? MANY : MANY - half / 6;
+            some = make_batch(t, keys + from, to - from);
+            REQUIRE(pst_batch_clear(some, -1) == PST_OK);
+            pst_batch_destroy(some);
+            seal(t, 3 * round + 2 + part);
+            from = to;
+        }
+        pst_table_stats stats;
+        pst_table_get_stats(t, &stats);
+        CHECK_EQ(stats.keys, 0);
+    }
+    pst_table_close(t);
+}
+
 static void test_refused(void) {
     static int64_t keys[ROWS], value = INT64_MAX, values[ROWS];
     static uint8_t fresh[ROWS], validity[ROWS / 8 + 1];
@@ -241,6 +290,7 @@ static void test_refused(void) {
 int main(void) {
     test_random(2500, 1);
     test_random(2500, 7);
+    test_made_meanwhile();
     test_refused();
     return check_report();
 }

@@ -1,5 +1,8 @@
 /* Texts that are UTF-8 and those that are not, and short copies. */
+#include <stdlib.h>
+
 #include "base/coding.h"
+#include "base/words.h"
 #include "check.h"
 
 /* The table of well-formed sequences of the Unicode standard (3-7), read as code points. */
@@ -70,8 +73,24 @@ static void test_short_copies(void) {
     }
 }
 
+static void test_short_words(void) {
+    for (size_t n = 0; n <= 16; n++) {
+        /* Of that size exactly, so that an instrumented build sees a byte too many. */
+        uint8_t *from = malloc(n ? n : 1), want[16] = {0};
+        uint64_t words[2];
+        REQUIRE(from != NULL);
+        for (uint8_t i = 0; i < n; i++)
+            from[i] = (uint8_t)(0xF1 + i * 7);
+        memcpy(want, from, n);
+        pst_short_words(from, n, words);
+        CHECK(memcmp(words, want, sizeof want) == 0);
+        free(from);
+    }
+}
+
 int main(void) {
     test_utf8();
     test_short_copies();
+    test_short_words();
     return check_report();
 }

@@ -485,7 +485,59 @@ static void test_damage(pst_list_shape shape, uint64_t seed, int rounds) {
     free(m);
 }
 
+/* Do two lists have the same items, the times of the second being `time` where the first has none? */
+static int same_items(const pst_table *t, const pst_list_shape *from, const pst_list *a,
+                      const pst_list_shape *to, const pst_list *b, int64_t time) {
+    pst_list_cursor c, d;
+    pst_item x, y;
+    pst_status st;
+    pst_list_seek(&c, t->heap, heap_bytes(t), from, a, 0);
+    pst_list_seek(&d, t->heap, heap_bytes(t), to, b, 0);
+    while ((st = pst_list_next(&c, &x, NULL)) == PST_OK) {
+        if (pst_list_next(&d, &y, NULL) || x.size != y.size || memcmp(x.data, y.data, x.size) != 0)
+            return 0;
+        if (to->timed && y.time != (from->timed ? x.time : time))
+            return 0;
+    }
+    return st == PST_NOT_FOUND && pst_list_next(&d, &y, NULL) == PST_NOT_FOUND;
+}
+
+/* Lists packed and appended again, in pieces of any size, to lists of either kind of time. */
+static void test_append_packed(uint64_t seed) {
+    static const uint16_t widths[] = {0, 1, 2, 4, 8, 16, 24, 256};
+    static uint8_t blob[1 << 16], data[6000];
+    pst_table *t = make_table(0);
+    for (uint32_t i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)check_random(&seed);
+    for (int round = 0; round < 2000; round++) {
+        pst_list_shape from = {.width = widths[round % 8], .timed = round >> 3 & 1}, to = from;
+        to.timed = round >> 4 & 1;
+        pst_list a = {.end = 7}, b = {.end = 7};
+        uint64_t n = check_random(&seed) % (round % 5 ? 40 : 900), taken = 0, large = n / 2 + 1;
+        for (uint64_t i = 0; i < n; i++) {
+            uint32_t size = (uint32_t)(check_random(&seed) % (i == large ? 5000 : 150));
+            pst_item item = {data + check_random(&seed) % 900, from.width ? from.width : size,
+                             (int64_t)(check_random(&seed) % 100)};
+            REQUIRE(pst_list_append(t, &from, &a, &item) == PST_OK);
+        }
+        pst_list_cursor c;
+        pst_list_seek(&c, t->heap, heap_bytes(t), &from, &a, 0);
+        for (;;) {
+            size_t size = sizeof blob;
+            pst_packed p;
+            if (pst_list_pack_next(&c, 1 + check_random(&seed) % 9000, blob, &size, &taken))
+                break;
+            REQUIRE(!pst_packed_open(&p, &to, (pst_bytes){blob, (uint32_t)size}));
+            CHECK_EQ(pst_list_append_packed(t, &to, &b, &p, -3), PST_OK);
+        }
+        CHECK(b.end == a.end && same_items(t, &from, &a, &to, &b, -3));
+        CHECK(pst_list_clear(t, &a) == PST_OK && pst_list_clear(t, &b) == PST_OK);
+    }
+    pst_table_close(t);
+}
+
 static void test_damaged_blobs(uint64_t seed) {
+    pst_table *t = make_table(0);
     for (int round = 0; round < 20000; round++) {
         pst_list_shape s = {.width = (uint16_t)(round % 3 * 8), .timed = round & 1};
         uint32_t size = (uint32_t)(check_random(&seed) % 40);
@@ -500,8 +552,13 @@ static void test_damaged_blobs(uint64_t seed) {
             for (uint32_t i = 0; i < item.size; i++)
                 sum = (uint8_t)(sum + ((const uint8_t *)item.data)[i]);
         CHECK(st == PST_NOT_FOUND || st == PST_CORRUPT);
+        pst_list l = {0};
+        if (!pst_packed_open(&p, &s, (pst_bytes){blob, size}))
+            CHECK_EQ(pst_list_append_packed(t, &s, &l, &p, 0), st == PST_CORRUPT ? st : PST_OK);
+        CHECK_EQ(pst_list_clear(t, &l), PST_OK);
         free(blob);
     }
+    pst_table_close(t);
 }
 
 /* A blob with times for a list without, and the reverse; the empty list; no room. */
@@ -566,6 +623,7 @@ int main(int argc, char **argv) {
         test_damage(shapes[i], seed + i, steps);
     }
     test_damaged_blobs(seed);
+    test_append_packed(seed);
     test_packed_edges();
     test_reuse();
     test_cost();

@@ -133,6 +133,34 @@ static void test_random(const pst_tree_shape *shape, uint32_t keys, int steps, u
     tree_model_close(m);
 }
 
+/* Runs of ascending keys, as files have them, at the end of what is there and elsewhere; what is
+ * said to follow does so, or not. */
+static void test_append(const pst_tree_shape *shape, uint64_t seed) {
+    enum { KEYS = 2000, ROUNDS = 150 };
+    tree_model *m = tree_model_open(*shape, KEYS, 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t from = (uint32_t)(check_random(&seed) % KEYS);
+        uint32_t end = from + (uint32_t)(check_random(&seed) % (round % 3 ? 40 : 700));
+        int lies = round % 5 == 4;
+        if (round % 40 == 0) {
+            REQUIRE(tree_clear(m) == PST_OK);
+            from = 0;
+        }
+        for (uint32_t i = from; i < end && i < KEYS; i++) {
+            uint32_t more = lies ? (uint32_t)check_random(&seed) : end - i - 1;
+            REQUIRE(tree_put_before(m, m->order[i], check_random(&seed) % 3, round, more) ==
+                    PST_OK);
+        }
+        if (check_random(&seed) % 2)
+            tree_seal(m);
+        else if (check_random(&seed) % 4 == 0)
+            tree_rollback(m, 0);
+        check_versions(m);
+        tree_compare_find(m, &m->now);
+    }
+    tree_model_close(m);
+}
+
 /* ---- what it costs --------------------------------------------------------------------------- */
 
 static void test_small_is_small(void) {
@@ -147,6 +175,18 @@ static void test_small_is_small(void) {
         REQUIRE(tree_remove(m, k) == PST_OK);
     CHECK(tree_inspect(m, m->now.root).bytes <= 96);
     tree_model_close(m);
+}
+
+/* A run whose length is said is not much larger than its entries. */
+static void test_append_is_small(void) {
+    for (uint32_t n = 1; n < 1000; n += n / 7 + 1) {
+        tree_model *m = tree_model_open(SHAPES[0], 1000, 0);
+        for (uint32_t i = 0; i < n; i++)
+            REQUIRE(tree_put_before(m, m->order[i], i, 0, n - i - 1) == PST_OK);
+        tree_shape_stats stats = tree_inspect(m, m->now.root);
+        CHECK(stats.bytes <= 96 + n * 20);
+        tree_model_close(m);
+    }
 }
 
 /* Filled by one order, then thinned out: nodes stay well filled. */
@@ -511,6 +551,7 @@ int main(int argc, char **argv) {
         const pst_tree_shape *s = &SHAPES[i];
         test_random(s, 40, steps, seed + (uint64_t)i);
         test_random(s, 3000, steps / 2, seed + 100 + (uint64_t)i);
+        test_append(s, seed + 200 + (uint64_t)i);
         test_nothing_leaks(s);
         test_rewritten_is_not_changed(s);
         test_limit(s);
@@ -518,6 +559,7 @@ int main(int argc, char **argv) {
         test_nonsense(s, 4000);
     }
     test_small_is_small();
+    test_append_is_small();
     for (int ascending = -1; ascending <= 1; ascending++)
         test_compact(ascending);
     test_queue(&SHAPES[2]);

@@ -147,20 +147,27 @@ static inline void tree_model_close(tree_model *m) {
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-/* Outputs of a failed call say nothing: the caller rolls back. */
-static inline pst_status tree_put(tree_model *m, uint32_t k, uint64_t seed, int64_t time) {
+/* Outputs of a failed call say nothing: the caller rolls back. `more`: see pst_tree_append, which is
+ * right for any key. */
+static inline pst_status tree_put_before(tree_model *m, uint32_t k, uint64_t seed, int64_t time,
+                                         uint32_t more) {
     tree_room room;
     pst_tree_entry e;
     tree_key(&m->shape, k, &e, &room);
     tree_value(&m->shape, seed, &e, &room);
     e.time = time;
-    pst_status s = pst_tree_put(m->t, &m->shape, &m->now.root, &e);
+    pst_status s = more || seed & 1 ? pst_tree_append(m->t, &m->shape, &m->now.root, &e, more)
+                                    : pst_tree_put(m->t, &m->shape, &m->now.root, &e);
     if (s)
         return s;
     m->now.present[k] = 1;
     m->now.seed[k] = seed;
     m->now.time[k] = m->shape.timed ? time : 0;
     return PST_OK;
+}
+
+static inline pst_status tree_put(tree_model *m, uint32_t k, uint64_t seed, int64_t time) {
+    return tree_put_before(m, k, seed, time, 0);
 }
 
 static inline pst_status tree_remove(tree_model *m, uint32_t k) {

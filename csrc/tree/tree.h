@@ -19,8 +19,8 @@
  *  TR5. All leaves have one level, 0. No node is empty. A level is one less than its parent's and
  *       below PST_TREE_LEVELS: whatever bytes a reader meets, a descent ends.
  *
- * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. A
- * cursor's step O(1) amortised, a diff O(what differs * log n).
+ * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. An
+ * append reads one node per level, and searches none. A cursor's step O(1) amortised, a diff O(what differs * log n).
  */
 #ifndef PST_TREE_H
 #define PST_TREE_H
@@ -67,6 +67,11 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tre
  * epoch can only be rolled back. */
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                         const pst_tree_entry *e);
+
+/* The same, quicker where the key lies behind all others. `more` entries are about to be put behind
+ * this one: a node that is made or grown has room for them, as far as a node has. */
+pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                           const pst_tree_entry *e, uint32_t more);
 
 /* Looks only at the key of `e`. PST_NOT_FOUND changes nothing; other statuses as for put. */
 pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,

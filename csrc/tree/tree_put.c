@@ -126,15 +126,18 @@ static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe
     pst_status s = pst_tw_own(w, level, 0);
     if (!s)
         s = prepare_parent(w, level + 1, p);
-    uint32_t granule;
-    if (!s)
-        s = pst_tw_make_node(w, level, PST_TREE_MOST + 1, &granule);
+    pst_tree_step *here = &w->at[level], *above = &w->at[level + 1];
+    uint32_t granule, count = 0, cut = 0, want = PST_TREE_MOST + 1;
+    if (!s) {
+        count = pst_node_count(pst_tw_header(w, here->node));
+        cut = cut_of(w, level, level ? here->index + 1 : here->index, count);
+        if (w->more && !level)
+            want = count - cut + 1 + w->more;
+        s = pst_tw_make_node(w, level, want, &granule);
+    }
     if (s)
         return s;
-    pst_tree_step *here = &w->at[level], *above = &w->at[level + 1];
     uint64_t *left = pst_tw_node(w, here->node), *right = pst_tw_node(w, granule), sep[2];
-    uint32_t count = pst_node_count(*left);
-    uint32_t cut = cut_of(w, level, level ? here->index + 1 : here->index, count);
     pst_tw_copy_entries(w, right, 0, left, cut, count - cut);
     pst_tw_set_count(right, count - cut);
     pst_tw_set_count(left, cut);
@@ -215,6 +218,13 @@ static pst_status replace(pst_tree_writer *w, const pst_tree_entry *e) {
     return pst_tw_free_bytes(w, old);
 }
 
+/* A born leaf with room for one more entry, and where it must grow, for those that follow. */
+static pst_status own_leaf(pst_tree_writer *w) {
+    uint64_t h = pst_tw_header(w, w->at[0].node);
+    uint32_t need = pst_node_count(h) + 1;
+    return pst_tw_own(w, 0, need > pst_node_capacity(h) ? need + w->more : need);
+}
+
 static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_tree_entry *e) {
     uint64_t key[2] = {p->word[0], p->word[1]}, ref[2];
     const uint64_t *value;
@@ -229,20 +239,22 @@ static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_
         return s;
     uint32_t granule = w->root->node;
     if (!granule) {
-        s = pst_tw_make_node(w, 0, 1, &granule);
+        s = pst_tw_make_node(w, 0, 1 + w->more, &granule);
         if (s)
             return s;
         w->at[0] = (pst_tree_step){granule, 0};
         w->root->node = granule;
     } else {
-        s = is_full(w, 0) ? split(w, 0, p)
-                          : pst_tw_own(w, 0, pst_node_count(pst_tw_header(w, w->at[0].node)) + 1);
+        s = is_full(w, 0) ? split(w, 0, p) : own_leaf(w);
     }
     if (s)
         return s;
     uint64_t *leaf = pst_tw_node(w, w->at[0].node);
     uint32_t i = w->at[0].index;
-    pst_tw_shift_entries(w, leaf, i, 1);
+    if (i < pst_node_count(*leaf))
+        pst_tw_shift_entries(w, leaf, i, 1);
+    else
+        pst_tw_set_count(leaf, i + 1);
     pst_put_words(pst_tw_key(w, leaf, i), key, w->s->key_words);
     pst_put_words(pst_tw_value(w, leaf, i), value, w->s->value_words);
     if (w->s->timed)
@@ -263,6 +275,46 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
     if (st == PST_OK)
         return replace(&w, e);
     return st == PST_NOT_FOUND ? insert(&w, &p, e) : st;
+}
+
+/* Leads the path behind the last entry; 0 where the probe's key does not belong there. */
+static int is_behind_all(pst_tree_writer *w, pst_tree_probe *p) {
+    const pst_tree_shape *s = w->s;
+    const uint8_t *heap = w->t->heap;
+    uint64_t bytes = pst_tw_heap_bytes(w), h;
+    uint32_t granule = w->root->node;
+    if (!pst_node_open(heap, bytes, s, granule, &h))
+        return 0;
+    uint32_t level = w->top = pst_node_level(h);
+    for (; level; level--) {
+        w->at[level] = (pst_tree_step){granule, pst_node_count(h) - 1};
+        granule = pst_node_child(s, pst_node_at(heap, granule), h, pst_node_count(h) - 1);
+        if (!pst_node_open(heap, bytes, s, granule, &h) || pst_node_level(h) != level - 1)
+            return 0;
+    }
+    w->at[0] = (pst_tree_step){granule, pst_node_count(h)};
+    const uint64_t *last = pst_node_key(s, pst_node_at(heap, granule), pst_node_count(h) - 1);
+    return pst_node_search(s, p, last, 1, 0) == 1;
+}
+
+pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
+                           const pst_tree_entry *e, uint32_t more) {
+    pst_tree_writer w = pst_tw_begin(t, s, root);
+    pst_tree_probe p;
+    if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
+        (s->value_is_ref && e->value_bytes.size > PST_MAX_BYTES))
+        return PST_TOO_LARGE;
+    pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
+    w.more = more > PST_TREE_MOST ? PST_TREE_MOST : more;
+    if (root->node && !is_behind_all(&w, &p)) {
+        pst_status st = pst_tw_descend(&w, &p);
+        if (st == PST_OK)
+            return replace(&w, e);
+        if (st != PST_NOT_FOUND)
+            return st;
+        w.more = 0;
+    }
+    return p.corrupt ? PST_CORRUPT : insert(&w, &p, e);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */

@@ -30,7 +30,8 @@ typedef struct pst_tree_writer {
     pst_table *t;
     const pst_tree_shape *s;
     pst_tree_root *root;
-    uint32_t now; /* the open epoch, as nodes bear it */
+    uint32_t now;  /* the open epoch, as nodes bear it */
+    uint32_t more; /* entries that are about to follow the one that is put at the end */
     uint32_t top;
     pst_tree_step at[PST_TREE_LEVELS];
 } pst_tree_writer;
@@ -70,6 +71,7 @@ static inline pst_tree_writer pst_tw_begin(pst_table *t, const pst_tree_shape *s
     w.s = s;
     w.root = root;
     w.now = (uint32_t)t->h->active;
+    w.more = 0;
     w.top = 0;
     return w;
 }

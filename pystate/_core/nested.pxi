@@ -3,6 +3,7 @@
 
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.dict cimport PyDict_CheckExact, PyDict_GetItemWithError
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
 
 
@@ -18,12 +19,14 @@ cdef enum:
 cdef class NestedCodec(Codec):
     """One column of nested values. As a `Codec` it fills cells with the encoded bytes.
 
-    What it knows is immutable: safe from any thread. A type is named by its number in preorder.
+    What it knows is immutable, but for `tuples`, which its owner sets before it is used: safe from
+    any thread. A type is named by its number in preorder.
     """
 
     cdef readonly NestedNode root
     cdef readonly uint32_t inline_bytes
     cdef NestedTree tree
+    cdef public bint tuples  # a struct is given back as a tuple of its fields, not as a dict
 
     def __cinit__(self, str name, int code, str ddl, NestedNode root not None):
         self.root = root
@@ -72,6 +75,8 @@ cdef class NestedCodec(Codec):
         if node.type.kind == PST_NESTED_SCALAR:
             return put_scalar(node.leaf, at, in_, i, value, w)
         if node.type.kind == PST_NESTED_STRUCT:
+            if PyTuple_CheckExact(value) and len(<tuple> value) == node.type.n_children:
+                return self.put_tuple(node, at, in_, i, <tuple> value, w)
             return self.put_struct(
                 node, at, in_, i,
                 <dict> value if PyDict_CheckExact(value) else self.fields(node, value), w)
@@ -130,6 +135,32 @@ cdef class NestedCodec(Codec):
             raise deeper(error, f".{names[k]}")
         if known != len(value):
             raise self.unknown(node, value)
+        return 0
+
+    @cython.final
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef int put_tuple(self, NestedNode node, int32_t at, const pst_nested_open *in_, uint64_t i,
+                       tuple value, pst_nested_writer *w) except -1:
+        """A struct as a plain tuple of all its fields."""
+        cdef uint32_t k = 0
+        cdef NestedNode child
+        cdef pst_nested_open open
+        cdef tuple children = node.children
+        written(pst_nested_put_struct(w, at, in_, i, &open))
+        at += 1
+        try:
+            for k in range(node.type.n_children):
+                child = <NestedNode> children[k]
+                item = <object> value[k]
+                if item is not None:
+                    if child.type.kind == PST_NESTED_SCALAR:
+                        put_scalar(child.leaf, at, &open, k, item, w)
+                    else:
+                        self.put(child, at, &open, k, item, w)
+                at += child.span
+        except REFUSALS as error:
+            raise deeper(error, f".{node.names[k]}")
         return 0
 
     cdef object unknown(self, NestedNode node, dict value):
@@ -273,7 +304,10 @@ cdef class NestedCodec(Codec):
         if status != PST_OK:
             self.read(&p, status)
         try:
-            value = self.take(self.root, 0, &p)
+            if self.tuples and self.root.type.kind == PST_NESTED_STRUCT:
+                value = self.take_tuple(self.root, 0, &p)
+            else:
+                value = self.take(self.root, 0, &p)
         except errors.StateOverflowError as error:
             raise errors.StateOverflowError(self.located(str(error))) from None
         self.read(&p, pst_nested_parser_finish(&p))
@@ -346,6 +380,33 @@ cdef class NestedCodec(Codec):
                 found[<object> names[k]] = self.take_scalar(child, at, p)
             else:
                 found[<object> names[k]] = self.take(child, at, p)
+            at += child.span
+        return found
+
+    @cython.final
+    @cython.boundscheck(False)
+    @cython.wraparound(False)
+    cdef tuple take_tuple(self, NestedNode node, int32_t at, pst_nested_parser *p):
+        """A struct as a tuple; structs inside it are dicts."""
+        cdef uint32_t k
+        cdef tuple found = PyTuple_New(<Py_ssize_t> node.type.n_children)
+        cdef NestedNode child
+        cdef tuple children = node.children
+        cdef const uint8_t *bits = NULL
+        cdef pst_status status = pst_nested_take_struct(p, at, &bits)
+        if status != PST_OK:
+            self.read(p, status)
+        at += 1
+        for k in range(node.type.n_children):
+            child = <NestedNode> children[k]
+            if not pst_nested_is_valid(p, at, bits, k):
+                item = None
+            elif child.type.kind == PST_NESTED_SCALAR:
+                item = self.take_scalar(child, at, p)
+            else:
+                item = self.take(child, at, p)
+            Py_INCREF(item)
+            PyTuple_SET_ITEM(found, <Py_ssize_t> k, item)
             at += child.span
         return found
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -209,6 +209,7 @@ class Epoch:
         timers: bool | None = None,
         fills: Mapping[str, Fills] = MappingProxyType({}),
         seen: Sequence[InputState] = (),
+        dropped: Collection[str] = (),
     ) -> tuple[RangeState, ...]:
         """Declare an operator of the current evaluation.
 
@@ -229,6 +230,9 @@ class Epoch:
             What fields have that are added to structs, by state.
         seen : sequence of InputState, optional
             What an operator that is not in the base has seen of its inputs before this epoch.
+        dropped : collection of str
+            States that are dropped if they are not declared, even if unclaimed state is not
+            allowed.
 
         Returns
         -------
@@ -256,12 +260,16 @@ class Epoch:
         uid_folder(uid)
         keys, states = as_schema(key_schema), as_schema(state_schema)
         stored = None if self.base is None else self.base.operator(uid)
+        gone = set(dropped).difference(name for name, _ in states)
         if stored is None:
             ranges = tuple(empty_range(i, self.max_parallelism, width) for i in range(width))
         else:
             check_schemas(
                 uid,
-                (stored.key_schema, stored.state_schema),
+                (
+                    stored.key_schema,
+                    tuple(pair for pair in stored.state_schema if pair[0] not in gone),
+                ),
                 (keys, states),
                 allow_unclaimed_state=self._allow_unclaimed_state,
             )
@@ -426,11 +434,6 @@ class Epoch:
             for state in operator.ranges
             if (operator.uid, state.index) not in found
         ]
-
-    def rows_seen(self, uid: str) -> int:
-        """How many rows of an operator's inputs the reports have seen."""
-        reports = (report for report in self.reports if report.uid == uid)
-        return sum(given.rows for report in reports for given in report.inputs)
 
     def collect(self, *, closed: bool = True) -> tuple[OperatorState, ...]:
         """Check the reports and return every operator as it is after the epoch.

@@ -120,6 +120,8 @@ class PlannedRange(RangeState):
     """A range that reads the names of its files only when they are needed."""
 
     origin: RangeOrigin | None = None
+    beginning: RangeState | None = None
+    """What all ranges begin with, as one, if no manifest has the operator yet."""
 
     @cached_property
     def _loaded(self) -> RangeState:
@@ -169,7 +171,7 @@ class PlannedRange(RangeState):
     def whole(self) -> RangeState:
         """See `RangeState.whole`."""
         if self.origin is None:
-            return super().whole()
+            return super().whole() if self.beginning is None else self.beginning
         return replace(self.origin.whole(), since=self.since)
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
@@ -225,6 +227,7 @@ class PlannedRanges(Sequence[RangeState]):
         self._begun: dict[int, tuple[FileRef, ...]] = {}
         if stored is None:
             self._begun = {state.index: state.deltas for state in ranges if state.deltas}
+        self._beginning = _beginning(ranges, max_parallelism) if self._begun else None
         self._origin = None
         if base is not None and stored is not None:
             self._origin = RangeOrigin(storage, base.path, uid, len(ranges), stored.parallelism)
@@ -252,7 +255,14 @@ class PlannedRanges(Sequence[RangeState]):
             since=self._since[index],
             held=self._held.get(index, ()),
             origin=self._origin,
+            beginning=self._beginning,
         )
 
     def __iter__(self) -> Iterator[RangeState]:
         return (self[index] for index in range(len(self)))
+
+
+def _beginning(ranges: Sequence[RangeState], max_parallelism: int) -> RangeState:
+    """What ranges begin with, as one range of all key groups."""
+    files = tuple(ref for state in ranges for ref in state.deltas)
+    return RangeState(0, 0, max_parallelism - 1, files[0].id, deltas=files, since=ranges[0].since)

@@ -219,6 +219,12 @@ class StatefulFunction(metaclass=_FunctionType):
 
     namespace: ClassVar[TypeLike | None] = None
 
+    #: How an operator calls the function (`pystate.operator.call_shapes.Calls`), if not as its
+    #: methods say.
+    _calls: ClassVar[Any] = None
+    #: Whether a row at the watermark itself is late, too.
+    _late_at_watermark: ClassVar[bool] = False
+
     def open(self, ctx: RuntimeContext) -> None:
         """Prepare for a task, before its first row. There is no current key."""
 

@@ -27,7 +27,7 @@ from pystate.functions.process import ProcessFunction
 from pystate.state.broadcast import BroadcastState
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.operator_state import OperatorState
+from pystate.state.operator_state import KeylessState
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
@@ -96,10 +96,10 @@ def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
     found = declarations(function)
     if not has_broadcast(function):
         return found
-    return {name: state for name, state in found.items() if not isinstance(state, OperatorState)}
+    return {name: state for name, state in found.items() if not isinstance(state, KeylessState)}
 
 
-def broadcast_states(function: StatefulFunction) -> dict[str, OperatorState[Any]]:
+def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]:
     """The broadcast states of a function that has a broadcast input.
 
     Raises
@@ -108,7 +108,7 @@ def broadcast_states(function: StatefulFunction) -> dict[str, OperatorState[Any]
         It has none, or another kind of operator state.
     """
     name = type(function).__name__
-    found = {n: d for n, d in declarations(function).items() if isinstance(d, OperatorState)}
+    found = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
     for attribute, declaration in found.items():
         if not isinstance(declaration, BroadcastState):
             raise DeclarationError(
@@ -136,7 +136,7 @@ def bind(function: StatefulFunction, registry: Registry, broadcast: Registry | N
     """
     for name, declaration in declarations(function).items():
         own = registry
-        if broadcast is not None and isinstance(declaration, OperatorState):
+        if broadcast is not None and isinstance(declaration, KeylessState):
             own = broadcast
         function.__dict__[name] = own.register(name, declaration)
 
@@ -246,7 +246,7 @@ def has_broadcast(function: StatefulFunction) -> bool:
     return False
 
 
-def instance_states(function: StatefulFunction, owner: str) -> dict[str, OperatorState[Any]]:
+def instance_states(function: StatefulFunction, owner: str) -> dict[str, KeylessState[Any]]:
     """The states of a `ProcessFunction` by name.
 
     Raises
@@ -263,7 +263,7 @@ def instance_states(function: StatefulFunction, owner: str) -> dict[str, Operato
                 "ps.OperatorListState(..., redistribute='union') for what all instances are to "
                 "know after a change of their number"
             )
-        if not isinstance(declaration, OperatorState):
+        if not isinstance(declaration, KeylessState):
             raise DeclarationError(
                 f"{owner}: {name}.{state} = {declaration!r} is the state of a key, and a "
                 "ProcessFunction has no keys: take a ps.OperatorListState, or key_by and a "

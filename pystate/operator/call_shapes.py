@@ -36,6 +36,7 @@ __all__ = [
     "are_rows",
     "is_arrow_batch",
     "is_batch",
+    "one_batch",
 ]
 
 #: Rows that are emitted one by one are collected up to this number, and then output as a batch.
@@ -66,6 +67,8 @@ class Run(Protocol):
     """Sets the backend's event time before each row or timer, if a state needs it."""
     ending: EndingTimers | None
     """Registers timers once event time has ended."""
+    watermark_ms: int | None
+    """The watermark with which the epoch ends, as far as it is known before its rows are."""
 
     def leave_namespace(self) -> None:
         """Go back to the default namespace, after a call that may have left it."""
@@ -321,7 +324,7 @@ class KeyRowsCalls(KeyedCalls):
         if not self._batches:
             return
         schema = self._batches[0].schema
-        rows = _one_batch(self._batches)
+        rows = one_batch(self._batches)
         self._batches = []
         columns = self.key_columns(rows)
         order, starts = _group(columns)
@@ -449,7 +452,7 @@ def _is_frame(value: object) -> bool:
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
-def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """All rows in one batch; columns have 64-bit offsets if 32 bits do not suffice."""
     table = pa.Table.from_batches(batches)
     combined = table.combine_chunks().to_batches()

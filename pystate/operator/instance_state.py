@@ -16,28 +16,35 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.errors import CheckpointError, DeclarationError
+from pystate.errors import (
+    CheckpointError,
+    DeclarationError,
+    InvalidArgumentError,
+    WrongTypeError,
+)
+from pystate.processor.range_rows import put_rows
 from pystate.state.declaration import State
+from pystate.state.operator_list import OperatorListState, put_items
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
     INSTANCE_KEY,
     Instance,
+    KeylessState,
     OldRows,
-    OperatorState,
     Own,
 )
 
-__all__ = ["InstanceState", "instance_spec"]
+__all__ = ["InstanceState", "begin_with_items", "checked_items", "instance_spec"]
 
 
 def instance_spec(
-    uid: str, states: Mapping[str, OperatorState[Any]], max_parallelism: int = 128
+    uid: str, states: Mapping[str, KeylessState[Any]], max_parallelism: int = 128
 ) -> OperatorSpec:
     """Return what determines the tables of an operator whose instances have states."""
     return OperatorSpec(
@@ -49,6 +56,84 @@ def instance_spec(
     )
 
 
+def checked_items(
+    names: Sequence[str], states: Mapping[str, KeylessState[Any]], what: str
+) -> list[str]:
+    """Check which states the columns of a beginning are items of.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The columns.
+    states : mapping of str to KeylessState
+        All states of the operator.
+    what : str
+        Names the beginning in errors.
+
+    Returns
+    -------
+    list of str
+        The columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column is no list of the operator, or there is none.
+    """
+    lists = [name for name, state in states.items() if isinstance(state, OperatorListState)]
+    for name in names:
+        if name not in lists or list(names).count(name) > 1:
+            kind = f"is a {type(states[name]).__name__}" if name in states else "is no state"
+            kind = "is there twice" if name in lists else kind
+            raise InvalidArgumentError(
+                f"{what}: the column {name!r} {kind}: each column has the items of a list, an "
+                f"item in each row; the function's lists are "
+                f"{', '.join(map(repr, lists)) or 'none'}"
+            )
+    if not names:
+        raise InvalidArgumentError(
+            f"{what} has no column: name one after each list that begins with items"
+        )
+    return list(names)
+
+
+def begin_with_items(
+    backend: KeyedStateBackend, instance: Instance, rows: pa.RecordBatch, what: str
+) -> None:
+    """Append items to the lists that a range begins with; the first epoch divides them.
+
+    Parameters
+    ----------
+    backend : KeyedStateBackend
+        A table made from `instance_spec`, with all key groups of the instance.
+    instance : Instance
+        The instance whose range it is.
+    rows : RecordBatch
+        A column of items for each of some lists; null is no item. Objects are pickled.
+    what : str
+        Names the beginning in errors.
+
+    Raises
+    ------
+    WrongTypeError
+        Items have another type than their list.
+    """
+    key = [pa.array([part], pa.int32()) for part in instance.beginning]
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        items: Any = column.drop_null()
+        if not len(items):
+            continue
+        try:
+            if not backend.declarations[name].type.is_object:
+                put_items(backend[name], backend.keys(key), items)
+                continue
+            parts = dict(zip((n for n, _ in INSTANCE_KEY), key, strict=True))
+            lists = pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
+            put_rows(backend, pa.table({**parts, name: lists}), [name])
+        except WrongTypeError as error:
+            raise WrongTypeError(f"{what}: {error}") from error
+
+
 class InstanceState:
     """The states of an instance in one epoch.
 
@@ -58,7 +143,7 @@ class InstanceState:
         The table of the instance's range, made from `instance_spec`.
     instance : Instance
         The instance.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         All its states.
 
     Attributes
@@ -85,7 +170,7 @@ class InstanceState:
         self,
         backend: KeyedStateBackend,
         instance: Instance,
-        states: Mapping[str, OperatorState[Any]],
+        states: Mapping[str, KeylessState[Any]],
     ) -> None:
         self.instance = instance
         self.redistributed = False

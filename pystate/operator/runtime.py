@@ -148,6 +148,7 @@ class FunctionRuntime:
         self.ending: EndingTimers | None = None
         self._drain = drain
         self._time = time
+        self.watermark_ms = None if time is None else time.watermark_ms
         context.watermark = self._late_bound = None if time is None else time.late_bound_ms
         self._sides = _SideOutputs(spec, side, context.uid)
         self._has_timers = has_timers(spec.function)
@@ -167,7 +168,9 @@ class FunctionRuntime:
         )
 
     def _make_calls(self) -> Calls:
-        return _SHAPES[shape(self.spec.function)](self)
+        function = self.spec.function
+        own: type[Calls] | None = type(function)._calls
+        return (own or _SHAPES[shape(function)])(self)
 
     def _no_timers(self) -> Timers:
         return _NoTimers(self.spec.function)
@@ -398,7 +401,8 @@ class FunctionRuntime:
         if self._late_bound is None:
             return None
         bound = pa.scalar(self._late_bound, pa.int64())
-        late: pa.BooleanArray = pc.call_function("less", [times, bound]).fill_null(False)
+        below = "less_equal" if self.spec.function._late_at_watermark else "less"
+        late: pa.BooleanArray = pc.call_function(below, [times, bound]).fill_null(False)
         self.late_rows += late.true_count
         return late if late.true_count and word != PROCESS_LATE else None
 

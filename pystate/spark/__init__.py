@@ -12,6 +12,7 @@ own, where there are no import cycles either:
   `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * `evaluation`: one attempt at an epoch, in which every operator is computed once, and what it
   begins with;
+* `ported`: what is written for Spark's own stateful operators, as functions of pystate;
 * `operators`: the operators of a pipeline;
 * `state_source`, `state_writer`: state as DataFrames;
 * `epochs`: epochs run and published, of a batch, a stream or a loop, and the reports about them;
@@ -24,6 +25,7 @@ from pystate.spark.base.requirements import require_pyspark
 
 require_pyspark()
 
+from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.epochs.progress import EpochProgress, OperatorProgress
 from pystate.spark.epochs.result import EpochResult
 from pystate.spark.job import Job
@@ -32,6 +34,7 @@ from pystate.spark.operators.connected import ConnectedFrames
 from pystate.spark.operators.keyed import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.unkeyed import OperatorFrame
+from pystate.spark.ported.adapted import adapt
 from pystate.spark.sinks.compaction import Compaction
 from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.sinks.parquet import ParquetSink
@@ -55,6 +58,8 @@ __all__ = [
     "ParquetSink",
     "Sink",
     "SinkTask",
+    "StatefulProcessorError",
+    "adapt",
     "foreach_epoch",
     "register_sink",
     "register_state_source",

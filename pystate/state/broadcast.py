@@ -14,13 +14,13 @@ from pystate.state.declaration import spelled
 from pystate.state.habits import MAP_NAMES, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.map import MapHandle, MapState
-from pystate.state.operator_state import Instance, OldRows, OperatorState, Own
+from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.state_type import StateType, TypeLike
 
 __all__ = ["BroadcastHandle", "BroadcastState"]
 
 
-class BroadcastState(OperatorState["BroadcastHandle"]):
+class BroadcastState(KeylessState["BroadcastHandle"]):
     """Declares a map of which all instances of an operator have equal copies.
 
     It is written only where every instance sees the same rows, and read everywhere.

@@ -14,6 +14,7 @@ from pystate._core import core
 from pystate.state.columns import LIST, MAP, TIME, TIMERS, Column, key_column
 from pystate.state.declaration import State
 from pystate.state.kinds import declared_as
+from pystate.state.list import UnionListState
 from pystate.state.map import MapState
 from pystate.types.evolution import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
@@ -106,6 +107,12 @@ def stored_change(old: str, new: str) -> ColumnChange:
     for before, after in zip(_types(stored), _types(declared), strict=False):
         if {before.name, after.name} == {"timestamp", "timestamp_ntz"}:
             change.types.refused.append(f"{before.ddl} is no {after.ddl}")
+    if isinstance(stored, UnionListState) and not isinstance(declared, UnionListState):
+        # The other way round each instance gets all items, as it should, at the next change.
+        change.types.refused.append(
+            "the list was a union, of which several instances may have the same items, and would "
+            "now be divided as if each item were there once"
+        )
     return change
 
 

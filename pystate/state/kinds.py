@@ -10,7 +10,7 @@ from typing import Any
 from pystate.errors import DeclarationError
 from pystate.state.aggregating import AggregatingState
 from pystate.state.declaration import State
-from pystate.state.list import ListState
+from pystate.state.list import ListState, UnionListState
 from pystate.state.map import MapState
 from pystate.state.reducing import ReducingState
 from pystate.state.value import ValueState
@@ -21,6 +21,7 @@ __all__ = ["KINDS", "declared_as"]
 #: does.
 KINDS: tuple[type[State[Any]], ...] = (
     ListState,
+    UnionListState,
     MapState,
     ReducingState,
     AggregatingState,

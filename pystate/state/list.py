@@ -29,7 +29,7 @@ from pystate.types.state_type import TypeLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ListHandle", "ListState", "ObjectListHandle"]
+__all__ = ["ListHandle", "ListState", "ObjectListHandle", "UnionListState"]
 
 
 class ListState(State["ListHandle"]):
@@ -87,6 +87,16 @@ class ListState(State["ListHandle"]):
 
     def _arguments(self) -> tuple[Any, ...]:
         return (spelled(self._type),)
+
+
+class UnionListState(ListState):
+    """A list of an instance, as which `OperatorListState` stores a union.
+
+    It is a kind of its own only so that a checkpoint says in which lists several instances may have
+    the same items.
+    """
+
+    __slots__ = ()
 
 
 class ListHandle(Elements, core.ListElements):

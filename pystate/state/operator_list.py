@@ -17,8 +17,8 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.declaration import spelled
 from pystate.state.habits import LIST_NAMES, Named
 from pystate.state.key_batch import KeyBatch
-from pystate.state.list import ListHandle, ListState
-from pystate.state.operator_state import Instance, OldRows, OperatorState, Own
+from pystate.state.list import ListHandle, ListState, UnionListState
+from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType, TypeLike
 
@@ -28,7 +28,7 @@ __all__ = ["OperatorListHandle", "OperatorListState", "divided", "put_items"]
 _NAMES = {name: instead for name, instead in LIST_NAMES.items() if name != "is_empty"}
 
 
-class OperatorListState(OperatorState["OperatorListHandle"]):
+class OperatorListState(KeylessState["OperatorListHandle"]):
     """Declares a list per instance of an operator.
 
     Parameters
@@ -38,7 +38,8 @@ class OperatorListState(OperatorState["OperatorListHandle"]):
     redistribute : {"even", "union"}
         What happens to the items when the number of instances changes. ``"even"``: they are divided
         among the instances, in order, so that the numbers of items differ by at most one.
-        ``"union"``: each instance gets all of them, and keeps what it needs.
+        ``"union"``: each instance gets all of them, and keeps what it needs. A later run may
+        declare a list that was divided as a union, but not the other way round.
 
     See Also
     --------
@@ -53,6 +54,7 @@ class OperatorListState(OperatorState["OperatorListHandle"]):
 
     __slots__ = ("_redistribute",)
 
+    _of_keys = "ListState"
     _redistribute: Literal["even", "union"]
 
     def __init__(self, type: TypeLike, redistribute: Literal["even", "union"] = "even") -> None:
@@ -67,7 +69,8 @@ class OperatorListState(OperatorState["OperatorListHandle"]):
 
     def stored(self) -> ListState:
         """A list per key."""
-        return ListState(spelled(self._type))
+        kind = UnionListState if self._redistribute == "union" else ListState
+        return kind(spelled(self._type))
 
     def opened(self, handle: Any, own: Own) -> OperatorListHandle:
         """Make the state's handle."""

@@ -39,6 +39,8 @@ class OperatorSpec:
         Number of key groups.
     instances : bool
         Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`.
+    dropped : frozenset of str
+        States that the checkpoint may have, and that are dropped from it.
     """
 
     uid: str
@@ -48,6 +50,7 @@ class OperatorSpec:
     timers: bool = False
     max_parallelism: int = 128
     instances: bool = False
+    dropped: frozenset[str] = frozenset()
 
     @property
     def expires(self) -> bool:

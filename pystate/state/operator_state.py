@@ -38,7 +38,7 @@ from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.fills import Fills
 from pystate.types.keys import KeyColumns, parse_key
 
-__all__ = ["INSTANCE_KEY", "INSTANCE_SCHEMA", "Instance", "OldRows", "OperatorState", "Own"]
+__all__ = ["INSTANCE_KEY", "INSTANCE_SCHEMA", "Instance", "KeylessState", "OldRows", "Own"]
 
 H = TypeVar("H", covariant=True)
 
@@ -75,20 +75,25 @@ class Instance:
     @property
     def key(self) -> tuple[int, int, int]:
         """The key of its row."""
-        return self.index, self.parallelism, _slot(self)
+        return self.index, self.parallelism, _slot(self, self.parallelism)
+
+    @property
+    def beginning(self) -> tuple[int, int, int]:
+        """The key of what its range begins with: a row of none, so that all such are divided."""
+        return self.index, 0, _slot(self, 0)
 
 
 @lru_cache(maxsize=1024)
-def _slot(instance: Instance) -> int:
-    """The smallest number with which the instance's key is in one of its own key groups.
+def _slot(instance: Instance, instances: int) -> int:
+    """The smallest number with which a key of the instance is in one of its own key groups.
 
-    One number in `parallelism` is, on average.
+    One number in `parallelism` is, on average. `instances` is the second part of the key.
     """
     first, last = instance.key_groups
     count, begin = 4 * instance.parallelism + 64, 0
     while True:
         slots = np.arange(begin, begin + count, dtype=np.int32)
-        whose = (np.full(count, part, np.int32) for part in (instance.index, instance.parallelism))
+        whose = (np.full(count, part, np.int32) for part in (instance.index, instances))
         hashes = hash_keys([pa.array(column) for column in (*whose, slots)])
         groups = key_groups(hashes, instance.max_parallelism)
         found = np.flatnonzero((groups >= first) & (groups <= last))
@@ -154,13 +159,15 @@ class Own:
         return self._keys
 
 
-class OperatorState(State[H]):
+class KeylessState(State[H]):
     """Base of the declarations of operator state; the state's handles are `H`."""
 
     __slots__ = ()
 
     #: The class of functions that may declare it.
     _function: ClassVar[str] = "ProcessFunction"
+    #: The state of keys that is like it, if that is not what it is stored as.
+    _of_keys: ClassVar[str | None] = None
 
     def stored(self) -> State[Any]:
         """The keyed state as which it is stored."""
@@ -214,7 +221,7 @@ class OperatorState(State[H]):
         raise DeclarationError(
             f"state {name!r}: {self!r} belongs to an instance of an operator, and not to a key: "
             f"declare it in a ps.{self._function}; here, take a "
-            f"ps.{builtins.type(self.stored()).__name__}"
+            f"ps.{self._of_keys or builtins.type(self.stored()).__name__}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

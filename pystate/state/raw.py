@@ -17,14 +17,14 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
 from pystate.state.operator_list import divided, put_items
-from pystate.state.operator_state import Instance, OldRows, OperatorState, Own
+from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 
 __all__ = ["RawHandle", "RawKeyGroupHandle", "RawState"]
 
 Scope = Literal["operator", "key_group"]
 
 
-class RawState(OperatorState["RawHandle | RawKeyGroupHandle"]):
+class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
     """Declares byte streams of an instance, in a format of your own.
 
     Parameters

@@ -27,7 +27,7 @@ from pystate.operator.instance_state import InstanceState, instance_spec
 from pystate.operator.output import SchemaLike
 from pystate.operator.runtime import FunctionRuntime
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 from pystate.testing.clock import Clock
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
@@ -351,7 +351,7 @@ class BroadcastTables(RangeTables):
     """The tables of an operator, and those of its instances' broadcast states."""
 
     def __init__(
-        self, operator: OperatorSpec, parallelism: int, states: Mapping[str, OperatorState[Any]]
+        self, operator: OperatorSpec, parallelism: int, states: Mapping[str, KeylessState[Any]]
     ) -> None:
         super().__init__(operator, parallelism)
         self._states = states

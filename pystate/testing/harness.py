@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, flag, integer, nearest, shown, text
+from pystate.arguments import choice, flag, integer, shown, text
 from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.base import StatefulFunction
@@ -23,9 +22,10 @@ from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.state.registry import unknown_state
+from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import as_table, begin_with_state
 from pystate.testing.clock import Clock
-from pystate.testing.faults import Fault, rows_of
+from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
 from pystate.testing.range_tables import RangeTables
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Harness", "HarnessSnapshot"]
 
 
-class Harness:
+class Harness(HarnessBase):
     """Runs a stateful function over rows that a test feeds it, an epoch at a time.
 
     Parameters
@@ -175,10 +175,11 @@ class Harness:
         self._rows = rows
         self._parallelism = parallelism
         self._operator: LocalOperator | None = None
-        self._sides: dict[str, list[Any]] = {tag: [] for tag in options.tags}
-        self._fault: Fault | None = None
-        self.failures = 0
-        self.output: list[Any] = []
+        self._begin_output(options.tags)
+
+    @property
+    def _moment(self) -> Clock:
+        return self._clock
 
     # -- epochs
 
@@ -308,81 +309,7 @@ class Harness:
             self._sides[tag] += rows_of(piece)
         return attempt.rows
 
-    # -- failures
-
-    def fail_after(self, rows: int | None = None, *, timers: int | None = None) -> None:
-        """Make an epoch fail after a number of rows or timers; it is then computed again.
-
-        The failed attempt leaves neither state nor output. What it had yielded is compared with
-        what the replay yields. If they differ, the function keeps something outside of its states,
-        and `ReplayError` is raised.
-
-        Parameters
-        ----------
-        rows : int, optional
-            Rows that the function handles before the failure, which comes before the next row or at
-            the epoch's end. A function that handles several rows in a call fails between two calls.
-        timers : int, optional
-            Timers that fire before the failure.
-        """
-        if (rows is None) == (timers is None):
-            raise InvalidArgumentError("fail_after takes a number of rows or of timers")
-        integer(timers if rows is None else rows, "fail_after: the number", least=0)
-        self._fault = Fault(rows=rows, timers=timers)
-
-    def fail_at(self, point: Literal["seal", "publish"]) -> None:
-        """Make the next epoch fail at a point of its commit; it is then computed again.
-
-        Parameters
-        ----------
-        point : {"seal", "publish"}
-            ``"seal"``: everything is handled and no table is sealed yet. ``"publish"``: all tables
-            are sealed and the epoch is not published, so that sealed tables are rolled back.
-        """
-        choice(point, "fail_at: point", ("seal", "publish"))
-        self._fault = Fault(at=point)
-
     # -- what came of it
-
-    def take_output(self) -> list[Any]:
-        """Return `output` and empty it."""
-        taken, self.output = self.output, []
-        return taken
-
-    def side_output(self, tag: str) -> list[Any]:
-        """The rows that went to a side output in all epochs so far.
-
-        Raises
-        ------
-        InvalidArgumentError
-            No such tag was declared.
-        """
-        if tag not in self._sides:
-            known = ", ".join(map(repr, self._sides)) or "none"
-            raise InvalidArgumentError(
-                f"no side output {tag!r:.80}; declared: {known}{nearest(tag, self._sides)}"
-            )
-        return self._sides[tag]
-
-    @property
-    def epoch(self) -> int:
-        """How many epochs there were."""
-        return self._clock.epoch
-
-    @property
-    def watermark(self) -> int | None:
-        """The next epoch's watermark, in milliseconds since 1970."""
-        return self._clock.watermark
-
-    @property
-    def processing_time(self) -> int:
-        """The next epoch's processing time, in milliseconds since 1970."""
-        return self._clock.processing_time
-
-    @property
-    def late_rows(self) -> int:
-        """Rows with an event time before the watermark, over all epochs."""
-        return self._clock.late_rows
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
@@ -498,21 +425,6 @@ class Harness:
         """Free the tables. Does nothing the second time."""
         if self._ranges is not None:
             self._ranges.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-        if error is None and self._fault is not None:
-            raise InvalidArgumentError(
-                f"{self._fault}: the failure never happened; were there too few rows, or no epoch?"
-            )
 
     def __repr__(self) -> str:
         return f"<Harness of {type(self._function).__name__} after {self.epoch} epochs>"

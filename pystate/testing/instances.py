@@ -25,11 +25,17 @@ from pystate.functions.process import InstanceContext
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.instance_runtime import InstanceRuntime
-from pystate.operator.instance_state import InstanceState, instance_spec
+from pystate.operator.instance_state import (
+    InstanceState,
+    begin_with_items,
+    checked_items,
+    instance_spec,
+)
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operator.runtime import FunctionRuntime
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 from pystate.state.registry import unknown_state
+from pystate.testing.beginning import as_table
 from pystate.testing.clock import Clock
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
@@ -58,6 +64,8 @@ class ProcessHarness(Harness):
         Number of instances.
     max_parallelism, batch_rows, uid, allow_pickle
         As for `Harness`.
+    initial_state : Table, or what `pyarrow.table` takes, optional
+        Items of lists before the first epoch, as in `OperatorFrame.process`.
 
     Notes
     -----
@@ -96,6 +104,7 @@ class ProcessHarness(Harness):
         parallelism: int = 1,
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
+        initial_state: Any = None,
         uid: str = "harness",
         allow_pickle: bool = True,
     ) -> None:
@@ -117,7 +126,13 @@ class ProcessHarness(Harness):
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows((), columns), parallelism)
-        self._make_ranges(())
+        ranges = self._make_ranges(())
+        if initial_state is not None:
+            try:
+                ranges.begin_with(as_table(initial_state, f"{owner}: initial_state"))
+            except BaseException:
+                ranges.close()
+                raise
 
     def rescale(self, parallelism: int) -> None:
         """Change the number of instances, as a job does between two epochs.
@@ -168,7 +183,7 @@ class ProcessHarness(Harness):
         """Refuse: there are no keys."""
         raise InvalidArgumentError("a ProcessFunction has no keys: state(name, instance) has all")
 
-    def _make_ranges(self, key: KeyColumns) -> RangeTables:
+    def _make_ranges(self, key: KeyColumns) -> _InstanceTables:
         options = self._options
         ranges = _InstanceTables(
             self._function, options.max_parallelism, self._parallelism, options.uid
@@ -200,7 +215,7 @@ class _InstanceTables(RangeTables):
         self, function: StatefulFunction, max_parallelism: int, parallelism: int, uid: str
     ) -> None:
         states = instance_states(function, f"operator {uid!r}")
-        self.states: Mapping[str, OperatorState[Any]] = states
+        self.states: Mapping[str, KeylessState[Any]] = states
         #: The rows of the instances before a change of their number, until the next epoch is over.
         self.old: KeyedStateBackend | None = None
         self._operator = instance_spec(uid, states, max_parallelism)
@@ -253,6 +268,20 @@ class _InstanceTables(RangeTables):
         self.old.restore(
             [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
         )
+
+    def begin_with(self, items: pa.Table) -> None:
+        """Fill the tables, which are empty, with items of lists that the next epoch divides."""
+        what = f"operator {self._operator.uid!r}: initial_state"
+        checked_items(items.column_names, self.states, what)
+        most = self._operator.max_parallelism
+        with KeyedStateBackend.of(self._operator) as backend:
+            for rows in items.to_batches():
+                begin_with_items(backend, Instance(0, 1, most), rows, what)
+            if backend.dirty:
+                out = io.BytesIO()
+                with backend.seal() as snapshot:
+                    snapshot.write(out)
+                self.restore([out.getvalue()], False)
 
     def close(self) -> None:
         self._forget()

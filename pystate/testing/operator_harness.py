@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, nearest, shown
+from pystate.arguments import choice, integer, shown
 from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.context import TimeDomain
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.event_time import milliseconds
 from pystate.state.operator_spec import OperatorSpec
+from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import begin_with_state
 from pystate.testing.faults import Fault, InjectedFailureError, check_replay, rows_of
 from pystate.testing.input_rows import InputRows
@@ -148,7 +148,7 @@ class OperatorSnapshot:
         return f"<OperatorSnapshot of epoch {self.epoch}, {size} bytes>"
 
 
-class OperatorHarness:
+class OperatorHarness(HarnessBase):
     """Base of the harnesses of operators that have their own inputs.
 
     Parameters
@@ -176,7 +176,6 @@ class OperatorHarness:
         Injected failures that have happened.
     """
 
-    #: Whether `fail_after` can count timers.
     _counts_timers = False
 
     def __init__(
@@ -199,11 +198,12 @@ class OperatorHarness:
         self._times = Times(milliseconds(processing_time, f"{self._owner}: processing_time"))
         self._times.inputs = dict.fromkeys(self._inputs)
         self._times.latest = dict.fromkeys(self._inputs)
-        self._sides: dict[str, list[Any]] = {tag: [] for tag in tags}
-        self._fault: Fault | None = None
-        self.failures = 0
-        self.output: list[Any] = []
+        self._begin_output(tags)
         self._ranges = RangeTables(operator, parallelism)
+
+    @property
+    def _moment(self) -> Times:
+        return self._times
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
         """Begin an operator's run over a range."""
@@ -359,73 +359,7 @@ class OperatorHarness:
         """Put states and timers into the tables."""
         begin_with_state(self._ranges, self._operator, state, timers)
 
-    # -- failures
-
-    def fail_after(self, rows: int | None = None, *, timers: int | None = None) -> None:
-        """Make an epoch fail after a number of rows or timers; it is then computed again.
-
-        Parameters
-        ----------
-        rows : int, optional
-            Rows that are handled before the failure.
-        timers : int, optional
-            Timers that fire before the failure; only of a function.
-        """
-        if (rows is None) == (timers is None):
-            raise InvalidArgumentError("fail_after takes a number of rows or of timers")
-        if timers is not None and not self._counts_timers:
-            raise InvalidArgumentError(
-                "fail_after: timers of an operator without a function cannot be counted"
-            )
-        integer(timers if rows is None else rows, "fail_after: the number", least=0)
-        self._fault = Fault(rows=rows, timers=timers)
-
-    def fail_at(self, point: Literal["seal", "publish"]) -> None:
-        """Make the next epoch fail at a point of its commit; see `Harness.fail_at`."""
-        choice(point, "fail_at: point", ("seal", "publish"))
-        self._fault = Fault(at=point)
-
     # -- what came of it
-
-    def take_output(self) -> list[Any]:
-        """Return `output` and empty it."""
-        taken, self.output = self.output, []
-        return taken
-
-    def side_output(self, tag: str) -> list[Any]:
-        """The rows that went to a side output in all epochs so far.
-
-        Raises
-        ------
-        InvalidArgumentError
-            No such tag was declared.
-        """
-        if tag not in self._sides:
-            known = ", ".join(map(repr, self._sides)) or "none"
-            raise InvalidArgumentError(
-                f"no side output {tag!r:.80}; declared: {known}{nearest(tag, self._sides)}"
-            )
-        return self._sides[tag]
-
-    @property
-    def epoch(self) -> int:
-        """How many epochs there were."""
-        return self._times.epoch
-
-    @property
-    def watermark(self) -> int | None:
-        """The next epoch's watermark, in milliseconds since 1970."""
-        return self._times.watermark
-
-    @property
-    def processing_time(self) -> int:
-        """The next epoch's processing time, in milliseconds since 1970."""
-        return self._times.processing_time
-
-    @property
-    def late_rows(self) -> int:
-        """Rows with an event time before the watermark, over all epochs."""
-        return self._times.late_rows
 
     @property
     def kept(self) -> int:
@@ -495,18 +429,3 @@ class OperatorHarness:
     def close(self) -> None:
         """Free the tables. Does nothing the second time."""
         self._ranges.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-        if error is None and self._fault is not None:
-            raise InvalidArgumentError(
-                f"{self._fault}: the failure never happened; were there too few rows, or no epoch?"
-            )

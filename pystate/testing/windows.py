@@ -63,6 +63,8 @@ class WindowHarness:
         takes rows of any columns.
     time, emit, early, allowed_lateness
         As in `KeyedFrame.window`.
+    initial_rows : rows, optional
+        Rows of the time before the first epoch, as for ``key_by(initial_rows=...)``.
     processing_time : int or datetime
         The first epoch's processing time.
     batch_rows : int
@@ -114,6 +116,7 @@ class WindowHarness:
         emit: Literal["final", "update"] = "final",
         early: Duration | None = None,
         allowed_lateness: Duration = 0,
+        initial_rows: Any = None,
         processing_time: int | datetime = 0,
         batch_rows: int = 10_000,
         uid: str = "harness",
@@ -161,6 +164,19 @@ class WindowHarness:
         self._clock = Clock(milliseconds(processing_time, "processing_time"))
         self._bound: int | None = None
         self.late: list[Any] = []
+        if initial_rows is not None:
+            self._begin_with_rows(initial_rows)
+
+    def _begin_with_rows(self, rows: Any) -> None:
+        """Run the operator over rows of the time before the first epoch; drop what it emits."""
+        try:
+            self.process(rows)
+        except BaseException:
+            self.close()
+            raise
+        self._clock = replace(self._clock, epoch=0, late_rows=0)
+        self.late = []
+        self.side_outputs = {tag: [] for tag in self.side_outputs}
 
     def process(self, rows: Any = ()) -> list[Any]:
         """Run one epoch over some rows; return the windows that it emits, as named tuples.

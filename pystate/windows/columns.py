@@ -5,7 +5,7 @@ Declarations are immutable; `Columns` belongs to its operator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -230,19 +230,39 @@ class Columns:
 
     def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
         """Merge accumulators into those of some keys, and take more steps."""
-        steps = list(more)
-        for column, handle, each in zip(self._columns, self._handles, accumulators, strict=True):
-            if isinstance(handle, ColumnAggregate):
-                steps.append(handle.merge_step(keys, each))
-                continue
-            try:
-                handle.merge_all(keys, each)
-            except StateOverflowError as error:
-                raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+        steps = [*more, *self._merged(keys, accumulators, range(len(self._columns)))]
         try:
             keys.apply_all(steps)
         except StateOverflowError as error:
             raise StateOverflowError(f"{self._owner}: {error}") from None
+
+    def add_combined(self, keys: KeyBatch, accumulators: Sequence[Any]) -> Mask:
+        """As `add`, for rows that stand for several each, of which these are the accumulators."""
+        counter = self._handles.index(self.rows)
+        steps = [self.rows.merge_step(keys, accumulators[counter])]
+        others = [i for i in range(len(self._columns)) if i != counter]
+        steps += self._merged(keys, accumulators, others)
+        try:
+            return apply_steps(keys, steps)
+        except StateOverflowError as error:
+            raise StateOverflowError(f"{self._owner}: {error}") from None
+
+    def _merged(
+        self, keys: KeyBatch, accumulators: Sequence[Any], which: Iterable[int]
+    ) -> list[Step]:
+        """Merge what the core's steps cannot; return the steps for the rest."""
+        steps = []
+        for i in which:
+            handle = self._handles[i]
+            if isinstance(handle, ColumnAggregate):
+                steps.append(handle.merge_step(keys, accumulators[i]))
+                continue
+            try:
+                handle.merge_all(keys, accumulators[i])
+            except StateOverflowError as error:
+                what = f"{self._owner}: {self._columns[i].name}"
+                raise StateOverflowError(f"{what}: {error}") from None
+        return steps
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """The results of some keys, one array per result column."""

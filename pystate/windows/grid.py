@@ -44,14 +44,14 @@ class Grid:
         self.grows = windows.grows
         self._end_offset = self.offset if self.grows else self.offset + self.size
         room = 4 * self.size + room_ms
-        self._first, self._last = int(_INT64.min) + room, int(_INT64.max) - room
+        self.first, self.last = int(_INT64.min) + room, int(_INT64.max) - room
 
     def slices(self, times: Times) -> Times:
         """The slice of each time."""
         if len(times):
             low, high = int(times.min()), int(times.max())
-            if low < self._first or high > self._last:
-                times = np.clip(times, self._first, self._last)
+            if low < self.first or high > self.last:
+                times = np.clip(times, self.first, self.last)
                 low, high = int(times.min()), int(times.max())
             start = _floor_one(low, self.slice, self.offset)
             # Rows of one batch are mostly of one time: a comparison is cheaper than a division.
@@ -75,7 +75,7 @@ class Grid:
 
     def end_after(self, time: int) -> int:
         """The first end of a window after a time."""
-        time = min(max(time, self._first), self._last)
+        time = min(max(time, self.first), self.last)
         return _floor_one(time, self.slide, self._end_offset) + self.slide
 
     def start_of(self, ends: Times) -> Times:

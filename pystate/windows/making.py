@@ -25,6 +25,8 @@ def make_operator(
     times: EpochTimes,
     late: LateRows | None = None,
     owner: str = "windows",
+    *,
+    combined: bool = False,
 ) -> WindowOperator:
     """Make the operator of a specification; the parameters are those of `WindowOperator`."""
     kind: Any = TumblingOperator
@@ -36,5 +38,5 @@ def make_operator(
         kind = CountOperator
     elif isinstance(spec.options.windows, Global):
         kind = GlobalOperator
-    operator: WindowOperator = kind(spec, backend, times, late, owner)
+    operator: WindowOperator = kind(spec, backend, times, late, owner, combined=combined)
     return operator

@@ -30,9 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.operator.combined import LATE, TIME, total_weight
 from pystate.operator.event_time import event_times
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
+from pystate.windows.combined import accumulators
 from pystate.windows.grid import Times
 from pystate.windows.specification import END, START, WindowSpec
 
@@ -78,6 +80,8 @@ class WindowOperator:
         Takes the rows that are too late.
     owner : str
         What errors name.
+    combined : bool
+        Whether rows were combined before they come (`pystate.windows.combined`).
 
     Attributes
     ----------
@@ -98,6 +102,8 @@ class WindowOperator:
         times: EpochTimes,
         late: LateRows | None = None,
         owner: str = "windows",
+        *,
+        combined: bool = False,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -109,6 +115,7 @@ class WindowOperator:
         self.lateness = spec.options.lateness_ms
         self.columns = spec.kept(backend, owner)
         self._late = late
+        self._combined = combined
         self._schema = spec.schema(backend.key)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -134,12 +141,14 @@ class WindowOperator:
     def timed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Times]:
         """The rows that have a time, and their times."""
         column = self.spec.options.event_time
+        if column is not None and self._combined:
+            column = TIME
         if column is None:
             return rows, np.full(rows.num_rows, self.times.processing_time, np.int64)
         array = event_times(rows.column(column), f"{self.owner}: event-time column {column!r}")
         if array.null_count:
             there = array.is_valid()
-            self.timeless_rows += array.null_count
+            self.timeless_rows += self._weight(rows.filter(array.is_null()))
             rows, array = rows.filter(there), array.filter(there)
         times: Times = array.to_numpy()
         if len(times):
@@ -147,9 +156,22 @@ class WindowOperator:
             if self.max_event_time is None or latest > self.max_event_time:
                 self.max_event_time = latest
             bound = self.times.late_bound
-            if bound is not None and int(times.min()) < bound:
+            if bound is not None and self._combined:
+                # Of the rows that one stands for, some may be late.
+                self.late_rows += total_weight(rows, LATE)
+            elif bound is not None and int(times.min()) < bound:
                 self.late_rows += int(np.count_nonzero(times < bound))
         return rows, times
+
+    def _weight(self, rows: pa.RecordBatch) -> int:
+        """How many rows of the input some rows stand for."""
+        return total_weight(rows) if self._combined else rows.num_rows
+
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+        """Add rows to the aggregates of their keys; see `Columns.add`."""
+        if not self._combined:
+            return self.columns.add(keys, rows)
+        return self.columns.add_combined(keys, accumulators(self.spec, rows, self.owner))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
         """The rows that are not too late for the last of their windows, and which these are.
@@ -163,9 +185,10 @@ class WindowOperator:
         if int(last_ends.min()) > bound - self.lateness:
             return rows, None
         kept: Mask = last_ends > bound - self.lateness
-        self.dropped_rows += len(kept) - int(np.count_nonzero(kept))
+        dropped = rows.filter(pa.array(~kept))
+        self.dropped_rows += self._weight(dropped)
         if self._late is not None:
-            self._late(rows.filter(pa.array(~kept)))
+            self._late(dropped)
         return rows.filter(pa.array(kept)), kept
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:

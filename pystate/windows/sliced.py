@@ -84,7 +84,7 @@ class SlicedOperator(WindowOperator):
             return
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
-        new = np.flatnonzero(self.columns.add(keys, rows))
+        new = np.flatnonzero(self.add(keys, rows))
         if len(new):
             self._note_new([take(column, new) for column in columns], slices[new])
         bound = self.times.late_bound

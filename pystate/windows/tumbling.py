@@ -40,7 +40,7 @@ class TumblingOperator(WindowOperator):
             starts, ends = starts[kept], ends[kept]
         if rows.num_rows:
             keys = self.backend.keys(self.key_columns(rows), pa.array(starts))
-            self._register(keys, ends, self.columns.add(keys, rows))
+            self._register(keys, ends, self.add(keys, rows))
         return iter(())
 
     def _register(self, keys: KeyBatch, ends: Times, new: Mask) -> None:
@@ -102,7 +102,7 @@ class GlobalOperator(WindowOperator):
         if rows.num_rows:
             # The default namespace is that of timers and rows which are no windows.
             spaces = pa.array(np.zeros(rows.num_rows, np.int64))
-            self.columns.add(self.backend.keys(self.key_columns(rows), spaces), rows)
+            self.add(self.backend.keys(self.key_columns(rows), spaces), rows)
         return iter(())
 
     def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:

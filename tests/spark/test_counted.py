@@ -39,8 +39,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[OperatorPlan]:
     return found
 
 
-def count(job: Job, df: DataFrame) -> DataFrame:
-    return job.key_by(df, "k", uid="n").aggregate(n=ps.count())
+def count(job: Job, df: DataFrame, *, combine: bool = False) -> DataFrame:
+    return job.key_by(df, "k", uid="n").aggregate(combine=combine, n=ps.count())
 
 
 def keys(spark: SparkSession, number: int, times: int = 1) -> DataFrame:
@@ -125,6 +125,21 @@ def test_computed_by_something_else_than_the_write(
         assert evaluations <= (2 if times == 1 else 1)
 
 
+def test_rows_that_were_combined_are_counted(
+    spark: SparkSession, make_job: MakeJob, plans: list[OperatorPlan]
+) -> None:
+    """One row came, for seven."""
+    job = make_job(parallelism=RANGES)
+    for total in (7, 14):
+        frame = keys(spark, 1, 7).coalesce(1)
+        result = job.run_epoch(frame, lambda df: count(job, df, combine=True))
+        assert [tuple(row) for row in result.dataframe.collect()] == [(0, total)]
+        assert job.last_progress is not None and job.last_progress.evaluations == 1
+        [operator] = job.last_progress.operators
+        assert operator.rows_in == 7
+    assert len(plans) == 2
+
+
 def test_two_operators_over_one_shuffle(
     spark: SparkSession, make_job: MakeJob, plans: list[OperatorPlan]
 ) -> None:
@@ -140,6 +155,30 @@ def test_two_operators_over_one_shuffle(
         result = job.run_epoch(keys(spark, 1), both)
         assert [tuple(row) for row in result.dataframe.collect()] == [(0, times)] * 2
         assert job.last_progress is not None and job.last_progress.evaluations == 1
+    assert len(plans) == 4
+
+
+def test_a_join_of_which_ranges_and_sides_have_no_rows(
+    spark: SparkSession, make_job: MakeJob, plans: list[OperatorPlan]
+) -> None:
+    job = make_job(parallelism=RANGES)
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        left = job.key_by(df.where("left"), "k", uid="pairs", event_time="t")
+        right = job.key_by(df.where("not left"), "k", event_time="t")
+        joined = left.interval_join(right, "-10 ms", "10 ms", suffixes=("", "_right"))
+        return joined.select("k")
+
+    def epoch(*rows: tuple[int, int, bool]) -> list[Any]:
+        frame = spark.createDataFrame(list(rows), "k long, t long, left boolean")
+        result = job.run_epoch(frame, pipeline)
+        assert job.last_progress is not None and job.last_progress.evaluations == 1
+        return sorted(map(tuple, result.dataframe.collect()))
+
+    assert epoch((1, 100, True), (2, 100, True)) == []
+    assert epoch((1, 105, False)) == [(1,)]
+    assert epoch((2, 50, False)) == [], "it is too old for a pair"
+    assert epoch((2, 101, False), (1, 109, True)) == [(1,), (2,)]
     assert len(plans) == 4
 
 

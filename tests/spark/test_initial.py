@@ -271,11 +271,18 @@ def test_a_stream_that_is_killed_in_its_first_epoch(
 
 def test_held_epochs_begin_once(spark: SparkSession, make_job: MakeJob, source: Source) -> None:
     state = spark.sql("SELECT 'a' AS k, 100L AS balance")
+    items = spark.range(100).selectExpr("id AS left")
 
     def pipeline(df: DataFrame, job: Job) -> DataFrame:
         rows = df.selectExpr("k", "0L AS t", "v AS n")
         keyed = job.key_by(rows, "k", uid="balance", event_time="t")
-        return keyed.process(Balance(), SCHEMA, initial_state=state)
+        numbers = job.operator(rows, uid="numbers").process(
+            Numbers(), "instance int, first boolean, n long", initial_state=items
+        )
+        numbers = numbers.selectExpr(
+            "'n' AS k", "n AS balance", "CAST(first AS long) AS seen", "0L AS day"
+        )
+        return keyed.process(Balance(), SCHEMA, initial_state=state).union(numbers)
 
     options = ps.CheckpointOptions(interval="1 hour")
     with make_job(parallelism=2, checkpoints=options) as job:
@@ -283,9 +290,18 @@ def test_held_epochs_begin_once(spark: SparkSession, make_job: MakeJob, source: 
             source.add("a,1", "b,1")
         query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
         query.awaitTermination()
-    got = spark.read.parquet(str(Path(job.checkpoint) / "results")).where("k = 'a'").collect()
-    assert sorted(row.balance for row in got) == [101, 102, 103]
+    got = spark.read.parquet(str(Path(job.checkpoint) / "results")).collect()
+    assert sorted(row.balance for row in got if row.k == "a") == [101, 102, 103]
+    numbers = [row for row in got if row.k == "n"]
+    assert sum(row.seen for row in numbers) == 2 and {row.epoch for row in numbers if row.seen} == {
+        1
+    }
+    assert len({row.balance for row in numbers} - {None}) == len(numbers) == 6
     with make_job(parallelism=2) as job:
+        rows = job.read_state("numbers").to_pylist()
+        assert sorted(n for row in rows for n in row["left"]) == sorted(
+            {*range(100)} - {row.balance for row in numbers}
+        )
         table = job.read_state("balance", state="balance")
         assert sorted(table["balance"].to_pylist()) == [3, 103]
 
@@ -319,3 +335,80 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:
     run("is a DataFrame of Spark", InvalidArgumentError, initial_state=lambda: 7)
     run("no column 'n'", InvalidArgumentError, initial_rows=df.drop("n"))
     run("cast it", WrongTypeError, initial_rows=df.withColumn("n", df.n.cast("int")))
+
+
+class Numbers(ps.ProcessFunction):
+    """Gives out the numbers that it began with; every instance knows all names."""
+
+    left = ps.OperatorListState("long")
+    names = ps.OperatorListState("string", redistribute="union")
+    streams = ps.RawState()
+
+    def open(self, ctx: ps.InstanceContext) -> None:
+        """Keep the names once."""
+        if ctx.redistributed and ctx.instance:
+            self.names.clear()
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        """Give out a number."""
+        numbers = self.left.get()
+        self.left.update(numbers[1:])
+        yield ctx.instance, ctx.redistributed, numbers[0] if numbers else None
+
+
+def test_items_of_instances_begin_once(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = spark.range(1000).selectExpr("CAST(id AS int) AS left", "NULL AS names")
+    items = items.union(spark.sql("SELECT NULL, stack(2, 'ann', 'bob')"))
+    given: list[Any] = [items]
+    made: list[int] = []
+
+    def frame() -> Any:
+        made.append(1)
+        return never() if given[0] is never else given[0]
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        numbers = job.operator(df, uid="numbers")
+        return numbers.process(
+            Numbers(), "instance int, first boolean, n long", initial_state=frame
+        )
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("the driver ends")
+
+    rows = spark.range(8)
+    with monkeypatch.context() as patch, make_job(parallelism=3) as job:
+        patch.setattr("pystate.coordinator.epoch.Epoch.complete", crash)
+        with pytest.raises(RuntimeError, match="the driver ends"):
+            job.run_epoch(rows, pipeline)
+        assert job.latest_epoch() is None
+    # Another number of instances begins with all of it, and what was written before is an orphan.
+    with make_job(parallelism=2) as job:
+        got = values(job.run_epoch(rows, pipeline))
+        assert made == [1, 1] and len(orphans(job)) >= 3
+        assert len(got) == 8 and all(first for _, first, _ in got)
+        given[0] = never
+        kept = job.read_state("numbers").to_pylist()
+        assert {(row["instance"], row["instances"]) for row in kept} == {(0, 2), (1, 2)}
+        out = Counter(instance for instance, *_ in got)
+        sizes = [len(row["left"]) + out[row["instance"]] for row in kept]
+        assert sizes == [500, 500]
+        assert sorted(name for row in kept for name in row["names"]) == ["ann", "bob"]
+        assert not any(first for _, first, _ in values(job.run_epoch(rows, pipeline)))
+    with make_job(parallelism=5) as job:
+        job.run_epoch(rows.limit(0), pipeline)
+        left = [n for row in job.read_state("numbers").to_pylist() for n in row["left"]]
+        assert len(left) == len(set(left)) == 984
+    assert made == [1, 1]
+
+    given[:] = [items.withColumnRenamed("left", "streams")]
+    other = make_job(checkpoint=Path(job.checkpoint) / "other")
+    with pytest.raises(
+        InvalidArgumentError, match="'numbers': initial_state: the column 'streams'"
+    ):
+        other.run_epoch(rows, pipeline)
+    given[:] = [spark.sql("SELECT 'x' AS left")]
+    with pytest.raises(WrongTypeError, match="'numbers': initial_state: state 'left'"):
+        other.run_epoch(rows, pipeline)
+    assert other.latest_epoch() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pystate as ps
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
+    SchemaError,
     UnclaimedStateError,
     WrongTypeError,
 )
@@ -308,3 +310,45 @@ def test_rows_have_event_times_and_may_be_late(
     assert epoch(drain=True) == {(None, ps.MAX_WATERMARK)}
     assert [row.v for row in spark.read.parquet(str(tmp_path / "late")).collect()] == [189]
     assert sum(sum(row["n"]) for row in job.read_state("times").to_pylist()) == 4
+
+
+class Divided(ps.ProcessFunction):
+    """Keeps numbers."""
+
+    numbers = ps.OperatorListState("long")
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        """Keep one."""
+        self.numbers.add(row.v)
+
+
+class United(ps.ProcessFunction):
+    """The same as a union."""
+
+    numbers = ps.OperatorListState("long", redistribute="union")
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        """Keep one."""
+        self.numbers.add(row.v)
+
+
+def test_a_list_becomes_a_union_and_not_the_other_way_round(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    def kept(function: ps.ProcessFunction, parallelism: int, *numbers: int) -> list[list[int]]:
+        with make_job(parallelism=parallelism) as job:
+            job.run_epoch(
+                values(spark, *numbers),
+                lambda df: job.operator(df, uid="kept").process(function, "v long"),
+            )
+            rows = job.read_state("kept").sort_by("instance").to_pylist()
+            return [sorted(row["numbers"]) for row in rows]
+
+    assert sorted(chain(*kept(Divided(), 2, *range(10)))) == [*range(10)]
+    # As long as their number is the same, each instance keeps its own.
+    assert sorted(chain(*kept(United(), 2, 10))) == [*range(11)]
+    assert kept(United(), 3) == [[*range(11)]] * 3
+    for parallelism in (3, 2):
+        with pytest.raises(SchemaError, match=r"operator 'kept', state 'numbers': .* was a union"):
+            kept(Divided(), parallelism)
+    assert kept(United(), 3) == [[*range(11)]] * 3

@@ -12,12 +12,14 @@ import sys
 
 from pystate import errors
 from pystate.errors import MissingPackageError, PystateError
+from pystate.spark.base import errors as spark_errors
 
 __all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped_its_query"]
 
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
-    r"^(?:pystate\.errors\.)(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
+    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
+    re.MULTILINE,
 )
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.
 _NO_MODULE = re.compile(
@@ -76,7 +78,7 @@ def original_error(error: BaseException) -> BaseException:
         found = match
     if found is None:
         return error
-    kind = getattr(errors, found[1], None)
+    kind = getattr(errors, found[1], None) or getattr(spark_errors, found[1], None)
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
     original = _caused(kind(found[2].strip()), error)

@@ -33,6 +33,7 @@ from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.rewinding import MARK
 from pystate.spark.epochs.spread_merges import SpreadMerges
 from pystate.spark.evaluation.evaluation import Evaluation
+from pystate.spark.evaluation.learned import Learned
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
@@ -94,10 +95,7 @@ class EpochRunner:
         #: The coordinator's.
         self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
-        #: The operators whose output is materialised in each epoch.
-        self._materialised: set[str] = set()
-        #: Those whose rows cannot be counted.
-        self._announced: set[str] = set()
+        self._learned = Learned()
         self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
@@ -344,13 +342,13 @@ class EpochRunner:
             coordinator.term,
             epoch.parallelism,
             outputs,
-            self._materialised,
-            self._announced,
+            self._learned,
             self.options.epoch_timeout_ms,
             self.options.checkpoints.timeout_ms,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
         sizes, after = self._sizes.note(epoch), manifest.operators
+        self._learned.combining.note(epoch.reports)
         self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

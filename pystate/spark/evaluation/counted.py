@@ -20,7 +20,8 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pystate.coordinator.epoch import Epoch, RepeatableError
+from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
+from pystate.spark.tasks.range_task import CAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,8 +81,8 @@ class CountedOperators:
     ) -> RepeatableError | None:
         """Report the ranges that had no rows; return the error to raise if they are not known.
 
-        Ranges whose rows were not all read stay missing, and so do those of an operator that Spark
-        has left out of the plan.
+        Ranges whose rows were begun and not read to the end stay missing, and so do those of an
+        operator that Spark has left out of the plan.
         """
         missing = [key for key in epoch.missing() if key[0] in self._plans]
         begun = {uid for uid, _ in marks.begun().keys() & set(missing)}
@@ -89,24 +90,29 @@ class CountedOperators:
         if not silent:
             return None
         sent = _rows_sent(executed(), self._numbers)
-        for number, uid in self._numbers.items():
-            if uid in silent and number in sent:
+        known = {uid: sent[number] for number, uid in self._numbers.items() if number in sent}
+        for uid in known.keys() & silent:
+            if known[uid] == sum(_came(r) for r in epoch.reports if r.uid == uid):
                 silent.remove(uid)
-                if sent[number] == epoch.rows_seen(uid):
-                    for index in (i for other, i in missing if other == uid):
-                        epoch.report(self._plans[uid].unchanged(index))
-        reported = {report.uid for report in epoch.reports}
-        silent = {uid for uid in silent if uid in reported or not is_in_result(uid)}
+                for index in (i for other, i in missing if other == uid):
+                    epoch.report(self._plans[uid].unchanged(index))
+        found = known.keys() | {report.uid for report in epoch.reports}
+        silent = {uid for uid in silent if uid in found or not is_in_result(uid)}
         if not silent:
             return None
         self._announced.update(silent)
         return RepeatableError(
-            f"epoch {epoch.number}: Spark does not show how many rows the operators "
-            f"{', '.join(map(repr, sorted(silent)))} were sent; from now on marker rows announce "
-            "their ranges",
+            f"epoch {epoch.number}: it is not certain that the operators "
+            f"{', '.join(map(repr, sorted(silent)))} have seen all of their rows; from now on "
+            "marker rows announce their ranges",
             hint,
             is_progress=True,
         )
+
+
+def _came(report: RangeReport) -> int:
+    """The rows that a task has seen, of which each may stand for several."""
+    return int(report.metrics.get(CAME, report.metrics["rows_in"]))
 
 
 def _number_of(output: DataFrame) -> int:

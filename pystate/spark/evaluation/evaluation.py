@@ -44,6 +44,7 @@ from pystate.spark.base.failures import original_error
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.counted import CountedOperators
 from pystate.spark.evaluation.initial import Initial
+from pystate.spark.evaluation.learned import Learned
 from pystate.spark.evaluation.once import OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import Outputs
@@ -119,12 +120,8 @@ class Evaluation:
         Number of ranges of each operator.
     outputs : Outputs
         Where the rows go.
-    materialised : set of str
-        The uids of operators whose output earlier evaluations have seen read more than once, or not
-        to its end; this one adds to them.
-    announced : set of str
-        The uids of operators whose ranges are always announced by marker rows, since their rows
-        could not be counted in an earlier evaluation; this one adds to them.
+    learned : Learned
+        What earlier evaluations have found out about the operators; this one adds to it.
     timeout_ms : int or None
         The longest time without progress.
     checkpoint_timeout_ms : int
@@ -141,8 +138,7 @@ class Evaluation:
         term: int,
         parallelism: int,
         outputs: Outputs,
-        materialised: set[str],
-        announced: set[str],
+        learned: Learned,
         timeout_ms: int | None,
         checkpoint_timeout_ms: int,
     ) -> None:
@@ -159,9 +155,9 @@ class Evaluation:
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
-        self._once = OperatorOutputs(materialised)
-        self._materialised = materialised
-        self._counted = CountedOperators(announced)
+        self._learned = learned
+        self._once = OperatorOutputs(learned.materialised)
+        self._counted = CountedOperators(learned.announced)
         self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(checkpoint_timeout_ms)
@@ -196,6 +192,10 @@ class Evaluation:
         """
         self._counted.note(uid, frame)
         return self._once.add(uid, frame, beside)
+
+    def combines(self, uid: str) -> bool:
+        """Whether the rows of an operator should be combined before the shuffle."""
+        return self._learned.combining.combines(uid)
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
@@ -262,6 +262,7 @@ class Evaluation:
             timers=operator.timers,
             fills=operator.fills(),
             seen=seen,
+            dropped=operator.dropped,
         )
         time = epoch.time(uid)
         planned = self._planned(uid, ranges)
@@ -295,14 +296,18 @@ class Evaluation:
             begun = initial.begin(plan)
             epoch.begun[uid] = seen, begun
         epoch.begin_with(uid, begun)
-        return replace(plan, ranges=self._planned(uid, begun))
+        return replace(
+            plan,
+            ranges=self._planned(uid, begun),
+            redistributes=operator.instances and any(state.id != EMPTY_ID for state in begun),
+        )
 
     def _without_markers(self, plan: OperatorPlan) -> OperatorPlan:
         """The plan without marker rows, if the rows can be counted and no range is due."""
         countable = (
             self._held is None
             and self._outputs.shows_plan
-            and plan.operator.uid not in self._materialised
+            and plan.operator.uid not in self._learned.materialised
             and not any(map(plan.has_work, plan.ranges))
         )
         return self._counted.add(plan) if countable else plan

@@ -60,14 +60,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "Filler",
     "Given",
     "Initial",
     "InitialRows",
     "InitialState",
     "RowsOf",
     "checked_given",
+    "frame_of",
     "initial_of",
     "like",
+    "sealed",
+    "written_ranges",
 ]
 
 #: A frame, or a function that makes it once it is needed.
@@ -90,11 +94,11 @@ class Initial(Protocol):
 def checked_given(given: Any, what: str) -> Any:
     """Return a frame, a function that makes one, or None; refuse anything else."""
     if given is not None and not callable(given):
-        _frame_of(given, what)
+        frame_of(given, what)
     return given
 
 
-def _frame_of(given: Any, what: str) -> DataFrame:
+def frame_of(given: Any, what: str) -> DataFrame:
     """The frame that a user gave."""
     frame = require_classic(given() if callable(given) else given, what)
     if frame.isStreaming:
@@ -116,7 +120,7 @@ def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
         A column has another type.
     """
     what = f"{owner}: initial_rows"
-    rows = _frame_of(given, what)
+    rows = frame_of(given, what)
     found = {field.name: field.dataType for field in rows.schema}
     for field in columns.given.schema:
         if field.name not in found:
@@ -186,7 +190,7 @@ class InitialRows:
             time = OperatorTime(None, time.late_bound_ms)
         before = replace(plan, time=time, drain=False, side_folders={}, news=News(), held=None)
         table = partial(_RowsTable, before, make=body)
-        return _written(frame, _Filler(before, names, table))
+        return written_ranges(frame, Filler(before, names, table))
 
 
 class InitialState:
@@ -227,7 +231,7 @@ class InitialState:
         keys = [name for name, _ in operator.key]
         routed = route(frame, keys, operator.max_parallelism, plan.parallelism)
         table = partial(_StateTable, plan, states=states, timers=bool(more))
-        return _written(routed, _Filler(plan, frame.columns, table))
+        return written_ranges(routed, Filler(plan, frame.columns, table))
 
 
 def initial_of(
@@ -250,7 +254,7 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     """The columns of states or timers, and which of them are no key or namespace."""
     operator = plan.operator
     what = f"operator {operator.uid!r}: {'initial_timers' if timers else 'initial_state'}"
-    frame = _frame_of(given, what)
+    frame = frame_of(given, what)
     keys = [name for name, _ in operator.key]
     spaces = [] if operator.namespace is None else [NAMESPACE]
     known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
@@ -291,7 +295,7 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     return selected, own
 
 
-def _written(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
+def written_ranges(routed: DataFrame, task: Filler) -> tuple[RangeState, ...]:
     """Run the tasks; return the ranges."""
     plan = task.plan
     numbered = [f"c{i}" for i in range(len(routed.columns) - 1)]
@@ -319,7 +323,7 @@ class _Table(Protocol):
         """Free the table."""
 
 
-class _Filler:
+class Filler:
     """The function that `mapInArrow` runs to fill the tables.
 
     Parameters
@@ -330,21 +334,27 @@ class _Filler:
         The names of the arriving columns, except the last one, which holds the ranges.
     table : callable
         Makes the table of a range.
+    owner : callable, optional
+        Gives the range of some rows, which are all of one range; by default their keys say it.
     """
 
     def __init__(
-        self, plan: OperatorPlan, names: Sequence[str], table: Callable[[int], _Table]
+        self,
+        plan: OperatorPlan,
+        names: Sequence[str],
+        table: Callable[[int], _Table],
+        owner: Callable[[pa.RecordBatch], int] | None = None,
     ) -> None:
         self.plan = plan
         self._names = list(names)
         self._table = table
+        self._owner = owner
         self.__name__ = plan_name(plan.operator.uid)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fill a range's table; yield the range."""
         plan, table = self.plan, None
-        router = plan.router
-        keys = [name for name, _ in router.schema]
+        owner = _owner_of(plan) if self._owner is None else self._owner
         indices: set[int] = set()
         try:
             for batch in at_once(batches):
@@ -354,8 +364,7 @@ class _Filler:
                     continue
                 rows = rows.rename_columns(self._names)
                 if table is None:
-                    first = rows.slice(0, 1)
-                    [index] = router.owners([leaf(first, name) for name in keys])
+                    index = owner(rows)
                     indices.add(index)
                     table = self._table(index)
                 table.add(rows)
@@ -370,6 +379,19 @@ class _Filler:
         finally:
             if table is not None:
                 table.close()
+
+
+def _owner_of(plan: OperatorPlan) -> Callable[[pa.RecordBatch], int]:
+    """A function that gives the range of some rows' keys."""
+    router = plan.router
+    keys = [name for name, _ in router.schema]
+
+    def owner(rows: pa.RecordBatch) -> int:
+        first = rows.slice(0, 1)
+        [index] = router.owners([leaf(first, name) for name in keys])
+        return int(index)
+
+    return owner
 
 
 class _StateTable:
@@ -420,7 +442,7 @@ class _StateTable:
         """Write the file."""
         if self._timers:
             put_timers(self._backend, pa.Table.from_batches(self._timers))
-        return _sealed(self._plan, self._backend, self._state)
+        return sealed(self._plan, self._backend, self._state)
 
     def close(self) -> None:
         """Free the table."""
@@ -449,7 +471,7 @@ class _RowsTable:
         for _ in self._body.finish():
             pass
         self._close_body()
-        return _sealed(self._plan, self._backend, self._state)
+        return sealed(self._plan, self._backend, self._state)
 
     def _close_body(self) -> None:
         if self._is_open:
@@ -486,6 +508,7 @@ class _Before(RangeTask):
         """Drop the rows."""
 
 
-def _sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
+def sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
+    """Write the file of a table that was filled; return its range."""
     # With the number of its epoch nobody takes the file for an orphan before that is published.
     return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)

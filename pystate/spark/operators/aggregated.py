@@ -5,24 +5,41 @@ Thread safety: an `AggregatePlan` belongs to the thread that makes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
-from pystate.spark.base.resolve import column_named
+from pystate.operator.combined import LOW, TIME
+from pystate.operator.output import OutputColumns
+from pystate.spark.base.combining import (
+    ORDERED,
+    WITHOUT_ZONE,
+    Combine,
+    CombinedColumn,
+    Function,
+    combined_rows,
+    decided,
+    event_ms,
+)
+from pystate.spark.base.resolve import column_named, key_column
 from pystate.spark.base.schemas import ddl_of
-from pystate.spark.tasks.bodies import Operation, StateUpdate
+from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 __all__ = ["VALUE", "AggregatePlan"]
 
 _INTEGERS = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
+#: Of decimals whose sums are computed by Spark.
+_MOST_DIGITS = 28
 _FLOATS = (st.FloatType, st.DoubleType)
 _ORDERED = (
     *_INTEGERS,
@@ -45,6 +62,10 @@ class AggregatePlan:
         self.states: dict[str, State[Any]] = {}
         self.updates: list[StateUpdate] = []
         self.inputs: dict[str, Column] = {}
+        #: What the inputs' rows come to if they are combined before the shuffle.
+        self.combined: list[CombinedColumn] = []
+        #: Why they cannot be.
+        self.uncombined: str | None = None
         self.results: list[tuple[str, str | None]] = []
         self.fields: list[st.StructField] = []
         #: Whether results depend on the order of the rows: sums of floats are not associative, and
@@ -78,6 +99,46 @@ class AggregatePlan:
         self._update(name, operation, column, result, shown)
         self._result(name, result, name, None)
 
+    def body(
+        self, output: OutputColumns, event_time: str | None, *, combined: bool = False
+    ) -> Callable[[RangeTask], AggregateBody]:
+        """Return what makes the body of a task."""
+        given = tuple(self.updates), tuple(self.results), output, event_time
+        return partial(_body, *given, combined=combined)
+
+    def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
+        """Whether rows may be combined before the shuffle.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The user asks for it, and it cannot be done.
+        """
+        why = self.uncombined
+        if self.ordered and ordered:
+            why = ORDERED
+        elif event_time is not None and self._event_ms(event_time) is None:
+            why = WITHOUT_ZONE
+        return decided(combine, why, self._owner)
+
+    def combine(
+        self,
+        frame: DataFrame,
+        keys: Sequence[str],
+        event_time: str | None,
+        plan: OperatorPlan,
+        output: OutputColumns,
+    ) -> tuple[DataFrame, Callable[[RangeTask], AggregateBody]]:
+        """Combine the rows of a frame; returns these, and what makes the body of a task."""
+        groups = [(name, key_column(frame, name)) for name in keys]
+        bound = None if plan.time is None else plan.time.late_bound_ms
+        time = None if event_time is None else self._event_ms(event_time)
+        rows = combined_rows(frame, groups, self.combined, time, bound)
+        return rows, self.body(output, None if time is None else TIME, combined=True)
+
+    def _event_ms(self, event_time: str) -> Column | None:
+        return event_ms(column_named(event_time), self._schema[event_time].dataType)
+
     def _count(self, state: str, column: str | None, shown: str) -> None:
         self._state(state, "long", 0)
         if column is None:
@@ -85,6 +146,7 @@ class AggregatePlan:
             return
         source = f"{VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
+        self.combined.append(CombinedColumn(source, "count", column))
         self.updates.append(StateUpdate(state, "add", source, shown))
 
     def _update(
@@ -92,7 +154,23 @@ class AggregatePlan:
     ) -> None:
         source = f"{VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).cast(as_type).alias(source)
+        given = self._schema[column].dataType
+        if operation == "add" and isinstance(given, st.LongType) and as_type == st.LongType():
+            self.combined.append(CombinedColumn(source, "high", column))
+            self.combined.append(CombinedColumn(source + LOW, "low", column))
+        elif operation == "add" and isinstance(as_type, st.DecimalType):
+            self._combine_decimals(source, column, given, shown)
+        else:
+            function: Function = "sum" if operation == "add" else operation
+            self.combined.append(CombinedColumn(source, function, column, as_type))
         self.updates.append(StateUpdate(state, operation, source, shown))
+
+    def _combine_decimals(self, source: str, column: str, given: st.DataType, shown: str) -> None:
+        # Spark's sum has ten more digits, too; no number of rows makes one of these overflow.
+        if isinstance(given, st.DecimalType) and given.precision <= _MOST_DIGITS:
+            self.combined.append(CombinedColumn(source, "sum", column))
+        else:
+            self.uncombined = f"{shown}: a sum of more than {_MOST_DIGITS} digits may overflow"
 
     def _state(self, name: str, ddl: str, default: int | None) -> None:
         if name in self.states:
@@ -129,3 +207,15 @@ class AggregatePlan:
             f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
             f"{data_type.simpleString()}, not {wanted}"
         )
+
+
+def _body(
+    updates: tuple[StateUpdate, ...],
+    results: tuple[tuple[str, str | None], ...],
+    output: OutputColumns,
+    event_time: str | None,
+    task: RangeTask,
+    *,
+    combined: bool,
+) -> AggregateBody:
+    return AggregateBody(task, updates, results, output, event_time, combined=combined)

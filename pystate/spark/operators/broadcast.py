@@ -40,18 +40,19 @@ from pystate.functions.context import RuntimeContext
 from pystate.operator.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
 from pystate.operator.instance_state import InstanceState, instance_spec
 from pystate.operator.runtime import FunctionRuntime
-from pystate.spark.base.arguments import OrderBy, as_columns, frame_input
+from pystate.spark.base.arguments import OrderBy
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of
 from pystate.spark.base.schemas import output_columns, refuse_reserved
 from pystate.spark.evaluation.initial import Given
 from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.inputs import input_of
 from pystate.spark.tasks.bodies import FunctionBody
 from pystate.spark.tasks.instances import instance_of
 from pystate.spark.tasks.paired_task import PairedTask
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import ArrowOperator, Body
-from pystate.state.operator_state import INSTANCE_SCHEMA, OperatorState
+from pystate.state.operator_state import INSTANCE_SCHEMA, KeylessState
 from pystate.types.durations import Duration
 
 if TYPE_CHECKING:
@@ -110,23 +111,19 @@ class BroadcastFrame:
         owner = f"broadcast {uid!r}"
         refuse_reserved(frame.columns, owner)
         columns = FrameColumns(frame, owner)
-        if event_time is not None:
-            event_time = columns.take(event_time, "event_time")
         self.evaluation = evaluation
         self.uid = uid
-        self.order_by = tuple(as_columns(order_by, columns, owner))
-        self.frame = frame = columns.frame
-        output_columns(frame.schema, owner)
-        self.event_time = event_time
-        given = frame_input(
-            frame,
-            evaluation.fed(frame),
-            False,
+        self.frame, self.event_time, self.order_by, given = input_of(
+            evaluation,
+            columns,
+            owner,
             event_time,
             allowed_delay,
             idle_after,
-            owner,
+            order_by,
+            follows=False,
         )
+        output_columns(self.frame.schema, owner)
         #: What it means for the operator's watermark; without event time nothing.
         self.inputs: tuple[Input, ...] = ()
         if event_time is not None:
@@ -378,7 +375,7 @@ class BroadcastBody(FunctionBody):
     ----------
     spec : FunctionSpec
         The function.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         Its broadcast states.
     count : int
         The number of the keyed rows' columns.
@@ -389,7 +386,7 @@ class BroadcastBody(FunctionBody):
     def __init__(
         self,
         spec: FunctionSpec,
-        states: Mapping[str, OperatorState[Any]],
+        states: Mapping[str, KeylessState[Any]],
         count: int,
         task: PairedTask,
     ) -> None:
@@ -442,7 +439,10 @@ class BroadcastBody(FunctionBody):
 
 
 def _body(
-    spec: FunctionSpec, states: Mapping[str, OperatorState[Any]], count: int, task: RangeTask
+    spec: FunctionSpec,
+    states: Mapping[str, KeylessState[Any]],
+    count: int,
+    task: RangeTask,
 ) -> Body:
     assert isinstance(task, PairedTask)
     return BroadcastBody(spec, states, count, task)

@@ -171,6 +171,7 @@ class ConnectedFrames:
             inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
             sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
             initial=initial,
+            counted=True,
         )
         routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
         out = arrow_map(routed, plan, names, body, declared)

@@ -220,6 +220,7 @@ class _Pair(NamedTuple):
             ],
             sides=lates.schemas,
             initial=earlier_rows(self.frames, key, others, body),
+            counted=True,
         )
         routed, names = united(self.frames, key, others, plan)
         out = arrow_map(routed, plan, names, body, self.declared)
@@ -301,7 +302,8 @@ def united(
             )
         )
     both = selected[0].unionByName(selected[1], allowMissingColumns=True)
-    routed = route(both, numbers[:count], plan.operator.max_parallelism, plan.parallelism)
+    groups, parallelism = plan.operator.max_parallelism, plan.parallelism
+    routed = route(both, numbers[:count], groups, parallelism, markers=plan.markers)
     return routed, [*key, _SIDE, *own[0], *own[1]]
 
 

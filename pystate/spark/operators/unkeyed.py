@@ -19,11 +19,14 @@ from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.instance_runtime import works_in_every_epoch
 from pystate.operator.instance_state import instance_spec
-from pystate.spark.base.arguments import frame_input, late_schema, side_columns
+from pystate.spark.base.arguments import late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
+from pystate.spark.evaluation.initial import Given, checked_given
+from pystate.spark.evaluation.initial_items import InitialItems
 from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.inputs import input_of
 from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.durations import Duration
@@ -69,19 +72,8 @@ class OperatorFrame:
         self._owner = f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
         columns = FrameColumns(frame, self._owner)
-        if event_time is not None:
-            event_time = columns.take(event_time, "event_time")
-        self._frame = frame = columns.frame
-        self._event_time = event_time
-        fed = evaluation.fed(frame)
-        self._input = frame_input(
-            frame,
-            fed,
-            evaluation.epoch.has_watermark(fed),
-            event_time,
-            allowed_delay,
-            idle_after,
-            self._owner,
+        self._frame, self._event_time, _, self._input = input_of(
+            evaluation, columns, self._owner, event_time, allowed_delay, idle_after
         )
 
     def process(
@@ -91,6 +83,7 @@ class OperatorFrame:
         *,
         side_outputs: Mapping[str, str | st.StructType] | None = None,
         late: Literal["process", "drop"] | str = PROCESS_LATE,
+        initial_state: Given | None = None,
     ) -> DataFrame:
         """Run a function with operator state over the rows.
 
@@ -104,6 +97,12 @@ class OperatorFrame:
             As in `KeyedFrame.process`.
         late : {"process", "drop"} or str
             As in `KeyedFrame.process`.
+        initial_state : DataFrame or callable, optional
+            What lists have before the operator's first epoch: a column for each list or some of
+            them, with an item in each row; null is no item. They are given to the instances as
+            after a change of their number, so that `ctx.redistributed` is true in that epoch. Once
+            the checkpoint has the operator, it is not read. A function without arguments makes the
+            frame only when it is needed.
 
         Returns
         -------
@@ -150,8 +149,13 @@ class OperatorFrame:
         )
         states = instance_states(function, owner)
         sent(function, cloudpickle.dumps)
+        given_items = checked_given(initial_state, f"{owner}: initial_state")
         plan = self._evaluation.declare(
-            instance_spec(self._uid, states), INSTANCE_SCHEMA, inputs=(self._input,), sides=written
+            instance_spec(self._uid, states),
+            INSTANCE_SCHEMA,
+            inputs=(self._input,),
+            sides=written,
+            initial=None if given_items is None else InitialItems(given_items, states),
         )
         plan = replace(plan, every_epoch=works_in_every_epoch(function))
         routed = spread(frame, plan.parallelism)

@@ -12,17 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
 from pystate.functions.windows import WindowFunctionLike
+from pystate.operator.combined import total_weight
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import checked_late, late_tag
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.arguments import side_columns
-from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.combining import (
+    ORDERED,
+    WITHOUT_ZONE,
+    Combine,
+    CombinedColumn,
+    checked_combine,
+    combined_rows,
+    decided,
+    event_ms,
+)
+from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows
 from pystate.spark.tasks.processed import WindowProcessBody
@@ -31,6 +43,7 @@ from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 from pystate.windows.assigners import Session
 from pystate.windows.columns import AggregateLike
+from pystate.windows.combined import parts, refusal, slice_rule
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcessSpec
@@ -38,7 +51,7 @@ from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
@@ -68,6 +81,8 @@ class WindowInput:
     initial_rows : callable
         Returns the rows before the first epoch, if there are any, for columns of the frame, a
         body, and the names of the columns that it needs.
+    ordered : bool
+        Whether the rows of a key have an order.
     """
 
     evaluation: Evaluation
@@ -79,6 +94,7 @@ class WindowInput:
     input: Input
     apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
     initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
+    ordered: bool
 
 
 class WindowedFrame:
@@ -99,11 +115,15 @@ class WindowedFrame:
         self._options = options
         self._late = late
 
-    def aggregate(self, **aggregates: AggregateLike) -> DataFrame:
+    def aggregate(self, *, combine: Combine = "auto", **aggregates: AggregateLike) -> DataFrame:
         """Compute aggregates of each window, in the core.
 
         Parameters
         ----------
+        combine : {"auto", True, False}
+            Whether Spark combines the rows of a key and window, or of the slices that windows
+            share, before the shuffle; see `KeyedFrame.aggregate`. Only counts, sums, extremes and
+            means, of windows that are the same for all keys; not with a side output of late rows.
         **aggregates
             Result columns: ``n=ps.count()``, ``total=ps.sum("delay")``; any aggregator with its
             column, ``top=(ps.TopK(3), "delay")``; an `AggregateFunction` with its column and its
@@ -120,9 +140,11 @@ class WindowedFrame:
         ------
         InvalidArgumentError
             An aggregate is none, or names no column.
+            Or ``combine=True``, and the rows cannot be combined.
         WrongTypeError
             A column's type has no such aggregate.
         """
+        checked_combine(combine, self._given.owner)
         given, options = self._given, self._options
         columns = given.columns.copy()
         found = {name: _resolved(columns, each) for name, each in aggregates.items()}
@@ -148,7 +170,23 @@ class WindowedFrame:
             initial=given.initial_rows(columns, body, names),
             counted=True,
         )
+        if decided(combine, self._uncombined(spec, frame.schema), given.owner) and (
+            combine is True or given.evaluation.combines(given.uid)
+        ):
+            frame = _combined(frame, spec, plan)
+            names, body = frame.columns, partial(body, combined=True)
         return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
+
+    def _uncombined(self, spec: WindowSpec, schema: st.StructType) -> str | None:
+        """Why rows cannot be combined before the shuffle; None if they can."""
+        time = spec.options.event_time
+        if late_tag(self._late) is not None:
+            return "rows that are too late go to a side output"
+        if self._given.ordered:
+            return ORDERED
+        if time is not None and event_ms(column_named(time), schema[time].dataType) is None:
+            return WITHOUT_ZONE
+        return refusal(spec)
 
     def process(
         self,
@@ -248,6 +286,26 @@ def _needed(spec: WindowSpec, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in wanted]
 
 
+def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFrame:
+    """The rows of a frame, combined per key and slice."""
+    name, time, within = spec.options.event_time, None, None
+    if name is not None:
+        time = event_ms(column_named(name), frame.schema[name].dataType)
+        assert time is not None
+        rule = slice_rule(spec)
+        if rule is not None:
+            bounded = F.greatest(F.least(time, _long(rule.last)), _long(rule.first))
+            within = bounded - F.pmod(bounded - _long(rule.offset), _long(rule.step))
+    columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
+    keys = [(key, column_named(key)) for key in spec.key]
+    bound = None if plan.time is None else plan.time.late_bound_ms
+    return combined_rows(frame, keys, columns, time, bound, within)
+
+
+def _long(value: int) -> Column:
+    return F.lit(value).cast("long")
+
+
 def _declared(
     schema: st.StructType, key: Sequence[str], spec: WindowSpec, found: pa.Schema
 ) -> st.StructType:
@@ -273,12 +331,21 @@ class WindowBody:
         The side output of rows that are too late.
     task : RangeTask
         The range.
+    combined : bool
+        Whether rows were combined before the shuffle.
     """
 
     def __init__(
-        self, spec: WindowSpec, output: OutputColumns, late_tag: str | None, task: RangeTask
+        self,
+        spec: WindowSpec,
+        output: OutputColumns,
+        late_tag: str | None,
+        task: RangeTask,
+        *,
+        combined: bool = False,
     ) -> None:
         self._spec = spec
+        self._combined = combined
         self._output = output
         self._tag = late_tag
         self._task = task
@@ -290,11 +357,18 @@ class WindowBody:
         times = EpochTimes(plan.processing_time_ms, late_bound)
         late = None if self._tag is None else partial(self._task.write_side, self._tag)
         self._operator = make_operator(
-            self._spec, self._task.backend, times, late, f"operator {plan.operator.uid!r}"
+            self._spec,
+            self._task.backend,
+            times,
+            late,
+            f"operator {plan.operator.uid!r}",
+            combined=self._combined,
         )
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows."""
+        if self._combined:
+            self._task.note_combined(rows.num_rows, total_weight(rows))
         return self._converted(self._operator.process(rows))
 
     def finish(self) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from pystate.errors import StateOverflowError
 from pystate.functions.base import RuntimeContext
+from pystate.operator.combined import LATE, LOW, WEIGHT, total_weight, whole_sums
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
@@ -140,6 +141,8 @@ class AggregateBody:
         The key columns, then the results.
     event_time : str, optional
         The column of the rows' event time.
+    combined : bool
+        Whether rows were combined before the shuffle (`pystate.operator.combined`).
     """
 
     def __init__(
@@ -149,12 +152,15 @@ class AggregateBody:
         results: Sequence[tuple[str, str | None]],
         output: OutputColumns,
         event_time: str | None = None,
+        *,
+        combined: bool = False,
     ) -> None:
         self._task = task
         self._updates = updates
         self._results = results
         self._output = output
         self._event_time = event_time
+        self._combined = combined
         self._keys = [name for name, _ in task.plan.key_schema]
 
     def open(self) -> None:
@@ -167,16 +173,26 @@ class AggregateBody:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
+        if self._combined:
+            self._task.note_combined(rows.num_rows, total_weight(rows))
         if self._event_time is not None:
-            self._note_event_time(rows.column(self._event_time))
+            self._note_event_time(rows)
         keys = self._task.backend.keys([rows.column(name) for name in self._keys])
         for update in self._updates:
-            values = 1 if update.source is None else rows.column(update.source)
             try:
+                values = self._values(update.source, rows)
                 getattr(self._handles[update.state], update.operation)(keys, values)
             except StateOverflowError:
                 raise StateOverflowError(self._beyond(update)) from None
         return iter(())
+
+    def _values(self, source: str | None, rows: pa.RecordBatch) -> Any:
+        if source is None:
+            return rows.column(WEIGHT) if self._combined else 1
+        values = rows.column(source)
+        if source + LOW in rows.schema.names:
+            return whole_sums(values, rows.column(source + LOW))
+        return values
 
     def _beyond(self, update: StateUpdate) -> str:
         plan = self._task.plan
@@ -199,10 +215,14 @@ class AggregateBody:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _note_event_time(self, column: pa.Array[Any]) -> None:
+    def _note_event_time(self, rows: pa.RecordBatch) -> None:
+        assert self._event_time is not None
+        column = rows.column(self._event_time)
         times = event_times(column, f"event-time column {self._event_time!r}")
         time, late = self._task.plan.time, 0
-        if time is not None and time.late_bound_ms is not None:
+        if self._combined:
+            late = total_weight(rows, LATE)
+        elif time is not None and time.late_bound_ms is not None:
             bound = pa.scalar(time.late_bound_ms, pa.int64())
             late = pc.sum(pc.call_function("less", [times, bound])).as_py() or 0
         self._task.note_event_time(pc.max(times).as_py(), late)

@@ -18,7 +18,7 @@ from pystate.operator.instance_state import InstanceState
 from pystate.spark.tasks.bodies import FunctionBody
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 
 __all__ = ["InstanceBody", "InstanceOperator", "instance_of"]
 
@@ -49,14 +49,14 @@ class InstanceBody(FunctionBody):
     ----------
     spec : FunctionSpec
         The function.
-    states : mapping of str to OperatorState
+    states : mapping of str to KeylessState
         Its states.
     task : RangeTask
         The range.
     """
 
     def __init__(
-        self, spec: FunctionSpec, states: Mapping[str, OperatorState[Any]], task: RangeTask
+        self, spec: FunctionSpec, states: Mapping[str, KeylessState[Any]], task: RangeTask
     ) -> None:
         super().__init__(spec, task)
         self._states = states

@@ -52,12 +52,14 @@ if TYPE_CHECKING:
 
     from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
-__all__ = ["IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask"]
+__all__ = ["CAME", "IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask"]
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
 #: The metric of a loop's range that counts the rows which it keeps for the next epoch.
 IN_FLIGHT = "in_flight"
+#: The metric that counts the rows which came, if these were combined before the shuffle.
+CAME = "rows_came"
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,6 @@ class OperatorPlan:
             id=state.id,
             parent=state.id,
             file=None,
-            inputs=(InputSeen(INPUT, 0, None),),
             next_event_timer_ms=state.next_event_timer_ms,
             next_processing_timer_ms=state.next_processing_timer_ms,
             metrics=metrics,
@@ -199,6 +200,8 @@ class RangeTask:
     def __init__(self, plan: OperatorPlan) -> None:
         self.plan = plan
         self.rows_in = 0
+        #: How many more rows those that came stand for.
+        self.rows_combined = 0
         self.rows_out = 0
         self.late_rows = 0
         self.max_event_time_ms: int | None = None
@@ -317,12 +320,19 @@ class RangeTask:
         seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
         self.max_event_time_ms = max(seen, default=None)
 
+    def note_combined(self, came: int, rows: int) -> None:
+        """Say that rows which came stand for others, and for how many."""
+        self.rows_combined += rows - came
+        self.metrics[CAME] = int(self.metrics.get(CAME, 0)) + came
+
     def note_inputs(self, seen: Iterable[InputSeen]) -> None:
         """Say what was seen of each input, if the operator has several."""
         self._inputs = tuple(seen)
 
     def _inputs_seen(self) -> tuple[InputSeen, ...]:
-        return self._inputs or (InputSeen(INPUT, self.rows_in, self.max_event_time_ms),)
+        return self._inputs or (
+            InputSeen(INPUT, self.rows_in + self.rows_combined, self.max_event_time_ms),
+        )
 
     def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
         """Write rows of a side output."""
@@ -381,7 +391,8 @@ class RangeTask:
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
             self.release()
-        self.metrics.update(rows_in=self.rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        rows_in = self.rows_in + self.rows_combined
+        self.metrics.update(rows_in=rows_in, rows_out=self.rows_out, process_id=os.getpid())
         if plan.event_time:
             self.metrics["late_rows"] = self.late_rows
         plan.reports.add(

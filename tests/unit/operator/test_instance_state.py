@@ -21,10 +21,10 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operator.instance_state import InstanceState, instance_spec
-from pystate.state.operator_state import Instance, OperatorState
+from pystate.state.operator_state import Instance, KeylessState
 
 GROUPS = 128
-STATES: dict[str, OperatorState[Any]] = {
+STATES: dict[str, KeylessState[Any]] = {
     "items": ps.OperatorListState("long"),
     "more": ps.OperatorListState("string"),
     "all": ps.OperatorListState("long", redistribute="union"),
@@ -53,7 +53,7 @@ class Instances:
         self,
         parallelism: int,
         files: list[bytes] | None = None,
-        states: Mapping[str, OperatorState[Any]] = STATES,
+        states: Mapping[str, KeylessState[Any]] = STATES,
         groups: int = GROUPS,
     ) -> None:
         self.states = states

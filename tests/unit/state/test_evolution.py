@@ -160,6 +160,9 @@ def test_accumulators(old: Any, new: Any, allowed: bool) -> None:
         assert backend["a"].get() is not None
 
 
+UNION = ps.OperatorListState("long", redistribute="union")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
@@ -170,12 +173,19 @@ def test_accumulators(old: Any, new: Any, allowed: bool) -> None:
         (ps.MapState("long", "int"), ps.MapState("int", "int"), "keep their identity"),
         (ps.ValueState("timestamp"), ps.ValueState("timestamp_ntz"), "is no timestamp_ntz"),
         (ps.ValueState(object), ps.ValueState("binary"), "does not hold"),
+        (UNION, ps.OperatorListState("long"), "the list was a union"),
     ],
     ids=repr,
 )
 def test_what_is_refused(old: Any, new: Any, why: str) -> None:
     change = stored_change(old.stored_as(), new.stored_as())
     assert why in change.types.refused[0]
+
+
+def test_a_list_that_was_divided_becomes_a_union() -> None:
+    for old, new in ((ps.OperatorListState("long"), UNION), (UNION, UNION)):
+        change = stored_change(old.stored_as(), new.stored_as())
+        assert change.is_none and not change.types.refused
 
 
 def test_paths_of_fields() -> None:

@@ -180,3 +180,71 @@ def test_operator_state_is_refused_in_a_function_of_keys() -> None:
 def test_a_function_without_keys_is_refused_where_rows_have_keys() -> None:
     with pytest.raises(DeclarationError, match=r"Columns is a ps\.ProcessFunction, for rows with"):
         Harness(Columns(), key={"k": "long"})
+
+
+class Begins(ps.ProcessFunction):
+    """Two lists that begin with items, and a raw state, which cannot."""
+
+    own = ps.OperatorListState("long")
+    every = ps.OperatorListState("string", redistribute="union")
+    objects = ps.OperatorListState(object)
+    streams = ps.RawState()
+
+    def open(self, ctx: ps.InstanceContext) -> None:
+        """Keep a part of what every instance has."""
+        if ctx.redistributed:
+            self.every.update(
+                [one for one in self.every if ord(one) % ctx.parallelism == ctx.instance]
+            )
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        """Say whether it is the first epoch."""
+        yield ctx.instance, ctx.redistributed, ctx.epoch
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("fails", [None, "seal", "publish"])
+def test_lists_begin_with_items(parallelism: int, fails: Any) -> None:
+    items = pa.table(
+        {
+            "own": pa.array([*range(10), None], pa.int32()),
+            "every": ["a", None, "b", "c", *"defghij"],
+            "objects": pa.array([pickle.dumps({"n": 1})] + [None] * 10, pa.binary()),
+        }
+    )
+
+    def all_of(name: str) -> list[Any]:
+        return [harness.state(name, i) for i in range(parallelism)]
+
+    with ProcessHarness(Begins(), parallelism=parallelism, initial_state=items) as harness:
+        if fails is not None:
+            harness.fail_at(fails)
+        assert harness.process([{"v": i} for i in range(parallelism)]) == [
+            (i, True, 1) for i in range(parallelism)
+        ]
+        assert harness.process([{"v": 1}]) == [(0, False, 2)]
+        sizes = [len(own) for own in all_of("own")]
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(v for own in all_of("own") for v in own) == [*range(10)]
+        assert sorted(v for every in all_of("every") for v in every) == [*"abcdefghij"]
+        assert [v for each in all_of("objects") for v in each] == [{"n": 1}]
+        harness.rescale(2)
+        harness.process([])
+        parallelism = 2
+        assert sorted(v for own in all_of("own") for v in own) == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (3, WrongTypeError, "initial_state is a pyarrow.Table"),
+        ({"x": [1]}, InvalidArgumentError, "column 'x' is no state: .* lists are 'own', 'every'"),
+        ({"streams": [b"x"]}, InvalidArgumentError, "column 'streams' is a RawState"),
+        ({"own": ["x"]}, WrongTypeError, "initial_state: state 'own'"),
+        ({"own": [1.5]}, WrongTypeError, "initial_state: state 'own'"),
+        ({}, InvalidArgumentError, "no column"),
+    ],
+)
+def test_what_lists_cannot_begin_with(given: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=f"^operator 'harness': .*{message}"):
+        ProcessHarness(Begins(), initial_state=given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,51 @@ def test_processing_time_and_updates() -> None:
         ps.testing.WindowHarness(
             ps.Tumbling("1 min"), {"n": ps.count()}, "user", columns="user string"
         )
+
+
+EARLIER = [("a", after(1), 1), ("b", after(2), 4), ("a", after(12), 2), ("a", after(16), 5)]
+
+
+@pytest.mark.parametrize("windows", [ps.Tumbling("10 min"), ps.Session("3 min")])
+@pytest.mark.parametrize("emit", ["final", "update"])
+@pytest.mark.parametrize("by_function", [False, True])
+def test_rows_before_the_first_epoch(windows: Any, emit: Any, by_function: bool) -> None:
+    given: dict[str, Any] = {"aggregates": {"n": ps.count(), "v": ps.sum("v")}}
+    if by_function:
+
+        def process(key: Any, window: Any, rows: Any, ctx: Any) -> Any:
+            ctx.output("sizes", (len(rows),))
+            yield key, window.start, rows.num_rows, sum(rows.column("v").to_pylist())
+
+        given = {"process": process, "schema": "k string, at long, n long, v long"}
+        given["side_outputs"] = ["sizes"]
+
+    def make(**more: Any) -> ps.testing.WindowHarness:
+        return ps.testing.WindowHarness(
+            windows,
+            key="user",
+            columns=COLUMNS,
+            event_time="at",
+            allowed_delay="5 min",
+            allowed_lateness="1 min",
+            emit=emit,
+            **given,
+            **more,
+        )
+
+    with make(initial_rows=EARLIER) as begun, make() as plain:
+        plain.process(EARLIER)
+        assert begun.late == [] and not any(begun.side_outputs.values())
+        assert begun.watermark == plain.watermark == after(11).timestamp() * 1000
+        assert begun.kept == plain.kept
+        sides = {tag: len(rows) for tag, rows in plain.side_outputs.items()}
+        # The last one is late: its window was over before the first epoch.
+        rows = [("a", after(17), 7), ("b", after(30), 9), ("b", after(2), 1)]
+        assert begun.process(rows) == plain.process(rows)
+        assert len(begun.late) == 1 and begun.late == plain.late
+        found = begun.advance_watermark(after(90))
+        assert found == plain.advance_watermark(after(90)) and bool(found) == (emit == "final")
+        for tag, count in sides.items():
+            assert begun.side_outputs[tag] == plain.side_outputs[tag][count:]
+    with pytest.raises(InvalidArgumentError, match="the harness's input"):
+        make(initial_rows=3)

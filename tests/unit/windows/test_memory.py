@@ -97,8 +97,10 @@ def test_windows_fire_in_bounded_memory(
         fired = sum(piece.num_rows for piece in operator.finish(10_000))
         operator.close()
     grown = resident(peak=True) - before
-    # That a window was removed can be undone until the epoch is sealed, which takes some memory.
-    assert grown <= 150 * keys + 16 * MIB
+    # That a window was removed can be undone until the epoch is sealed, which takes some memory: of
+    # a session whose rows are kept, two rows and a list.
+    most = 220 if isinstance(world, Counted) and isinstance(windows, Session) else 150
+    assert grown <= most * keys + 16 * MIB
     assert fired == (keys * 2 if isinstance(windows, Sliding) else keys)
     backend.seal(snapshot=False)
     assert world.kept() == 0

@@ -1,0 +1,262 @@
+"""Rows of a key combined before the shuffle, by Spark's own partial aggregation.
+
+Spark plans an aggregation as a partial one in front of its shuffle and a final one behind it. Only
+the first is wanted: where the rows go is not Spark's choice but that of `routing`, and the operator
+itself is the final one. So the partial aggregation is taken out of the plan that Spark makes, and
+put into a frame of its own. This needs classes of Spark that are not public. If they are not as
+expected, or the frame's plan has a shuffle or anything else than what reads, filters and projects
+rows, the whole aggregation is used: that costs a second shuffle, of few rows.
+
+Thread safety: functions without state.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from pystate.errors import InvalidArgumentError
+from pystate.operator.combined import LATE, TIME, WEIGHT
+from pystate.spark.base.resolve import column_named
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "ORDERED",
+    "WITHOUT_ZONE",
+    "Combine",
+    "CombinedColumn",
+    "Function",
+    "checked_combine",
+    "combined_rows",
+    "decided",
+    "event_ms",
+]
+
+_LOG = logging.getLogger("pystate.spark.base.combining")
+
+#: What users say: whether it pays is seen from earlier epochs; always; never.
+Combine = Literal["auto", True, False]
+
+#: Why rows cannot be combined.
+ORDERED = "order_by says in which order they are added up"
+WITHOUT_ZONE = "Spark cannot compare event times without a time zone with a watermark"
+
+#: Nodes of a plan over which the partial aggregation may stand alone: none of them has a shuffle,
+#: or is replaced while the query runs.
+_NARROW = frozenset(
+    [
+        "BatchScan",
+        "ColumnarToRow",
+        "Expand",
+        "FileScan",
+        "Filter",
+        "Generate",
+        "LocalTableScan",
+        "Project",
+        "Range",
+        "Sample",
+        "Scan",
+        "Union",
+    ]
+)
+_NODE = re.compile(r"^[ :]*(?:[:+]- )?\*?(?:\(\d+\) )?(\w+)", re.MULTILINE)
+_DAY_MS = 86_400_000
+_HALF_BITS, _LOWER = 32, (1 << 32) - 1
+
+Function = Literal["count", "sum", "min", "max", "high", "low"]
+
+
+class CombinedColumn(NamedTuple):
+    """A column of combined rows: what the values of a column come to."""
+
+    name: str
+    function: Function
+    source: str
+    as_type: st.DataType | None = None
+    """What its values are cast to."""
+
+
+def checked_combine(given: Any, owner: str) -> Combine:
+    """Check the argument.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is something else.
+    """
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given == "auto":
+        return "auto"
+    raise InvalidArgumentError(
+        f"{owner}: combine={given!r:.80} is 'auto', True or False: whether a key's rows are "
+        "combined before the shuffle; a result column cannot have this name"
+    )
+
+
+def decided(combine: Combine, why_not: str | None, owner: str) -> bool:
+    """Whether rows may be combined.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The user asks for it, and it cannot be done.
+    """
+    if combine is True and why_not is not None:
+        raise InvalidArgumentError(f"{owner}: combine=True: rows cannot be combined: {why_not}")
+    return combine is not False and why_not is None
+
+
+def event_ms(column: Column, data_type: st.DataType) -> Column | None:
+    """An event time in milliseconds, as `event_times` computes it; None for types without it."""
+    if isinstance(data_type, st.TimestampType):
+        return F.unix_millis(column)
+    if isinstance(data_type, st.DateType):
+        return F.unix_date(column).cast("long") * F.lit(_DAY_MS).cast("long")
+    if isinstance(data_type, (st.ByteType, st.ShortType, st.IntegerType, st.LongType)):
+        return column.cast("long")
+    return None
+
+
+def combined_rows(
+    frame: DataFrame,
+    keys: Sequence[tuple[str, Column]],
+    columns: Sequence[CombinedColumn],
+    time_ms: Column | None = None,
+    late_bound_ms: int | None = None,
+    within: Column | None = None,
+) -> DataFrame:
+    """Combine the rows of each partition of a frame.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows.
+    keys : sequence of (str, Column)
+        The columns of the key.
+    columns : sequence of CombinedColumn
+        What is computed of the rows of a key.
+    time_ms : Column, optional
+        The rows' event time in milliseconds.
+    late_bound_ms : int, optional
+        Rows below it are counted as late.
+    within : Column, optional
+        Rows of a key are only combined if they are equal in it.
+
+    Returns
+    -------
+    DataFrame
+        The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME` and `LATE`. A key may have a row
+        per partition.
+    """
+    groups = [column.alias(f"k{i}") for i, (_, column) in enumerate(keys)]
+    if within is not None:
+        groups.append(within.alias("w"))
+    found = _Aggregates()
+    found.add(WEIGHT, F.count(F.lit(1)), "count")
+    if time_ms is not None:
+        found.add(TIME, F.max(time_ms), "max")
+        if late_bound_ms is not None:
+            late = F.when(time_ms < F.lit(late_bound_ms).cast("long"), F.lit(1))
+            found.add(LATE, F.count(late), "count")
+    for column in columns:
+        found.add_column(column)
+    grouped = frame.groupBy(*groups)
+    whole = grouped.agg(*found.columns())
+    rows = _partial(whole, len(groups), found)
+    names = [f"k{i}" for i in range(len(groups) - (within is not None))]
+    result = found.results(names, [name for name, _ in keys])
+    if time_ms is not None and late_bound_ms is None:
+        result.append(F.lit(0).cast("long").alias(LATE))
+    return (whole if rows is None else rows).select(*result)
+
+
+class _Aggregates:
+    """The aggregates that are computed; those that are asked for twice are computed once.
+
+    Spark does so, too, and the columns of its partial aggregation have to be known.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[str, str, Column]] = {}
+        self._names: list[tuple[str, str]] = []
+
+    def add(self, name: str, made: Column, function: str, same: Any = None) -> None:
+        """Add a column of the result, of one of Spark's functions.
+
+        Columns of which `same` is equal are the same.
+        """
+        held = (f"a{len(self._made)}", function, made)
+        held = self._made.setdefault(name if same is None else same, held)
+        self._names.append((name, held[0]))
+
+    def add_column(self, column: CombinedColumn) -> None:
+        """Add a column of the result."""
+        name, function, source = column.name, str(column.function), column_named(column.source)
+        if column.as_type is not None:
+            source = source.cast(column.as_type)
+        if function in ("high", "low"):
+            # Sums of halves do not overflow, and need neither decimals nor checks.
+            low = source.bitwiseAND(F.lit(_LOWER))
+            source = low if function == "low" else F.shiftright(source, _HALF_BITS)
+            function = "sum"
+        self.add(name, getattr(F, function)(source), function, column[1:])
+
+    def columns(self) -> list[Column]:
+        """What Spark computes."""
+        return [made.alias(name) for name, _, made in self._made.values()]
+
+    def buffers(self) -> list[tuple[str, str]]:
+        """The name of each, and what the partial aggregation calls its column."""
+        return [(name, function) for name, function, _ in self._made.values()]
+
+    def results(self, keys: Sequence[str], names: Sequence[str]) -> list[Column]:
+        """The columns of the result."""
+        pairs = [*zip(keys, names, strict=True), *((held, name) for name, held in self._names)]
+        return [F.col(held).alias(name) for held, name in pairs]
+
+
+def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | None:
+    """The partial aggregation of a frame that is an aggregation; None if it cannot be had."""
+    from pyspark.sql import DataFrame as Frame
+
+    session = whole.sparkSession
+    spark_sql = session.sparkContext._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+    try:
+        final = whole._jdf.queryExecution().sparkPlan()
+        partial = final.children().apply(0)
+        nodes = _NODE.findall(str(final.toString()))
+        if nodes[:2] != ["HashAggregate"] * 2 or not set(nodes[2:]) <= _NARROW:
+            _LOG.debug("a whole aggregation is used over %s", nodes)
+            return None
+        output = partial.output()
+        if not _fits(str(output.mkString(" ")).split(" "), groups, wanted):
+            _LOG.debug("a whole aggregation is used: %s", output.mkString(" "))
+            return None
+        util = session.sparkContext._jvm.PythonUtils  # type: ignore[union-attr]
+        none = session.sparkContext._jvm.scala.Option.empty()  # type: ignore[union-attr]
+        like = spark_sql.catalyst.plans.logical.LocalRelation(output, util.toSeq([]), False, none)
+        node = spark_sql.execution.adaptive.LogicalQueryStage(like, partial)
+        made = spark_sql.classic.Dataset.ofRows(session._jsparkSession, node)
+        names = [f"k{i}" for i in range(groups)]
+        rows = Frame(made, session).toDF(*names, *(name for name, _ in wanted.buffers()))
+        # Sums of short decimals are longs up to the final aggregation.
+        same = [f.dataType for f in rows.schema] == [f.dataType for f in whole.schema]
+        return rows if same else None
+    except (Py4JError, TypeError) as error:
+        _LOG.debug("a whole aggregation is used: %s", error)
+        return None
+
+
+def _fits(output: Sequence[str], groups: int, wanted: _Aggregates) -> bool:
+    """Whether a partial aggregation has one column for each aggregate, of the right kind."""
+    found = [name.split("#")[0] for name in output[groups:]]
+    return found == [function for _, function in wanted.buffers()]

@@ -1,0 +1,69 @@
+"""The input of an operator: its rows, their order and their event time.
+
+Thread safety: immutable; the function belongs to the thread that builds the pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pystate.coordinator.watermarks import Input
+from pystate.spark.base.arguments import OrderBy, as_columns, frame_input
+from pystate.spark.base.resolve import FrameColumns
+from pystate.types.durations import Duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["InputFrame", "input_of"]
+
+
+class InputFrame(NamedTuple):
+    """An operator's rows."""
+
+    frame: DataFrame
+    """The rows; fields that the arguments name have columns of their own."""
+    event_time: str | None
+    """The column of the rows' event time."""
+    order_by: tuple[Column, ...]
+    """The order of the rows."""
+    input: Input
+    """What they mean for the operator's watermark."""
+
+
+def input_of(
+    evaluation: Evaluation,
+    columns: FrameColumns,
+    owner: str,
+    event_time: str | None,
+    allowed_delay: Duration | None,
+    idle_after: Duration | None,
+    order_by: OrderBy = None,
+    *,
+    follows: bool = True,
+) -> InputFrame:
+    """Check what is said of an operator's rows.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The open epoch.
+    columns : FrameColumns
+        The frame, in which the columns are found.
+    owner : str
+        Names the operator in errors.
+    event_time, allowed_delay, idle_after, order_by
+        As given to `key_by`.
+    follows : bool
+        Whether the rows have the watermark of operators that feed them.
+    """
+    if event_time is not None:
+        event_time = columns.take(event_time, "event_time")
+    order = tuple(as_columns(order_by, columns, owner))
+    frame = columns.frame
+    fed = evaluation.fed(frame)
+    timed = follows and evaluation.epoch.has_watermark(fed)
+    given = frame_input(frame, fed, timed, event_time, allowed_delay, idle_after, owner)
+    return InputFrame(frame, event_time, order, given)

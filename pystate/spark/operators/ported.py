@@ -1,0 +1,410 @@
+"""Operators of a `KeyedFrame` that run code written for Spark's own stateful operators.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+from pyspark.sql import types as st
+from pyspark.sql.group import GroupedData
+
+from pystate.arguments import checked_uid, shown
+from pystate.checkpoint.refs import INPUT
+from pystate.coordinator.watermarks import Input
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.functions.binding import operator_spec, require_state, sent
+from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
+from pystate.operator.output import OutputColumns
+from pystate.spark.base.environment import require_classic
+from pystate.spark.base.errors import StatefulProcessorError
+from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, parse_schema
+from pystate.spark.evaluation.initial import InitialRows, RowsOf
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.ported.forms import Form, RowForm
+from pystate.spark.ported.function import Options, PortedFunction, ported
+from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout
+from pystate.spark.ported.modes import checked_output_mode, time_mode_of
+from pystate.spark.ported.rows import RowOutput
+from pystate.spark.tasks.bodies import FunctionBody
+from pystate.spark.tasks.range_task import OperatorPlan
+from pystate.types.keys import describe, parse_key
+from pystate.types.state_type import StateType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from pystate.spark.evaluation.evaluation import Evaluation
+
+__all__ = ["PortedOperators"]
+
+#: A frame with the rows before the first epoch, also as Spark takes it: grouped by the key.
+InitialFrame = Any
+
+
+class PortedOperators:
+    """The part of `KeyedFrame` for such operators."""
+
+    _evaluation: Evaluation
+    _uid: str | None
+    _owner: str
+    _columns: FrameColumns
+    _frame: DataFrame
+    _names: list[str]
+    _keys: KeySchema
+    _order_by: tuple[Column, ...]
+    _event_time: str | None
+    _input: Input
+
+    def _key_types(self) -> tuple[StateType, ...]:
+        raise NotImplementedError
+
+    def _initial_rows(self, columns: FrameColumns, body: Any, routed: Any) -> InitialRows | None:
+        raise NotImplementedError
+
+    def _routed(
+        self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
+    ) -> DataFrame:
+        raise NotImplementedError
+
+    def transform_with_state(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        initial_state: InitialFrame = None,
+        event_time: str = "",
+    ) -> DataFrame:
+        """Run an unchanged `StatefulProcessor` of Spark over the rows, as `transformWithState`.
+
+        Parameters
+        ----------
+        processor : StatefulProcessor
+            An instance; it is pickled to the workers.
+        schema : str or StructType
+            The columns of the rows that it yields.
+        output_mode : {"Append", "Update"}
+            Spark's output mode; both mean that a sink gets what the processor yields.
+        time_mode : {"None", "ProcessingTime", "EventTime"}
+            Spark's time mode. With event time, `key_by` names the column,
+            ``event_time="at", allowed_delay="10 minutes"``, in place of ``withWatermark``.
+        initial_state : GroupedData or DataFrame, optional
+            The rows that `handleInitialState` gets in the operator's first epoch. They have the key
+            columns under the same names.
+        event_time : str, optional
+            Spark's `eventTimeColumnName`: the column of `schema` with the event time of the rows
+            that are yielded. An operator behind this one names it in its own `key_by`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            The processor asks for what it cannot have, or a mode is not known.
+        SchemaError
+            The checkpoint holds the operator's state in other types.
+
+        Notes
+        -----
+        `docs/from-spark.md` lists what differs from Spark.
+
+        Examples
+        --------
+        ``job.key_by(df, "user", uid="visits").transform_with_state(Visits(), "user string, n long",
+        "Append", "None")``
+        """
+        return self._ported(
+            processor,
+            schema,
+            output_mode,
+            time_mode,
+            initial_state,
+            event_time,
+            RowForm(),
+            RowOutput.of,
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        initial_state: InitialFrame = None,
+        event_time: str = "",
+    ) -> DataFrame:
+        """Run an unchanged `StatefulProcessor` that takes and yields frames of pandas.
+
+        It is Spark's `transformWithStateInPandas`; all else is as in `transform_with_state`.
+
+        Parameters
+        ----------
+        processor, schema, output_mode, time_mode, initial_state, event_time
+            As for `transform_with_state`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            The processor asks for what it cannot have, or a mode is not known.
+        """
+        form, output = self._in_frames()
+        return self._ported(
+            processor, schema, output_mode, time_mode, initial_state, event_time, form, output
+        )
+
+    def apply_in_pandas_with_state(
+        self,
+        function: Any,
+        output_schema: str | st.StructType,
+        state_schema: str | st.StructType,
+        output_mode: str = "Append",
+        timeout: str = "NoTimeout",
+    ) -> DataFrame:
+        """Run an unchanged function of Spark's `applyInPandasWithState` over the rows.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(key, frames, state)``, which yields frames of pandas.
+        output_schema : str or StructType
+            The columns that it yields.
+        state_schema : str or StructType
+            The fields of the state.
+        output_mode : {"Append", "Update"}
+            Spark's output mode; both mean that a sink gets what the function yields.
+        timeout : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
+            Spark's timeout configuration. With event time, `key_by` names its column.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            A mode is not known, or the state's schema is not valid.
+        """
+        if not callable(function):
+            raise WrongTypeError(f"{self._owner}: {shown(function)} is no function")
+        given = checked_timeout(timeout, self._owner)
+        event_time = given == "EventTimeTimeout"
+        if event_time and not self._is_timed():
+            raise StatefulProcessorError(
+                f"{self._owner}: EventTimeTimeout needs a watermark: name the column of the event "
+                "time, key_by(..., event_time='column', allowed_delay='10 minutes')"
+            )
+        processor = GroupStateProcessor(
+            function,
+            state_schema,
+            given,
+            self._frame.columns,
+            self._is_timed(),
+            self._owner,
+        )
+        form, output = self._in_frames()
+        mode = "EventTime" if event_time else "ProcessingTime"
+        return self._ported(processor, output_schema, output_mode, mode, None, "", form, output)
+
+    def _is_timed(self) -> bool:
+        """Whether the input has a watermark: by its own event time, or by what feeds it."""
+        return self._event_time is not None or self._evaluation.epoch.has_watermark(self._input)
+
+    def _in_frames(self) -> tuple[Form, Any]:
+        """How frames are made of rows, and rows of frames."""
+        conf = self._frame.sparkSession.conf
+        zone = str(conf.get("spark.sql.session.timeZone"))
+        most = int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
+        # pandas is imported where frames are used.
+        from pystate.spark.ported.frames import FrameForm, FrameOutput
+
+        form = FrameForm(zone, most if most > 0 else 2**31 - 1)
+        return form, partial(_frame_output, FrameOutput, zone)
+
+    def transformWithStateInPandas(  # noqa: N802 - Spark's name
+        self,
+        statefulProcessor: Any,  # noqa: N803
+        outputStructType: str | st.StructType,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: InitialFrame = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+    ) -> DataFrame:
+        """`transform_with_state_in_pandas` under Spark's names."""
+        return self.transform_with_state_in_pandas(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+        )
+
+    def applyInPandasWithState(  # noqa: N802 - Spark's name
+        self,
+        func: Any,
+        outputStructType: str | st.StructType,  # noqa: N803
+        stateStructType: str | st.StructType,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeoutConf: str,  # noqa: N803
+    ) -> DataFrame:
+        """`apply_in_pandas_with_state` under Spark's names."""
+        return self.apply_in_pandas_with_state(
+            func, outputStructType, stateStructType, outputMode, timeoutConf
+        )
+
+    def transformWithState(  # noqa: N802 - Spark's name
+        self,
+        statefulProcessor: Any,  # noqa: N803
+        outputStructType: str | st.StructType,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: InitialFrame = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+    ) -> DataFrame:
+        """`transform_with_state` under Spark's names."""
+        return self.transform_with_state(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+        )
+
+    def _ported(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str,
+        time_mode: str,
+        initial_state: InitialFrame,
+        event_time: str,
+        form: Form,
+        output: Any,
+    ) -> DataFrame:
+        uid = checked_uid(self._uid)
+        checked_output_mode(output_mode, self._owner)
+        mode = time_mode_of(time_mode, self._owner)
+        declared = parse_schema(schema, self._owner)
+        _check_event_time(event_time, declared, self._owner)
+        options = Options(uid, mode, tuple(self._names), form, event_time or None)
+        function = ported(processor, options, _sent_and_back)
+        first = None
+        if initial_state is not None:
+            first = self._initial_state(function, initial_state)
+        return self._run_ported(function, declared, output, first)
+
+    def _run_ported(
+        self,
+        function: PortedFunction,
+        declared: st.StructType,
+        output: Any,
+        first: InitialRows | None,
+    ) -> DataFrame:
+        uid, frame = checked_uid(self._uid), self._frame
+        output_columns(frame.schema, f"{self._owner}: its input")
+        # In the other modes Spark's operators see late rows, even if the input has a watermark.
+        drops = self._event_time is not None and function.options.time_mode == "EventTime"
+        late = DROP_LATE if drops else PROCESS_LATE
+        spec = self._ported_spec(function, frame.columns, output(declared, self._owner))
+        spec = replace(spec, event_time=self._event_time, late=late)
+        require_state(function, self._owner)
+        sent(function, cloudpickle.dumps)
+        body = partial(FunctionBody, spec)
+        routed = partial(self._routed, order_by=self._order_by)
+        earlier = self._initial_rows(self._columns, body, routed)
+        if first is not None and earlier is not None:
+            raise InvalidArgumentError(
+                f"{self._owner}: initial_state and key_by(initial_rows=...) both say what the "
+                "operator begins with: give one of them"
+            )
+        plan = self._evaluation.declare(
+            replace(operator_spec(function, uid, parse_key(self._keys)), dropped=function.dropped),
+            self._keys,
+            inputs=(self._input,),
+            initial=first or earlier,
+        )
+        out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
+        return self._evaluation.output(uid, out)
+
+    def _ported_spec(
+        self, function: PortedFunction, columns: Sequence[str], output: OutputColumns
+    ) -> FunctionSpec:
+        return FunctionSpec(
+            function,
+            key=tuple(name for name, _ in self._keys),
+            columns=tuple(columns),
+            output=output,
+            key_types=self._key_types(),
+        )
+
+    def _initial_state(self, function: PortedFunction, given: InitialFrame) -> InitialRows:
+        """The rows for `handleInitialState`, brought to the tasks as those of the input are."""
+        what = f"{self._owner}: initial_state"
+        frame = given._df if isinstance(given, GroupedData) else given
+        frame = require_classic(frame, what)
+        if frame.isStreaming:
+            raise InvalidArgumentError(f"{what} is a stream: it is read once, as a batch")
+        columns = FrameColumns(frame, what)
+        names = [columns.take(name) for name in self._names]
+        frame = columns.frame
+        found = key_schema(frame.schema, names, what)
+        if found != self._keys or names != self._names:
+            raise WrongTypeError(
+                f"{what}: the key is ({describe(parse_key(found))}) there, and "
+                f"({describe(parse_key(self._keys))}) in the input: it has the same names and "
+                "types; rename or cast the columns"
+            )
+        output = output_columns(frame.schema, what)
+        body = partial(
+            FunctionBody, self._ported_spec(function.for_initial(), frame.columns, output)
+        )
+
+        def brought(
+            frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
+            return self._routed(frames[0], plan), frame.columns
+
+        return InitialRows([RowsOf(INPUT, lambda: frame, None)], brought, body)
+
+
+def _frame_output(made: Any, zone: str, schema: st.StructType, owner: str) -> OutputColumns:
+    output: OutputColumns = made.of(schema, owner, zone)
+    return output
+
+
+def _sent_and_back(processor: Any) -> Any:
+    """A copy as a task gets it."""
+    return cloudpickle.loads(sent(processor, cloudpickle.dumps))
+
+
+def _check_event_time(name: Any, schema: st.StructType, owner: str) -> None:
+    if name in ("", None):
+        return
+    if name not in schema.names:
+        raise InvalidArgumentError(
+            f"{owner}: event_time={shown(name)} is no column of the schema, which has "
+            f"{', '.join(schema.names)}: it names the event time of the rows that are yielded; "
+            "that of the input is named in key_by(..., event_time=...)"
+        )
+    if not isinstance(schema[name].dataType, st.TimestampType):
+        raise WrongTypeError(
+            f"{owner}: event_time={name!r} is {schema[name].dataType.simpleString()}, and must be "
+            "a timestamp"
+        )

@@ -1,0 +1,1 @@
+"""Spark's own stateful processors, unchanged, over pystate's tables."""

@@ -1,0 +1,204 @@
+"""How an operator calls a processor: once for each key with its rows, then for timers.
+
+Thread safety: an object belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.backend.timers import DueTimers
+from pystate.functions.context import TimeDomain
+from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
+from pystate.operator.event_time import event_times
+from pystate.operator.rows import python_values
+from pystate.spark.base.errors import StatefulProcessorError
+from pystate.spark.ported.rows import row_class
+from pystate.types.state_type import StateType
+
+__all__ = ["Group", "PortedCalls"]
+
+#: Timers that are read from the table at once.
+_TIMERS = 8_192
+
+
+class Group(NamedTuple):
+    """The rows of a key."""
+
+    num_rows: int
+    rows: Any
+
+
+class PortedCalls(KeyedCalls):
+    """Calls a `PortedFunction`. The task's rows of the epoch are held until the input ends."""
+
+    method = "process_rows"
+
+    def __init__(self, run: Any, *of: Any) -> None:
+        super().__init__(run, *of)
+        self._batches: list[pa.RecordBatch] = []
+        self.function._backend = self.backend
+        self._timer_key = _key_row(run.spec.key, run.spec.key_types, self.function.options.key)
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Hold rows."""
+        self._batches.append(rows)
+        return iter(())
+
+    def finish(self) -> Iterator[Any]:
+        """Call the processor for each key, in order of its first row."""
+        run, function, context = self.run, self.function, self.context
+        function.set_times(context.processing_time, run.watermark_ms)
+        if not self._batches:
+            return
+        rows = one_batch(self._batches)
+        self._batches = []
+        keys = self.backend.keys(self.key_columns(rows))
+        order, firsts, ends = _grouped(keys, rows.num_rows)
+        options = function.options
+        process_rows, select, emitted = function.process_rows, keys.select, self.emitted
+        groups = options.form.groups(rows, order, ends)
+        begin, most = 0, options.form.collected
+        found = options.form.keys(rows.select(list(options.key)).take(pa.array(firsts)))
+        for key, first, end in zip(found, firsts.tolist(), ends, strict=True):
+            select(first)
+            group = Group(end - begin, next(groups))
+            begin = end
+            try:
+                result = process_rows(key, group, context)
+                if result is not None:
+                    if type(result) not in self.iterables:
+                        self.check("process_rows", result)
+                    emitted.extend(result)
+            except Exception as error:
+                self.note(error, "handleInputRows", f"key {key!r:.80}")
+                raise
+            if len(emitted) >= most:
+                yield from self.drain()
+                emitted = self.emitted
+        yield from self.drain()
+
+    def check(self, method: str, returned: object) -> None:
+        """Refuse a value that cannot be what the processor yields."""
+        one = isinstance(returned, (tuple, str, bytes)) or hasattr(returned, "columns")
+        if one or not isinstance(returned, Iterable):
+            name = "handleExpiredTimer" if method == "on_timer" else "handleInputRows"
+            self.refuse(name, returned, self.function.options.form.wanted)
+        self.iterables.add(type(returned))
+
+    def drain(self) -> Iterator[Any]:
+        """Output the collected rows."""
+        for piece in super().drain():
+            yield self._timely(piece)
+
+    def _timely(self, piece: Any) -> Any:
+        """Refuse rows that would come too late for the operator behind this one."""
+        name, watermark = self.function.options.event_time, self.run.watermark_ms
+        if name is None or watermark is None or not isinstance(piece, pa.RecordBatch):
+            return piece
+        earliest = pc.min(event_times(piece.column(name), f"column {name!r}")).as_py()
+        if earliest is not None and earliest < watermark:
+            raise StatefulProcessorError(
+                f"operator {self.context.uid!r}: a row was yielded whose event time {name!r} is "
+                f"{earliest}, below the watermark {watermark} (milliseconds since 1970): the "
+                "operators behind would drop it as late"
+            )
+        return piece
+
+    def fire(self, domain: TimeDomain, until: int) -> Firing:
+        """Call the processor for every timer that is due, in one pass."""
+        function, ending = self.function, self.run.ending
+        if domain != function.domain or function.options.initial:
+            return 0
+        timers, context = function._timers, self.context
+        watermark = until if domain == "event" else self.run.watermark_ms
+        function.set_times(context.processing_time, watermark)
+        while True:
+            fired = 0
+            timers.begin(until)
+            while True:
+                due = self.backend.due_timers(domain, until, _TIMERS)
+                if due is None:
+                    break
+                fired += yield from self.on_due(due, domain)
+            timers.end()
+            # A drain ends only once no timer is left.
+            if ending is None or domain != "event" or not fired:
+                break
+            ending.check(fired)
+        yield from self.drain()
+        return 0
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the processor for some timers."""
+        context, on_timer, timers = self.context, self.function.on_timer, self.function._timers
+        keys = self._timer_key(due.keys.key_arrays())
+        times, most = due.timestamps.tolist(), self.function.options.form.collected
+        for i, (key, timestamp) in enumerate(zip(keys, times, strict=True)):
+            if not due.fire(i):
+                continue
+            timers.fires(timestamp)
+            try:
+                result = on_timer(key, timestamp, context)
+                if result is not None:
+                    if type(result) not in self.iterables:
+                        self.check("on_timer", result)
+                    self.emitted.extend(result)
+            except Exception as error:
+                self.note(error, "handleExpiredTimer", f"key {key!r:.80}, timer {timestamp}")
+                raise
+            timers.fired()
+            if len(self.emitted) >= most:
+                yield from self.drain()
+        return len(times)
+
+
+def _grouped(keys: Any, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int]]:
+    """The rows in the order of their keys, each key's first row, and where each key ends."""
+    first = np.empty(count, np.int32)
+    keys.first(first.ctypes.data)
+    order = np.argsort(first, kind="stable")
+    ordered = first[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return order, ordered[starts], [*starts[1:].tolist(), count]
+
+
+class _key_row:  # noqa: N801 - a function with options
+    """Makes the keys of timers, which Spark gives as rows."""
+
+    def __init__(
+        self, leaves: Sequence[str], types: Sequence[StateType], names: Sequence[str]
+    ) -> None:
+        self._leaves = leaves
+        self._types = types
+        self._row = row_class(tuple(names))
+
+    def __call__(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
+        values = [_local(column, name) for column, name in zip(columns, self._leaves, strict=True)]
+        row = self._row
+        if not self._types:
+            return [tuple.__new__(row, found) for found in zip(*values, strict=True)]
+        return [
+            tuple.__new__(row, [_part(each, rest) for each in self._types])
+            for rest in map(iter, zip(*values, strict=True))
+        ]
+
+
+def _part(type: StateType, rest: Iterator[Any]) -> Any:
+    if type.name != "struct":
+        return next(rest)
+    row = row_class(tuple(name for name, _ in type.children))
+    return tuple.__new__(row, [_part(child, rest) for _, child in type.children])
+
+
+def _local(column: pa.Array[Any], name: str) -> list[Any]:
+    values = python_values(column, name)
+    if at.is_timestamp(column.type) and column.type.tz is not None:
+        return [v if v is None else v.astimezone().replace(tzinfo=None) for v in values]
+    return values

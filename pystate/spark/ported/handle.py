@@ -1,0 +1,269 @@
+"""What a processor's `init` gets: on the driver, where its states are noted, and in a task.
+
+Thread safety: an object belongs to the driver's thread, or to its task.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+from pystate.spark.base.errors import StatefulProcessorError
+from pystate.spark.ported.states import Declared, Kind, declared
+from pystate.spark.ported.timers import KeyTimers
+
+__all__ = ["Asked", "Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "TimeMode"]
+
+#: Spark's time modes.
+TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
+
+
+class QueryInfo:
+    """Which query and batch a task belongs to.
+
+    Parameters
+    ----------
+    uid : str
+        The operator.
+    epoch : int
+        The epoch.
+    """
+
+    def __init__(self, uid: str, epoch: int) -> None:
+        self._id = uuid.uuid5(uuid.NAMESPACE_OID, uid)
+        self._epoch = epoch
+
+    def getQueryId(self) -> uuid.UUID:
+        """An id of the operator, which restarts do not change."""
+        return self._id
+
+    def getRunId(self) -> uuid.UUID:
+        """The same: pystate has no id of a run."""
+        return self._id
+
+    def getBatchId(self) -> int:
+        """The epoch."""
+        return self._epoch
+
+
+class Asked(NamedTuple):
+    """What a processor's `init` has asked its handle for."""
+
+    states: Mapping[str, Declared]
+    """The states, without those that it has deleted."""
+    all: tuple[Declared, ...]
+    """All of them, in order."""
+    deleted: frozenset[str]
+    """The names that it has deleted."""
+
+
+class Handle(StatefulProcessorHandle):
+    """Spark's handle: states by name, and timers.
+
+    Parameters
+    ----------
+    owner : str
+        What errors name.
+    time_mode : str
+        Spark's time mode.
+    """
+
+    def __init__(self, owner: str, time_mode: TimeMode) -> None:
+        self._owner = owner
+        self._time_mode = time_mode
+        self._declared: dict[str, Declared] = {}
+        self._asked: list[Declared] = []
+        self._deleted: set[str] = set()
+        #: Whether `init` runs.
+        self.in_init = True
+
+    @property
+    def asked(self) -> Asked:
+        """What `init` has asked for."""
+        return Asked(dict(self._declared), tuple(self._asked), frozenset(self._deleted))
+
+    def getValueState(
+        self,
+        stateName: str,
+        schema: Any,
+        ttlDurationMs: int | None = None,
+    ) -> Any:
+        """See Spark's handle."""
+        return self._got("value", stateName, schema, None, ttlDurationMs)
+
+    def getListState(
+        self,
+        stateName: str,
+        schema: Any,
+        ttlDurationMs: int | None = None,
+    ) -> Any:
+        """See Spark's handle."""
+        return self._got("list", stateName, schema, None, ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: Any,
+        valueSchema: Any,
+        ttlDurationMs: int | None = None,
+    ) -> Any:
+        """See Spark's handle."""
+        return self._got("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Drop a state of this name that an earlier version of the processor has left."""
+        self._require_init("deleteIfExists")
+        self._declared.pop(stateName, None)
+        self._deleted.add(stateName)
+
+    def getQueryInfo(self) -> QueryInfo:
+        """Which query and batch this is."""
+        return QueryInfo(self._owner, 0)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """See Spark's handle."""
+        self._refuse_timer("registerTimer")
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """See Spark's handle."""
+        self._refuse_timer("deleteTimer")
+
+    def listTimers(self) -> Iterator[int]:
+        """See Spark's handle."""
+        self._refuse_timer("listTimers")
+
+    def _got(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
+        self._require_init(f"get{kind.capitalize()}State")
+        try:
+            found = declared(kind, name, schema, key_schema, ttl_ms)
+        except StatefulProcessorError as error:
+            raise StatefulProcessorError(f"{self._owner}: {error}") from error
+        if found.ttl_ms and self._time_mode != "ProcessingTime":
+            raise StatefulProcessorError(
+                f"{self._owner}: state {name!r} has a time to live, which is by processing time: "
+                f"the time mode must be 'ProcessingTime', and it is {self._time_mode!r}"
+            )
+        if name in self._declared:
+            raise StatefulProcessorError(
+                f"{self._owner}: the state {name!r} already exists: a name is asked for once"
+            )
+        self._declared[name] = found
+        self._asked.append(found)
+        return self._state(found)
+
+    def _state(self, found: Declared) -> Any:
+        raise NotImplementedError
+
+    def _require_init(self, method: str) -> None:
+        if not self.in_init:
+            raise StatefulProcessorError(
+                f"{self._owner}: {method} can only be called in init: keep what it returns in an "
+                "attribute"
+            )
+
+    def _refuse_timer(self, method: str) -> NoReturn:
+        if self._time_mode == "None":
+            raise StatefulProcessorError(
+                f"{self._owner}: {method} needs a time: the time mode is 'None'; pass "
+                "'ProcessingTime' or 'EventTime'"
+            )
+        raise StatefulProcessorError(
+            f"{self._owner}: {method} cannot be called in init or close, where there is no key: "
+            "call it in handleInputRows, handleExpiredTimer or handleInitialState"
+        )
+
+
+class RecordingHandle(Handle):
+    """The handle on the driver: it notes the states."""
+
+    def _state(self, found: Declared) -> Any:
+        return _NoKey(self._owner, found)
+
+
+class _NoKey:
+    """A state on the driver, which cannot be used."""
+
+    why = (
+        "cannot be called in init, where there is no key: call it in handleInputRows, "
+        "handleExpiredTimer or handleInitialState"
+    )
+
+    def __init__(self, owner: str, found: Declared) -> None:
+        self._text = f"{owner}: {found.what}"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise StatefulProcessorError(f"{self._text}: {name} {self.why}")
+
+
+class _Gone(_NoKey):
+    """A state that init has deleted again."""
+
+    why = "cannot be called: init has deleted the state, deleteIfExists"
+
+
+class TaskHandle(Handle):
+    """The handle in a task.
+
+    Parameters
+    ----------
+    owner, time_mode
+        As for `Handle`.
+    known : Asked
+        What `init` has asked for on the driver.
+    state : callable
+        Makes the processor's state of a declared one.
+    timers : KeyTimers or None
+        The timers, unless the time mode is none.
+    epoch : int
+        The epoch.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        time_mode: TimeMode,
+        known: Asked,
+        state: Callable[[Declared], Any],
+        timers: KeyTimers | None,
+        epoch: int,
+    ) -> None:
+        super().__init__(owner, time_mode)
+        self._known = known
+        self._make = state
+        self._timers = timers
+        self._epoch = epoch
+
+    def _state(self, found: Declared) -> Any:
+        if self._known.states.get(found.name) == found:
+            return self._make(found)
+        if found in self._known.all:
+            return _Gone(self._owner, found)
+        names = list(self._known.states)
+        raise StatefulProcessorError(
+            f"{self._owner}: {found.what}: init asks for another state in a task than on the "
+            f"driver, where it asked for {', '.join(map(repr, names)) or 'none'}: it must always "
+            "ask for the same"
+        )
+
+    def getQueryInfo(self) -> QueryInfo:
+        """Which query and batch this is."""
+        return QueryInfo(self._owner, self._epoch)
+
+    def begin(self) -> None:
+        """`init` is over: states are no longer made, and timers may be registered."""
+        self.in_init = False
+        if self._timers is not None:
+            # Without a call in between: these are called for every row.
+            self.registerTimer = self._timers.register  # type: ignore[method-assign, assignment]
+            self.deleteTimer = self._timers.delete  # type: ignore[method-assign, assignment]
+            self.listTimers = self._timers.listed  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """`close` comes next: there is no key any more."""
+        for name in ("registerTimer", "deleteTimer", "listTimers"):
+            self.__dict__.pop(name, None)

@@ -1,0 +1,192 @@
+"""Rows of Spark's class, made of Arrow batches, and batches made of such rows.
+
+What a processor gets is what Spark's own workers would give it: a struct in a row is a dict, a map
+a list of pairs, and a timestamp has the session's time zone. In states and in the keys of timers,
+where Spark takes another way, a struct is a `Row`, and a timestamp has no time zone but is local.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as at
+from pyspark.errors import PySparkValueError
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
+
+from pystate.errors import WrongTypeError
+from pystate.operator.output import OutputColumns
+from pystate.operator.yielded import shown
+from pystate.spark.base.schemas import output_columns
+from pystate.types.arrays import datetimes
+
+__all__ = ["RowMaker", "RowOutput", "arrow_values", "as_dicts", "row_class"]
+
+#: Rows that are turned into Python objects at once.
+_PIECE = 16_384
+
+
+@lru_cache(maxsize=1024)
+def row_class(names: tuple[str, ...]) -> type[Row]:
+    """A class of Spark's rows with those fields: the names are the class's, not each row's.
+
+    So a row costs no more than its tuple, and a field is found without a search. A row that is
+    pickled becomes one of Spark's own class.
+    """
+    positions: dict[str, int] = {}
+    for i, name in enumerate(names):
+        positions.setdefault(name, i)
+    at_position = tuple.__getitem__
+
+    def get(self: Row, item: Any) -> Any:
+        if type(item) is str:
+            try:
+                return at_position(self, positions[item])
+            except KeyError:
+                raise PySparkValueError(item) from None
+        return at_position(self, item) if isinstance(item, (int, slice)) else _no_field(item)
+
+    members: dict[str, Any] = {
+        "__slots__": (),
+        "__fields__": list(names),
+        "__getitem__": get,
+        "__module__": Row.__module__,
+        "__qualname__": "Row",
+    }
+    # namedtuple's own field descriptors read a slot in C.
+    getters = namedtuple("getters", [f"field{i}" for i in range(len(names))])  # type: ignore[misc]
+    for name, i in positions.items():
+        usable = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+        if usable and not hasattr(tuple, name) and name not in Row.__dict__:
+            members[name] = getters.__dict__[f"field{i}"]
+    return type("Row", (Row,), members)
+
+
+def _no_field(item: Any) -> Any:
+    raise PySparkValueError(item)
+
+
+class RowMaker:
+    """Makes the rows of batches with the given columns.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The columns.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._make: Callable[[Any], Row] = partial(tuple.__new__, row_class(tuple(names)))
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """The rows of a batch, in order."""
+        columns = map(arrow_values, batch.columns)
+        return map(self._make, zip(*columns, strict=True))
+
+    def stream(self, batch: pa.RecordBatch, order: np.ndarray[Any, Any]) -> Iterator[Row]:
+        """The rows of a batch in another order, turned into objects piece by piece."""
+
+        def piece(begin: int) -> Iterator[Row]:
+            return self.rows(batch.take(pa.array(order[begin : begin + _PIECE])))
+
+        return chain.from_iterable(map(piece, range(0, len(order), _PIECE)))
+
+
+def arrow_values(array: pa.Array[Any]) -> list[Any]:
+    """The values of an array as Spark's workers give them to a processor.
+
+    Raises
+    ------
+    WrongTypeError
+        A timestamp is outside Python's years 1 to 9999.
+    """
+    if not (at.is_timestamp(array.type) and array.type.unit == "us"):
+        values: list[Any] = array.to_pylist()
+        return values
+    try:
+        found = datetimes(array)
+    except OverflowError as error:
+        raise WrongTypeError(
+            f"{error} microseconds since 1970 is no timestamp that Python can hold (years 1 to "
+            "9999); filter such rows out"
+        ) from None
+    if array.type.tz in (None, "UTC"):
+        return found
+    zone = pa.lib.string_to_tzinfo(array.type.tz)
+    return [None if value is None else value.astimezone(zone) for value in found]
+
+
+class RowOutput(OutputColumns):
+    """The declared output of a processor that yields rows, converted as Spark converts them.
+
+    A field is taken by its name: one that the schema does not have is dropped, and one that the row
+    does not have is null.
+    """
+
+    @classmethod
+    def of(cls, schema: StructType, owner: str) -> RowOutput:
+        """The output with these columns."""
+        columns = output_columns(schema, owner)
+        fields = zip(columns.schema, columns.required, strict=True)
+        wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
+        return cls(wanted, owner, columns.ddl)
+
+    def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Turn rows that a processor yielded into a batch.
+
+        Raises
+        ------
+        WrongTypeError
+            Something is no `Row` with names, or a value does not fit its column.
+        """
+        if not rows:
+            return self.empty()
+        names = list(self.names)
+        try:
+            fields = [row.__fields__ for row in rows]
+        except AttributeError:
+            self._refuse(rows)
+        if not all(map(names.__eq__, fields)):
+            rows = [tuple(_by_name(row, names)) for row in rows]
+        else:
+            rows = list(map(tuple, rows))
+        arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(names))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _made(self, index: int, values: Sequence[Any]) -> pa.Array[Any]:
+        arrow_type = self.schema.field(index).type
+        if at.is_nested(arrow_type):
+            values = list(map(as_dicts, values))
+        array: pa.Array[Any] = pa.array(values, type=arrow_type)
+        return array
+
+    def _refuse(self, rows: Iterable[Any]) -> None:
+        wrong = next(row for row in rows if not hasattr(row, "__fields__"))
+        raise WrongTypeError(
+            f"{self.owner} yielded {shown(wrong)} of type {type(wrong).__qualname__}: a processor "
+            f"yields rows with names, Row({', '.join(f'{name}=...' for name in self.names)})"
+        )
+
+
+def _by_name(row: Row, names: Sequence[str]) -> Iterator[Any]:
+    return map(dict(zip(row.__fields__, tuple(row), strict=False)).get, names)
+
+
+def as_dicts(value: Any) -> Any:
+    """A value with dicts in place of rows, as `Row.asDict(True)` makes them."""
+    if isinstance(value, Row):
+        return value.asDict(True) if hasattr(value, "__fields__") else tuple(value)
+    if type(value) is list:
+        return list(map(as_dicts, value))
+    if type(value) is dict:
+        return {key: as_dicts(each) for key, each in value.items()}
+    return value

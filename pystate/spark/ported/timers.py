@@ -1,0 +1,129 @@
+"""The timers of a processor, by Spark's rules.
+
+Spark fires the timers that are due once the rows are handled, in one pass. One that is registered
+in that pass fires in the next batch, even if it is due already, and one that is deleted in it fires
+all the same. The timer that fires is deleted after its call, whatever the call did with it.
+
+Thread safety: an object belongs to its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pystate.backend.keyed import KeyedStateBackend
+from pystate.functions.context import RuntimeContext, TimeDomain
+from pystate.operator.drain import MAX_WATERMARK
+
+__all__ = ["KeyTimers"]
+
+#: Timers that are read at once for the list of a key's.
+_LISTED = 65_536
+
+
+class KeyTimers:
+    """Timers of the current key.
+
+    Parameters
+    ----------
+    domain : {"event", "processing"}
+        The clock of all of them.
+    backend : KeyedStateBackend
+        The task's state.
+    context : RuntimeContext
+        The task's context, which registers and deletes.
+    """
+
+    def __init__(
+        self, domain: TimeDomain, backend: KeyedStateBackend, context: RuntimeContext
+    ) -> None:
+        self._domain: TimeDomain = domain
+        self._backend = backend
+        self._context = context
+        #: Up to when timers fire in the pass that runs; None outside of it.
+        self._until: int | None = None
+        #: The timer that fires.
+        self._firing: int | None = None
+        #: Timers that are due already and wait for the next pass; the order is that of the calls.
+        self._later: dict[tuple[Any, int], None] = {}
+        #: Timers that fire in this pass, although they were deleted.
+        self._deleted: set[tuple[Any, int]] = set()
+        #: The timers of every key, once they were asked for.
+        self._index: dict[Any, set[int]] | None = None
+
+    def register(self, timestamp: int) -> None:
+        """Register a timer."""
+        if self._until is not None and timestamp <= self._until:
+            timer = self._backend.current_key, timestamp
+            self._later[timer] = None
+            self._deleted.discard(timer)
+            return
+        self._context._timers.register_timer(self._domain, timestamp)
+        if self._index is not None:
+            self._index.setdefault(self._backend.current_key, set()).add(timestamp)
+
+    def delete(self, timestamp: int) -> None:
+        """Delete a timer, if there is one."""
+        if self._until is not None and timestamp <= self._until:
+            timer = self._backend.current_key, timestamp
+            self._later.pop(timer, None)
+            self._deleted.add(timer)
+            return
+        self._context._timers.delete_timer(self._domain, timestamp)
+        if self._index is not None:
+            self._index.get(self._backend.current_key, set()).discard(timestamp)
+
+    def listed(self) -> Iterator[int]:
+        """The times of the key's timers, in order."""
+        if self._index is None:
+            self._index = self._all()
+        key = self._backend.current_key
+        found = set(self._index.get(key, ()))
+        found.update(time for other, time in self._later if other == key)
+        if self._firing is not None:
+            found.add(self._firing)
+        found.difference_update(time for other, time in self._deleted if other == key)
+        return iter(sorted(found))
+
+    def _all(self) -> dict[Any, set[int]]:
+        most = _LISTED
+        while True:
+            due = self._backend.due_timers(self._domain, MAX_WATERMARK, most)
+            if due is None:
+                return {}
+            if len(due) < most:
+                break
+            most *= 4
+        index: dict[Any, set[int]] = {}
+        for i, time in enumerate(due.timestamps.tolist()):
+            index.setdefault(due.keys.key_at(i), set()).add(time)
+        return index
+
+    # -- the pass
+
+    def begin(self, until: int) -> None:
+        """Begin to fire what is due."""
+        self._until = until
+
+    def fires(self, timestamp: int) -> None:
+        """A timer of the current key fires; it was taken away."""
+        self._firing = timestamp
+        if self._index is not None:
+            self._index.get(self._backend.current_key, set()).discard(timestamp)
+
+    def fired(self) -> None:
+        """Its call has returned."""
+        if self._later or self._deleted:
+            timer: Any = self._backend.current_key, self._firing
+            self._later.pop(timer, None)
+            self._deleted.discard(timer)
+        self._firing = None
+
+    def end(self) -> None:
+        """Register what waits for the next pass."""
+        later, self._later, self._until = self._later, {}, None
+        self._deleted.clear()
+        for key, timestamp in later:
+            self._backend.set_current_key(key)
+            self.register(timestamp)

@@ -1,0 +1,533 @@
+"""Spark's processors over the harness: states, timers and errors by Spark's rules, no session."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+from pyspark import cloudpickle
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import Row
+from pyspark.sql import types as st
+from pyspark.sql.streaming import StatefulProcessor
+
+import pystate as ps
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.spark import StatefulProcessorError, adapt
+from pystate.testing import Harness
+
+
+class Scripted(StatefulProcessor):
+    """Runs a script: a function for the rows, and one for timers."""
+
+    def __init__(
+        self,
+        init: Callable[[Any, Any], None],
+        rows: Callable[..., Any] = lambda self, key, rows, times: [],
+        timer: Callable[..., Any] = lambda self, key, times, info: [],
+    ) -> None:
+        self.scripts = init, rows, timer
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.scripts[0](self, handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self.scripts[1](self, key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return self.scripts[2](self, key, timerValues, expiredTimerInfo)
+
+    def close(self) -> None:
+        pass
+
+
+def seen(rows: Callable[..., Any], init: Callable[..., Any], mode: str = "None") -> list[Any]:
+    """What a script for one key's rows has yielded."""
+    with Harness(adapt(Scripted(init, rows), "k", time_mode=mode), key="k") as harness:
+        return harness.process([{"k": 1, "v": 10}, {"k": 1, "v": 20}])
+
+
+# -- states
+
+
+EVERY = (
+    "ts timestamp, tn timestamp_ntz, d date, dc decimal(10,2), a array<int>, "
+    "m map<string,struct<x:int,y:string>>, s struct<x:int,t:timestamp>, b binary, f float"
+)
+
+
+def test_values_of_every_type_come_back_as_spark_gives_them() -> None:
+    noon = datetime(2024, 1, 1, 12)
+
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", EVERY)
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        assert not self.v.exists()
+        assert self.v.get() is None
+        # Structs are taken by position, whatever their names, or as dicts by name.
+        self.v.update(
+            (
+                noon,
+                noon,
+                date(2024, 1, 2),
+                Decimal("1.5"),
+                [1, None],
+                {"k": Row(1, "q")},
+                {"t": noon, "x": 2},
+                b"ab",
+                1.5,
+            )
+        )
+        yield self.v.exists(), self.v.get()
+        self.v.update(Row(**dict.fromkeys("abcdefghi")))
+        yield self.v.exists(), self.v.get()
+        self.v.clear()
+        yield self.v.exists(), self.v.get()
+
+    found = seen(rows, init)
+    assert found[0] == (
+        True,
+        (
+            noon,
+            noon,
+            date(2024, 1, 2),
+            Decimal("1.50"),
+            [1, None],
+            {"k": Row(x=1, y="q")},
+            Row(x=2, t=noon),
+            b"ab",
+            1.5,
+        ),
+    )
+    inner = found[0][1][6]
+    assert isinstance(inner, Row) and inner.t == noon and inner["x"] == 2
+    # All fields null is a value, other than none.
+    assert found[1:] == [(True, (None,) * 9), (False, None)]
+
+
+def test_an_instant_with_a_time_zone_is_taken_and_given_back_as_local_time() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.m = handle.getMapState("m", "at timestamp", "at timestamp")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        at = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
+        self.m.updateValue((at,), (at,))
+        local = at.astimezone().replace(tzinfo=None)
+        yield self.m.getValue((local,)) == (local,), list(self.m.iterator()) == [((local,),) * 2]
+
+    assert seen(rows, init) == [(True, True)]
+
+
+def test_map_keys_of_several_fields_may_hold_nulls() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.m = handle.getMapState("m", "a int, b string", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        m = self.m
+        m.updateValue((1, None), (5,))
+        m.updateValue(Row(a=1, b="x"), [6])
+        assert m.containsKey((1, None))
+        assert m.getValue((1, "y")) is None
+        yield sorted(m.keys(), key=str), sorted(m.values()), sorted(m.iterator(), key=str)
+        m.removeKey((1, None))
+        yield list(m.keys()), m.exists()
+        m.clear()
+        yield m.exists()
+
+    pairs = [((1, "x"), (6,)), ((1, None), (5,))]
+    assert seen(rows, init) == [
+        ([(1, "x"), (1, None)], [(5,), (6,)], pairs),
+        ([(1, "x")], True),
+        False,
+    ]
+
+
+def test_a_state_may_have_the_name_of_a_key_column_or_of_a_method() -> None:
+    def init(self: Any, handle: Any) -> None:
+        names = ("k", "k_", "process", "__x", "open", "unused")
+        self.states = [handle.getValueState(name, "n long") for name in names]
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        for i, state in enumerate(self.states):
+            state.update((i,))
+        yield [state.get() for state in self.states]
+
+    function = adapt(Scripted(init, rows), "k")
+    with Harness(function, key="k") as harness:
+        assert harness.process([{"k": 1}]) == [[(i,) for i in range(6)]]
+        assert harness.state("k_", 1) == (0,)
+        assert harness.state("k__", 1) == (1,)
+
+
+def test_a_state_may_be_deleted_in_init() -> None:
+    def init(self: Any, handle: Any) -> None:
+        gone = handle.getListState("old", "n long")
+        handle.deleteIfExists("old")
+        with pytest.raises(StatefulProcessorError, match="get cannot be called"):
+            gone.get()
+        handle.deleteIfExists("never there")
+        self.new = handle.getValueState("old", "s string")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        self.new.update(("a",))
+        yield self.new.get()
+
+    assert seen(rows, init) == [("a",)]
+
+
+def test_items_and_entries_expire_one_by_one() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", "n long", 100)
+        self.l = handle.getListState("l", "n long", 100)
+        self.m = handle.getMapState("m", "k long", "n long", 100)
+        self.kept = handle.getValueState("kept", "n long", ttlDurationMs=0)
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        now = times.getCurrentProcessingTimeInMs()
+        yield self.v.get(), list(self.l.get()), list(self.m.keys()), self.kept.get()
+        self.l.appendValue((now,))
+        self.m.updateValue((now,), (1,))
+        if now == 0:
+            self.v.update((1,))
+            self.kept.update((1,))
+
+    function = adapt(Scripted(init, rows), "k", time_mode="processingtime")
+    with Harness(function, key="k") as harness:
+        harness.process([{"k": 1}])
+        harness.advance_processing_time(60)
+        assert harness.process([{"k": 1}]) == [((1,), [(0,)], [(0,)], (1,))]
+        harness.advance_processing_time(120)
+        assert harness.process([{"k": 1}]) == [(None, [(60,)], [(60,)], (1,))]
+
+
+# -- random operations, against plain Python
+
+KEYS, WORDS = hs.integers(0, 3), hs.sampled_from(["a", "b", None])
+OPERATIONS = hs.one_of(
+    hs.tuples(hs.just("value"), hs.just("update"), hs.tuples(KEYS, WORDS)),
+    hs.tuples(hs.just("value"), hs.just("clear")),
+    hs.tuples(hs.just("list"), hs.just("appendValue"), hs.tuples(KEYS, WORDS)),
+    hs.tuples(hs.just("list"), hs.just("appendList"), hs.lists(hs.tuples(KEYS, WORDS), min_size=1)),
+    hs.tuples(hs.just("list"), hs.just("put"), hs.lists(hs.tuples(KEYS, WORDS), min_size=1)),
+    hs.tuples(hs.just("list"), hs.just("clear")),
+    hs.tuples(hs.just("map"), hs.just("updateValue"), hs.tuples(KEYS), hs.tuples(KEYS, WORDS)),
+    hs.tuples(hs.just("map"), hs.just("removeKey"), hs.tuples(KEYS)),
+    hs.tuples(hs.just("map"), hs.just("clear")),
+)
+
+
+class Operated(StatefulProcessor):
+    """Does what its rows say."""
+
+    def __init__(self, scripts: dict[int, list[Any]]) -> None:
+        self.scripts = scripts
+
+    def init(self, handle: Any) -> None:
+        self.states = {
+            "value": handle.getValueState("v", "n long, s string"),
+            "list": handle.getListState("l", "n long, s string"),
+            "map": handle.getMapState("m", "k long", "n long, s string"),
+        }
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        value, items, entries = self.states.values()
+        for row in rows:
+            kind, method, *arguments = self.scripts[row.id]
+            getattr(self.states[kind], method)(*copy.deepcopy(arguments))
+            yield (
+                key,
+                (value.exists(), value.get()),
+                (items.exists(), list(items.get())),
+                (entries.exists(), sorted(entries.iterator()), sorted(entries.keys())),
+                [entries.getValue((k,)) for k in range(4)],
+                [entries.containsKey((k,)) for k in range(4)],
+                len(list(entries.values())),
+            )
+
+    def close(self) -> None:
+        pass
+
+
+def modelled(state: dict[str, Any], kind: str, method: str, *arguments: Any) -> None:
+    if method == "clear":
+        state[kind] = {"value": None, "list": [], "map": {}}[kind]
+    elif method == "update":
+        state["value"] = arguments[0]
+    elif method == "appendValue":
+        state["list"].append(arguments[0])
+    elif method in ("appendList", "put"):
+        state["list"] = (state["list"] if method == "appendList" else []) + arguments[0]
+    elif method == "updateValue":
+        state["map"][arguments[0]] = arguments[1]
+    else:
+        state["map"].pop(arguments[0], None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(hs.lists(hs.lists(hs.tuples(hs.integers(0, 2), OPERATIONS), max_size=6), max_size=4))
+def test_states_do_what_plain_python_does(epochs: list[list[tuple[int, Any]]]) -> None:
+    scripts = dict(enumerate(operation for epoch in epochs for _, operation in epoch))
+    states: dict[int, dict[str, Any]] = {}
+    numbers = iter(scripts)
+    with Harness(adapt(Operated(scripts), "k"), key={"k": "long"}, parallelism=2) as harness:
+        for epoch in epochs:
+            rows = [{"k": key, "id": next(numbers)} for key, _ in epoch]
+            wanted = []
+            for row in rows:
+                state = states.setdefault(row["k"], {"value": None, "list": [], "map": {}})
+                modelled(state, *copy.deepcopy(scripts[row["id"]]))
+                entries = state["map"]
+                wanted.append(
+                    (
+                        (row["k"],),
+                        (state["value"] is not None, state["value"]),
+                        (bool(state["list"]), list(state["list"])),
+                        (bool(entries), sorted(entries.items()), sorted(entries)),
+                        [entries.get((k,)) for k in range(4)],
+                        [(k,) in entries for k in range(4)],
+                        len(entries),
+                    )
+                )
+            found = harness.process(rows) if rows else []
+            by_key = lambda row: row[0]  # noqa: E731
+            assert sorted(found, key=by_key) == sorted(wanted, key=by_key)
+
+
+# -- timers
+
+
+def registering(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+    for row in rows:
+        self.handle.registerTimer(row.v)
+    return []
+
+
+def no_state(self: Any, handle: Any) -> None:
+    pass
+
+
+def test_timers_fire_in_one_pass_by_sparks_rules() -> None:
+    log = []
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        time = info.getExpiryTimeInMs()
+        before = list(self.handle.listTimers())
+        if time == 10:
+            self.handle.deleteTimer(20)  # it fires all the same
+            self.handle.registerTimer(10)  # it is deleted after the call
+            self.handle.registerTimer(15)  # it is due, and fires in the next pass
+            self.handle.registerTimer(90)
+        if time == 15:
+            self.handle.deleteTimer(90)
+        yield key.k, time, times.getCurrentProcessingTimeInMs()
+        log.append((time, before, list(self.handle.listTimers())))
+
+    processor = Scripted(no_state, registering, timer)
+    with Harness(adapt(processor, "k", time_mode="ProcessingTime"), key="k") as harness:
+        log = []
+        processor.scripts = no_state, registering, timer
+        harness.process([{"k": 1, "v": v} for v in (20, 10, 40, 10)])
+        assert harness.advance_processing_time(30) == [(1, 10, 30), (1, 20, 30)]
+        assert harness.advance_processing_time(39) == [(1, 15, 39)]
+        assert harness.advance_processing_time(100) == [(1, 40, 100)]
+        assert harness.advance_processing_time(200) == []
+
+
+def test_timers_of_a_key_are_listed() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        for row in rows:
+            self.handle.registerTimer(row.v) if row.v > 0 else self.handle.deleteTimer(-row.v)
+        yield key[0], list(self.handle.listTimers())
+        self.handle.registerTimer(7)
+        self.handle.deleteTimer(6)
+        yield key[0], list(self.handle.listTimers())
+
+    function = adapt(Scripted(no_state, rows), "k", time_mode="ProcessingTime")
+    with Harness(function, key="k", parallelism=3) as harness:
+        for key in range(20):
+            harness.process([{"k": key, "v": v} for v in (100 + key, 6, 50)])
+        assert harness.process([{"k": 3, "v": -50}, {"k": 4, "v": 60}]) == [
+            (3, [7, 103]),
+            (3, [7, 103]),
+            (4, [7, 50, 60, 104]),
+            (4, [7, 50, 60, 104]),
+        ] or harness.output[-4:] == [
+            (4, [7, 50, 60, 104]),
+            (4, [7, 50, 60, 104]),
+            (3, [7, 103]),
+            (3, [7, 103]),
+        ]
+
+
+def test_late_rows_are_dropped_at_the_watermark_and_timers_see_it() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        found = [row.v for row in rows]
+        self.handle.registerTimer(max(found))
+        yield key, found, times.getCurrentWatermarkInMs()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield key, info.getExpiryTimeInMs(), times.getCurrentWatermarkInMs()
+
+    function = adapt(Scripted(no_state, rows, timer), "k", time_mode="EventTime")
+    with Harness(function, key="k", event_time="v", allowed_delay=5, late="drop") as harness:
+        # Before there is a watermark it is 0, as in Spark's streams.
+        assert harness.process([{"k": 1, "v": 10}]) == [((1,), [10], 0)]
+        # The watermark is 5: a row at it is late.
+        assert harness.process([{"k": 1, "v": v} for v in (5, 6, 30)]) == [((1,), [6, 30], 5)]
+        assert harness.process([]) == [((1,), 10, 25)]
+
+
+def test_a_drain_fires_all_timers_and_ends() -> None:
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        time = info.getExpiryTimeInMs()
+        if time < 40:
+            self.handle.registerTimer(time + 10)
+        yield time
+
+    function = adapt(Scripted(no_state, registering, timer), "k", time_mode="EventTime")
+    with Harness(function, key="k", event_time="v", allowed_delay=0) as harness:
+        harness.process([{"k": 1, "v": 20}])
+        assert harness.drain([]) == [20, 30, 40]
+
+
+def test_a_replay_after_a_failure_does_the_same() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        self.n.update(((self.n.get() or (0,))[0] + sum(row.v for row in rows),))
+        yield key, self.n.get()
+
+    with Harness(adapt(Scripted(init, rows), "k"), key="k", parallelism=2) as harness:
+        harness.process([{"k": key, "v": 1} for key in range(10)])
+        harness.fail_after(7)
+        found = harness.process([{"k": key, "v": 10} for key in range(10)])
+        assert sorted(found) == [((key,), (11,)) for key in range(10)]
+        assert harness.failures == 1
+
+
+# -- what may not be
+
+
+@pytest.mark.parametrize(
+    ("init", "mode", "text"),
+    [
+        (lambda self, h: h.getValueState("", "n long"), "None", "name is a string"),
+        (lambda self, h: h.getValueState("$a", "n long"), "None", "reserved"),
+        (lambda self, h: h.getValueState("a", st.LongType()), "None", "StructType or DDL"),
+        (lambda self, h: h.getValueState("a", "n nothing"), "None", "nothing"),
+        (lambda self, h: h.getValueState("a", "n long", 5), "None", "must be 'ProcessingTime'"),
+        (lambda self, h: h.getValueState("a", "n long", 5), "EventTime", "'EventTime'"),
+        (lambda self, h: h.getListState("a", "n long", -5), "ProcessingTime", "positive"),
+        (lambda self, h: [h.getValueState("a", "n long") for _ in "12"], "None", "already exists"),
+        (lambda self, h: h.registerTimer(5), "None", "time mode is 'None'"),
+        (lambda self, h: h.registerTimer(5), "EventTime", "in init"),
+        (lambda self, h: h.listTimers(), "EventTime", "in init"),
+        (lambda self, h: h.getValueState("a", "n long").get(), "None", "get cannot be called"),
+    ],
+)
+def test_init_may_not(init: Any, mode: str, text: str) -> None:
+    with pytest.raises(StatefulProcessorError, match=text) as raised:
+        adapt(Scripted(init), "k", time_mode=mode)
+    assert "operator 'harness'" in str(raised.value)
+    assert isinstance(raised.value, PySparkRuntimeError)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "text"),
+    [
+        (lambda s: s.v.update(None), StatefulProcessorError, "tuple of 2 values"),
+        (lambda s: s.v.update((1,)), StatefulProcessorError, "tuple of 2 values"),
+        (lambda s: s.v.update("ab"), StatefulProcessorError, "tuple of 2 values"),
+        (lambda s: s.v.update((1.5, "a")), WrongTypeError, "'v'.*field n"),
+        (lambda s: s.l.put([]), StatefulProcessorError, "not empty"),
+        (lambda s: s.l.appendList([]), StatefulProcessorError, "not empty"),
+        (lambda s: s.l.appendValue(None), StatefulProcessorError, "tuple of 1 values"),
+        (lambda s: s.m.updateValue((None,), (1,)), StatefulProcessorError, "never null"),
+        (lambda s: s.m.getValue(5), StatefulProcessorError, "tuple of 1 values"),
+        (lambda s: s.handle.getValueState("b", "n long"), StatefulProcessorError, "only .* init"),
+        (lambda s: s.handle.deleteIfExists("b"), StatefulProcessorError, "only .* init"),
+        (lambda s: s.handle.registerTimer(5), StatefulProcessorError, "time mode is 'None'"),
+    ],
+)
+def test_a_call_may_not(act: Any, kind: type[Exception], text: str) -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", "n long, s string")
+        self.l = handle.getListState("l", "n long")
+        self.m = handle.getMapState("m", "k long", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+        act(self)
+        return []
+
+    with pytest.raises(kind, match=text):
+        seen(rows, init)
+
+
+def test_init_must_ask_for_the_same_everywhere() -> None:
+    calls = iter(range(10))
+
+    def init(self: Any, handle: Any) -> None:
+        handle.getValueState(f"v{next(calls)}", "n long")
+
+    with pytest.raises(StatefulProcessorError, match="another state in a task"):
+        seen(lambda *_: [], init)
+
+
+def test_only_processors_are_taken() -> None:
+    with pytest.raises(DeclarationError, match="pass an instance"):
+        adapt(Scripted, "k")
+    with pytest.raises(StatefulProcessorError, match="time mode is"):
+        adapt(Scripted(no_state), "k", time_mode="never")
+    with pytest.raises(InvalidArgumentError, match="key is the name"):
+        adapt(Scripted(no_state), [])
+
+
+@pytest.mark.parametrize("returned", [5, (1, 2), "rows"])
+def test_what_a_processor_returns_is_checked(returned: Any) -> None:
+    with pytest.raises(WrongTypeError, match=r"handleInputRows returned .*yield rows"):
+        seen(lambda *_: returned, no_state)
+
+
+def test_a_processor_need_not_read_its_rows() -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        yield key, next(rows).v
+
+    with Harness(adapt(Scripted(no_state, rows), "k"), key="k") as harness:
+        found = harness.process([{"k": i % 3, "v": i} for i in range(30)])
+    assert found == [((0,), 0), ((1,), 1), ((2,), 2)]
+
+
+def test_a_function_is_pickled_with_its_states() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    function = adapt(Scripted(init), "k")
+    again = pickle.loads(cloudpickle.dumps(function))
+    assert type(again).n == type(function).n == ps.ValueState("struct<n:long>")
+
+
+def test_the_order_of_many_rows_is_kept_for_each_key() -> None:
+    chosen = random.Random(1)
+    values = [(chosen.randrange(700), i) for i in range(40_000)]
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        yield key[0], [row.v for row in rows]
+
+    with Harness(adapt(Scripted(no_state, rows), "k"), key="k") as harness:
+        found = dict(harness.process([{"k": k, "v": v} for k, v in values]))
+    wanted: dict[int, list[int]] = {}
+    for k, v in values:
+        wanted.setdefault(k, []).append(v)
+    assert found == wanted
