@@ -210,7 +210,7 @@ def collections(scale: Scale) -> list[Row]:
         for step in rounds[0]:
             rows.append(
                 Row(
-                    "files",
+                    "element-files",
                     f"{step}, {keys:,} {name}",
                     Spread.of([one[step] for one in rounds]),
                     "MB/s",

@@ -35,6 +35,7 @@ class Scale:
     timed_rows: int
     timed_keys: int
     timed_batches: int
+    pandas_batches: int
     spark_rows: int
     spark_keys: int
     spark_batches: int
@@ -73,6 +74,7 @@ SCALES = {
             timed_rows=400,
             timed_keys=100,
             timed_batches=1,
+            pandas_batches=1,
             spark_rows=4_000,
             spark_keys=1_000,
             spark_batches=1,
@@ -107,6 +109,7 @@ SCALES = {
             timed_rows=300_000,
             timed_keys=60_000,
             timed_batches=3,
+            pandas_batches=2,
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=5,
@@ -121,7 +124,7 @@ SCALES = {
             other_rows=300_000,
             other_keys=60_000,
             other_rounds=3,
-            flink_rows=10_000_000,
+            flink_rows=6_000_000,
         ),
         Scale(
             name="large",
@@ -138,9 +141,10 @@ SCALES = {
             elements=1_000_000,
             element_rows=1_000_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),
-            timed_rows=500_000,
-            timed_keys=100_000,
-            timed_batches=5,
+            timed_rows=1_200_000,
+            timed_keys=240_000,
+            timed_batches=3,
+            pandas_batches=3,
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=9,
@@ -299,10 +303,13 @@ GOALS = {
     "snapshot-pause": "P4",
     "delta-size": "P5",
     "files": "P6",
+    "element-files": "P6",
     "attach": "P7",
     "memory": "P8",
     "spark-count": "P9",
+    "spark-skewed": "P9",
     "spark-function": "P10",
+    "spark-pandas": "P10",
     "small-batches": "P11",
     "state-size": "P12",
     "spark-state-size": "P12",

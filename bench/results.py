@@ -1,4 +1,4 @@
-"""Results as JSON: a file for each run, which names its machine, versions, scale and load."""
+"""Results as JSON: a file for each question, with its machine, versions, commit and scale."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import datetime
 import json
 import os
 import platform
+import re
+import shutil
+import subprocess
 import time
 from contextlib import contextmanager
 from importlib import metadata
@@ -20,107 +23,103 @@ if TYPE_CHECKING:
 
     from bench.measure import Scale
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("pystate-spark", "pyspark", "numpy", "pyarrow", "pandas", "duckdb", "lmdb", "rocksdict")
-"""Packages whose versions a run notes."""
+"""Packages whose versions are noted."""
+PROBE_SECONDS = 0.5
+
+
+class NotInstalledError(Exception):
+    """What a question needs is not installed; the message says how to install it."""
 
 
 @dataclasses.dataclass
 class Answer:
-    """The rows of a question, when and beside what load it was asked, and why it failed."""
+    """The rows of a question, and under which conditions they were measured.
+
+    `busy` is the share of all cores that others used, just before and just after. `error` says why
+    there is no answer.
+    """
 
     question: str
     time: str
-    load: tuple[float, float, float]
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-    load_after: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    error: str = ""
-
-
-class Run:
-    """A run on this machine, whose file is complete after each question.
-
-    Parameters
-    ----------
-    scale : Scale
-        How much it does.
-    folder : Path
-        Where its file goes.
-    """
-
-    def __init__(self, scale: Scale, folder: Path) -> None:
-        began = now()
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{began:%Y%m%dT%H%M%SZ}-{os.getpid()}.json"
-        self.answers: list[Answer] = []
-        self._about = {
-            "time": began.isoformat(timespec="seconds"),
-            "scale": dataclasses.asdict(scale),
-            "machine": machine(),
-            "versions": versions(),
-        }
-
-    @contextmanager
-    def asked(self, question: str) -> Iterator[Answer]:
-        """Note a question's time and load, and store its rows, or that it failed."""
-        answer = Answer(question, now().isoformat(timespec="seconds"), os.getloadavg())
-        began = time.perf_counter()
-        try:
-            yield answer
-        except Exception as error:
-            answer.error = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            answer.seconds = time.perf_counter() - began
-            answer.load_after = os.getloadavg()
-            self.answers.append(answer)
-            self._save()
-
-    def _save(self) -> None:
-        run = {**self._about, "answers": [dataclasses.asdict(one) for one in self.answers]}
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(run, indent=1), encoding="utf-8")
-        unfinished.replace(self.path)
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A stored answer with what its run says of itself."""
-
-    answer: Answer
-    file: str
-    scale: str
+    commit: str
+    scale: dict[str, Any]
     machine: dict[str, Any]
     versions: dict[str, str]
+    busy: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+    error: str = ""
+    rows: list[Row] = dataclasses.field(default_factory=list)
 
 
-def newest(folder: Path) -> dict[str, Found]:
-    """The answer to each question: of the largest scale, and there the newest that succeeded.
+@contextmanager
+def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
+    """Note the conditions of a question, and store its rows, or that it failed.
+
+    A failure replaces no answer of the same scale: a report of before keeps its figures.
+    """
+    began = now().isoformat(timespec="seconds")
+    given = dataclasses.asdict(scale)
+    answer = Answer(question, began, commit(), given, machine(), versions())
+    before, start = busy_cores(), time.perf_counter()
+    try:
+        yield answer
+    except Exception as error:
+        kind = "" if isinstance(error, NotInstalledError) else f"{type(error).__name__}: "
+        answer.error = f"{kind}{error}"
+        raise
+    finally:
+        answer.seconds = time.perf_counter() - start
+        answer.busy = before, busy_cores()
+        there = read(folder).get(question)
+        if not answer.error or there is None or there.error or there.scale["name"] != scale.name:
+            write(answer, folder)
+
+
+def write(answer: Answer, folder: Path) -> None:
+    """Store an answer in the place of that of before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{answer.question}.unfinished"
+    text = json.dumps(rounded(dataclasses.asdict(answer)), indent=1, ensure_ascii=False)
+    # Lists of numbers take a line each, not one a number.
+    text = re.sub(r"\[[\s\d.,e+-]*\]", lambda found: " ".join(found[0].split()), text)
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(folder / f"{answer.question}.json")
+
+
+def rounded(value: Any) -> Any:
+    """The same with six digits of each float."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def read(folder: Path) -> dict[str, Answer]:
+    """All answers of a folder.
 
     Raises
     ------
     ValueError
-        If a file is not a run's.
+        If a file is none.
     """
-    order = list(SCALES)
-    found: dict[str, tuple[tuple[bool, int, str], Found]] = {}
+    found = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            run = json.loads(path.read_text(encoding="utf-8"))
-            for given in run["answers"]:
-                answer = Answer(**{**given, "rows": [row_of(row) for row in given["rows"]]})
-                scale = run["scale"]["name"]
-                one = Found(answer, path.name, scale, run["machine"], run["versions"])
-                rank = (not answer.error, order.index(scale), answer.time)
-                if answer.question not in found or rank >= found[answer.question][0]:
-                    found[answer.question] = rank, one
+            given = json.loads(path.read_text(encoding="utf-8"))
+            answer = Answer(**{**given, "rows": [row_of(row) for row in given["rows"]]})
+            if answer.question != path.stem or answer.scale["name"] not in SCALES:
+                raise ValueError(f"the question is {answer.question}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path} is not a run of this version's `python -m bench` "
-                f"({type(error).__name__}: {error}): move it elsewhere, or repeat that run"
+                f"{path} is no answer of this version's `python -m bench` "
+                f"({type(error).__name__}: {error}): remove it, and ask again"
             ) from error
-    return {question: one for question, (_, one) in found.items()}
+        found[answer.question] = answer
+    return found
 
 
 def row_of(stored: dict[str, Any]) -> Row:
@@ -151,14 +150,60 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that are installed."""
+    """Versions of Python, Java and of the packages that are installed."""
     found = {"python": platform.python_version()}
+    if java := said([shutil.which("java") or "java", "-version"]):
+        found["java"] = java.split('"')[1] if '"' in java else java.splitlines()[0]
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """The commit that is measured, and whether the code differs from it."""
+    revision = said(["git", "rev-parse", "--short", "HEAD"])
+    changed = said(["git", "status", "--porcelain", "--", "pystate", "csrc", "setup.py"])
+    return revision.strip() + (" with changes" if changed.strip() else "")
+
+
+def said(command: list[str]) -> str:
+    """What a command prints; nothing if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def busy_cores() -> float:
+    """The share of all cores that is in use while this process sleeps."""
+    before = _processor_ticks()
+    time.sleep(PROBE_SECONDS)
+    after = _processor_ticks()
+    idle, every = after[0] - before[0], after[1] - before[1]
+    return 1 - idle / every if every else 0.0
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Ticks in which a core had nothing to do, and all ticks."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return 0, 0
+    ticks = [int(field) for field in first.split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def cpu_name() -> str:

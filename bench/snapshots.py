@@ -67,7 +67,7 @@ def pause(scale: Scale) -> list[Row]:
                 ratio=against(measured.snapshot, by_size[scale.state_sizes[0]].snapshot),
                 expected=f"<= {100 + changed * 10 // 1_000} µs, flat",
                 detail={"step_after_us": measured.step_after},
-                series="snapshot()",
+                series=f"{changed:,} rows changed",
                 size=n_keys,
             )
         )
@@ -77,6 +77,17 @@ def pause(scale: Scale) -> list[Row]:
         for changed in scale.changed_rows
         if changed <= n_keys
     }
+    for changed, measured in by_changes.items():
+        rows.append(
+            Row(
+                "snapshot-pause",
+                f"snapshot(), by rows changed: {changed:,}, {n_keys:,} keys",
+                measured.snapshot,
+                "µs",
+                series=f"{n_keys:,} keys, by rows changed",
+                size=changed,
+            )
+        )
     changes = np.array(list(by_changes))
     medians = np.array([measured.snapshot.median for measured in by_changes.values()])
     slopes = np.diff(medians) / np.diff(changes) * 1e3

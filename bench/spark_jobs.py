@@ -55,11 +55,11 @@ PROVIDERS = {
 
 
 @contextlib.contextmanager
-def session(folder: Path) -> Iterator[SparkSession]:
-    """Two cores of this machine, quiet."""
+def session(folder: Path, cores: int = PARALLELISM) -> Iterator[SparkSession]:
+    """Some cores of this machine, quiet."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master(f"local[{PARALLELISM}]")
+        SparkSession.builder.master(f"local[{cores}]")
         .appName("pystate-bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

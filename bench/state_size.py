@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
 import time
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-
 
 import pystate as ps
 from bench.keyed import in_batches
@@ -61,9 +59,8 @@ def count(opened: Store, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> fl
 
 def job(scale: Scale) -> list[Row]:
     """On Spark: the whole epoch of a job that counts, with its output."""
-    from pystate.spark import Job, ParquetSink
-
     from bench.spark_jobs import MAX_PARALLELISM, PARALLELISM, session
+    from pystate.spark import Job, ParquetSink
 
     root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
     found: dict[int, list[float]] = {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from datetime import timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from bytewax.dataflow import Dataflow
 from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import TestingSink, TestingSource, cluster_main
+from counting import tell
 
 
 def count(state: int | None, _row: Any) -> tuple[int, int]:
@@ -24,7 +23,7 @@ def count(state: int | None, _row: Any) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Time it, with its state in SQLite."""
+    """Time it, with its state in SQLite, stored each second."""
     keys = np.load(sys.argv[1])
     folder = Path(sys.argv[2])
     folder.mkdir(parents=True)
@@ -42,10 +41,7 @@ def main() -> None:
         epoch_interval=timedelta(seconds=1),
         recovery_config=RecoveryConfig(str(folder)),
     )
-    seconds = time.perf_counter() - began
-    total = sum(dict(out).values())
-    found = {"seconds": seconds, "total": total, "version": metadata.version("bytewax")}
-    print(json.dumps(found))
+    tell(time.perf_counter() - began, dict(out).values(), "bytewax")
 
 
 if __name__ == "__main__":

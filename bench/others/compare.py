@@ -8,106 +8,148 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.measure import Row, Scale, Spread
+from bench.results import NotInstalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Program = tuple[str, str, tuple[str, ...]]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-OURS = "pystate, a function by row"
-FLINK = ("hashmap", "rocksdb")
+PEERS = ROOT / ".venv-peers"
+FLINK = ROOT / ".venv-flink"
+FILES = 12
+FILES_AT_ONCE = 4
+"""Files of an epoch of pystate's; Flink reads on and on."""
+LIMIT_SECONDS = 1_200
 
 
-def environment(name: str) -> str:
+def python_of(environment: Path) -> str:
     """The Python of an environment that `make bench-peers` makes.
 
     Raises
     ------
-    FileNotFoundError
+    NotInstalledError
         If it is not there.
     """
-    python = ROOT / name / "bin" / "python"
+    python = environment / "bin" / "python"
     if not python.exists():
-        raise FileNotFoundError(f"{name} is missing: run `make bench-peers`, which makes it")
+        raise NotInstalledError(f"{environment.name} is missing: `make bench-peers` makes it")
     return str(python)
 
 
-def run(python: str, program: str, *arguments: str) -> tuple[float, int, str]:
-    """Seconds, rows counted and the version that a program prints."""
+def run(program: Program, *given: str) -> dict[str, Any]:
+    """What a program prints."""
+    python, file, more = program
     done = subprocess.run(
-        [python, str(HERE / program), *arguments],
+        [python, str(HERE / file), *given, *more],
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=1_200,
+        timeout=LIMIT_SECONDS,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{program} failed: {done.stderr[-2_000:]}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return found["seconds"], found["total"], found["version"]
+        raise RuntimeError(f"{file} failed: {done.stderr[-2_000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def due(keys: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, int]:
+    """What the counts must be, in short."""
+    counts = np.bincount(keys)
+    return {
+        "keys": int(np.count_nonzero(counts)),
+        "rows": len(keys),
+        "squares": int((counts * counts).sum()),
+    }
+
+
+def compared(
+    question: str, programs: Mapping[str, Program], rounds: int, keys: Any, given: Path
+) -> list[Row]:
+    """Run all by turns over the same rows, and check what they counted."""
+    right = due(keys)
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    versions = {}
+    for turn in range(rounds):
+        for name, (python, file, more) in programs.items():
+            state = given.parent / "state"
+            first = ("check",) if "flink" in file and turn == 0 else ()
+            found = run((python, file, (*more, *first)), str(given), str(state))
+            shutil.rmtree(state, ignore_errors=True)
+            counted = {what: found[what] for what in right if what in found}
+            if counted and counted != right:
+                raise AssertionError(f"{name} counted {counted}, and not {right}")
+            seconds[name].append(found["seconds"])
+            versions[name] = found["version"]
+    return rows_of(question, seconds, versions, keys)
 
 
 def programs(scale: Scale) -> list[Row]:
-    """Rows per second of a count per key, without the start of the process."""
-    peers = environment(".venv-peers")
-    given = {
-        OURS: (sys.executable, "pystate_job.py"),
-        "Bytewax, stateful_map": (peers, "bytewax_job.py"),
-        "Pathway, groupby.reduce": (peers, "pathway_job.py"),
+    """One process each: pystate, Bytewax and Pathway."""
+    peers = python_of(PEERS)
+    named: dict[str, Program] = {
+        "pystate, a function by row": (sys.executable, "pystate_job.py", ("row",)),
+        "pystate, a store by batches": (sys.executable, "pystate_job.py", ("batch",)),
+        "Bytewax, stateful_map": (peers, "bytewax_job.py", ()),
+        "Pathway, groupby.reduce": (peers, "pathway_job.py", ()),
     }
     keys = np.random.default_rng(42).integers(0, scale.other_keys, scale.other_rows)
-    seconds: dict[str, list[float]] = {name: [] for name in given}
-    labels = {}
     with tempfile.TemporaryDirectory(prefix="pystate-bench-") as root:
-        rows = Path(root) / "rows.npy"
-        np.save(rows, keys)
-        for _ in range(scale.other_rounds):
-            for name, (python, program) in given.items():
-                state = Path(root) / "state"
-                taken, total, version = run(python, program, str(rows), str(state))
-                shutil.rmtree(state, ignore_errors=True)
-                if total != len(keys):
-                    raise AssertionError(f"{name} counted {total} of {len(keys)} rows")
-                seconds[name].append(taken)
-                labels[name] = f"{name} ({version})"
-    return rows_of("others", seconds, labels, scale.other_rows, scale.other_keys)
+        given = Path(root) / "rows.npy"
+        np.save(given, keys)
+        return compared("others", named, scale.other_rounds, keys, given)
 
 
 def flink(scale: Scale) -> list[Row]:
-    """Rows per second of Flink's own count, with a checkpoint each second, and its start."""
-    python = environment(".venv-flink")
-    n_keys = scale.spark_keys
-    seconds: dict[str, list[float]] = {name: [] for name in FLINK}
-    labels = {}
-    for _ in range(scale.other_rounds):
-        for backend in FLINK:
-            with tempfile.TemporaryDirectory(prefix="pystate-bench-") as folder:
-                taken, _, version = run(
-                    python, "flink_job.py", str(scale.flink_rows), str(n_keys), backend, folder
-                )
-            seconds[backend].append(taken)
-            labels[backend] = f"Flink SQL {version}, {backend}"
-    return rows_of("flink", seconds, labels, scale.flink_rows, n_keys)
+    """Streams on two cores, from files: pystate on Spark and Flink SQL, cold as they start."""
+    python = python_of(FLINK)
+    named: dict[str, Program] = {
+        "pystate, aggregate on Spark": (
+            sys.executable,
+            "pystate_spark_job.py",
+            (str(FILES_AT_ONCE),),
+        ),
+        "Flink SQL, hashmap": (python, "flink_job.py", ("hashmap",)),
+        "Flink SQL, RocksDB": (python, "flink_job.py", ("rocksdb",)),
+    }
+    keys = np.random.default_rng(43).integers(0, scale.spark_keys, scale.flink_rows)
+    with tempfile.TemporaryDirectory(prefix="pystate-bench-") as root:
+        given = Path(root) / "rows"
+        given.mkdir()
+        for i, part in enumerate(np.array_split(keys, FILES)):
+            np.savetxt(given / f"{i:02}.csv", part, fmt="%d")
+        return compared("flink", named, scale.other_rounds, keys, given)
 
 
 def rows_of(
-    question: str, seconds: dict[str, list[float]], labels: dict[str, str], rows: int, keys: int
+    question: str,
+    seconds: Mapping[str, Sequence[float]],
+    versions: Mapping[str, str],
+    keys: np.ndarray[Any, np.dtype[np.int64]],
 ) -> list[Row]:
-    """Rates, and pystate's lead where it ran by turns with them."""
-    ours = seconds.get(OURS)
+    """Rates, and the lead of the first one over the others."""
+    ours = next(iter(seconds))
+    there = len(np.unique(keys))
     return [
         Row(
             question,
-            f"count, {rows:,} rows, {keys:,} keys: {labels[name]}",
-            Spread.of([rows / one / 1e3 for one in taken]),
+            f"count, {len(keys):,} rows, {there:,} keys: {name} {versions[name]}",
+            Spread.of([len(keys) / one / 1e3 for one in taken]),
             "k rows/s",
-            peer="" if ours is None or name == OURS else f"pystate / {labels[name]}",
+            peer="" if name == ours else f"{ours} / {name}",
             ratio=None
-            if ours is None or name == OURS
-            else Spread.of([theirs / mine for mine, theirs in zip(ours, taken, strict=True)]),
-            detail={"seconds": taken},
+            if name == ours
+            else Spread.of([a / b for a, b in zip(taken, seconds[ours], strict=True)]),
+            detail={"seconds": list(taken)},
         )
         for name, taken in seconds.items()
     ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pathway as pw
+from counting import tell
 
 
 class Rows(pw.Schema):
@@ -40,9 +39,7 @@ def main() -> None:
         monitoring_level=pw.MonitoringLevel.NONE,
         persistence_config=pw.persistence.Config(backend),
     )
-    seconds = time.perf_counter() - began
-    total, version = sum(latest.values()), metadata.version("pathway")
-    print(json.dumps({"seconds": seconds, "total": total, "version": version}))
+    tell(time.perf_counter() - began, latest.values(), "pathway")
 
 
 if __name__ == "__main__":
