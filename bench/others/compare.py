@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -47,9 +48,12 @@ def python_of(environment: Path) -> str:
 def run(program: Program, *given: str) -> dict[str, Any]:
     """What a program prints."""
     python, file, more = program
+    # Ours measure this checkout, and the others' environments do not know it.
+    here = {"PYTHONPATH": str(ROOT)} if python == sys.executable else {}
     done = subprocess.run(
         [python, str(HERE / file), *given, *more],
         cwd=ROOT,
+        env={**os.environ, **here},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -370,8 +370,16 @@ def nexmark(f: Figures) -> str:
 
 
 def lines_of(make: Callable[[Figures], Lines]) -> Callable[[Figures], str]:
-    """A table of two columns."""
-    return lambda figures: table(("what", "figure"), make(figures))
+    """A table of two columns; a line without any figure only says so."""
+
+    def made(figures: Figures) -> str:
+        lines = [
+            (what, figure if re.search(r"\d", figure) else UNKNOWN)
+            for what, figure in make(figures)
+        ]
+        return table(("what", "figure"), lines)
+
+    return made
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {
@@ -399,7 +407,7 @@ def cited(text: str, answers: Mapping[str, Answer]) -> str:
         name = found[1]
         if name not in TABLES:
             raise ValueError(f"no such table: {name} (there are {', '.join(TABLES)})")
-        return f"<!-- figures: {name} -->\n{TABLES[name](figures)}\n<!-- end of figures -->"
+        return f"<!-- figures: {name} -->\n\n{TABLES[name](figures)}\n\n<!-- end of figures -->"
 
     return MARKED.sub(written, text)
 

@@ -225,14 +225,14 @@ SECTIONS = (
 
 #: The limit that a question meets where it falls short of a goal, and what was tried.
 SHORT = {
-    "count": "Of the time of a row most is waiting for memory: the key's line of the index, its "
-    "row, and with undo a record of what was there. Prefetching, huge pages and fewer bytes per "
-    "row are in; see `csrc/NOTES.md`, Rows and The index.",
+    "count": "What is left of a row's time is memory: two random lines and a quarter, and the undo "
+    "record. Prefetching them in two stages, and the undo log, is in; a row without a branch on its "
+    "first touch was rejected. `csrc/NOTES.md`, Batches.",
     "writes": "A new key costs an entry and a row that are not in any cache, and rebuilds of the "
     "index as it grows; new strings their bytes as well. `csrc/NOTES.md`, The index.",
     "snapshot-pause": "Gathering reads a cache line or two of each changed row; sorting them by "
     "key group and hash is what makes files mergeable. `csrc/NOTES.md`, Sealing.",
-    "files": "LZ4 takes nearly half of writing; restoring waits for memory that is touched for "
+    "files": "LZ4 takes two fifths of writing; restoring waits for memory that is touched for "
     "the first time. `csrc/NOTES.md`, Sealing and Loading.",
     "element-files": "Restoring builds each key's map or list anew. `csrc/NOTES.md`, Loading.",
     "memory": "An index that is at most four fifths full and rows of two versions. Arrays of "
