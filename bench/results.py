@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,16 +64,20 @@ def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
     began = now().isoformat(timespec="seconds")
     given = dataclasses.asdict(scale)
     answer = Answer(question, began, commit(), given, machine(), versions())
-    before, start = busy_cores(), time.perf_counter()
+    # Figures of the smallest scale say nothing, however busy the machine is.
+    probe = 0.0 if scale.name == "smoke" else PROBE_SECONDS
+    before, start = busy_cores(probe), time.perf_counter()
+    answer.error = "it was interrupted"
     try:
         yield answer
+        answer.error = ""
     except Exception as error:
         kind = "" if isinstance(error, NotInstalledError) else f"{type(error).__name__}: "
         answer.error = f"{kind}{error}"
         raise
     finally:
         answer.seconds = time.perf_counter() - start
-        answer.busy = before, busy_cores()
+        answer.busy = before, busy_cores(probe)
         there = read(folder).get(question)
         if not answer.error or there is None or there.error or there.scale["name"] != scale.name:
             write(answer, folder)
@@ -149,6 +154,7 @@ def machine() -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python, Java and of the packages that are installed."""
     found = {"python": platform.python_version()}
@@ -162,6 +168,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def commit() -> str:
     """The commit that is measured, and whether the code differs from it."""
     revision = said(["git", "rev-parse", "--short", "HEAD"])
@@ -187,10 +194,10 @@ def said(command: list[str]) -> str:
     return done.stdout
 
 
-def busy_cores() -> float:
+def busy_cores(seconds: float) -> float:
     """The share of all cores that is in use while this process sleeps."""
     before = _processor_ticks()
-    time.sleep(PROBE_SECONDS)
+    time.sleep(seconds)
     after = _processor_ticks()
     idle, every = after[0] - before[0], after[1] - before[1]
     return 1 - idle / every if every else 0.0

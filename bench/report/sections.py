@@ -226,8 +226,8 @@ SECTIONS = (
 #: The limit that a question meets where it falls short of a goal, and what was tried.
 SHORT = {
     "count": "What is left of a row's time is memory: two random lines and a quarter, and the undo "
-    "record. Prefetching them in two stages, and the undo log, is in; a row without a branch on its "
-    "first touch was rejected. `csrc/NOTES.md`, Batches.",
+    "record. All of them are prefetched; a row without a branch on its first touch was rejected. "
+    "`csrc/NOTES.md`, Batches.",
     "writes": "A new key costs an entry and a row that are not in any cache, and rebuilds of the "
     "index as it grows; new strings their bytes as well. `csrc/NOTES.md`, The index.",
     "snapshot-pause": "Gathering reads a cache line or two of each changed row; sorting them by "

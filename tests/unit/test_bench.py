@@ -73,6 +73,7 @@ def test_every_question_is_answered(tmp_path: Path) -> None:
     }
     for question in questions(tmp_path):
         assert f"\n{question}  " in table
+    pytest.importorskip("matplotlib")
     # The report of these alone: what nobody has asked is named, and so is what was not installed.
     assert report_main(["--runs", str(tmp_path), "--into", str(tmp_path)]) == 0
     report = (tmp_path / "REPORT.md").read_text("utf-8")
@@ -152,13 +153,13 @@ def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
         results.read(tmp_path)
 
 
-def ask(folder: Path, error: Exception | None, scale: str = "short") -> Answer:
+def ask(folder: Path, error: BaseException | None, scale: str = "short") -> Answer:
     try:
         with results.asked("count", SCALES[scale], folder) as found:
             if error:
                 raise error
             found.rows.append(row("a", 1.0, "ms"))
-    except RuntimeError:
+    except (RuntimeError, KeyboardInterrupt):
         pass
     return results.read(folder)["count"]
 
@@ -170,6 +171,7 @@ def test_a_failure_is_stored_and_replaces_no_answer(
     assert ask(tmp_path, RuntimeError("lost")).error == "RuntimeError: lost"
     assert ask(tmp_path, None).error == ""
     assert ask(tmp_path, RuntimeError("lost")).error == ""
+    assert ask(tmp_path, KeyboardInterrupt()).rows
     assert ask(tmp_path, RuntimeError("lost"), "smoke").error == "RuntimeError: lost"
 
 
@@ -257,6 +259,23 @@ def test_what_is_committed_is_what_the_answers_give(capsys: pytest.CaptureFixtur
     # All tables are cited somewhere, and none by hand.
     marks = [cited.MARKED.findall((ROOT / name).read_text("utf-8")) for name in cited.FILES]
     assert sorted(name for found in marks for name, _ in found) == sorted(cited.TABLES)
+
+
+def test_what_differs_from_the_answers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, into = tmp_path / "runs", tmp_path / "into"
+    into.mkdir()
+    results.write(answer("writes", row("a", 1.0, "ms")), runs)
+    command = ["--check", "--runs", str(runs), "--into", str(into)]
+    assert report_main(command) == 1
+    (into / "REPORT.md").write_text(text.report(results.read(runs)), "utf-8")
+    assert report_main(command) == 0
+    results.write(answer("stores", row("a", 1.0, "ms")), runs)
+    (into / "REPORT.md").write_text(text.report(results.read(runs)), "utf-8")
+    capsys.readouterr()
+    assert report_main(command) == 1
+    assert "what the answers give: report/plots/stores.svg; run" in capsys.readouterr().out
 
 
 # -- other engines
