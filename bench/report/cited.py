@@ -27,10 +27,13 @@ UNKNOWN = "not measured yet"
 
 
 def short(value: float) -> str:
-    """Two significant digits, or all before the point."""
-    if abs(value) >= 1_000:
-        return f"{value:,.0f}".replace(",", " ")
-    return f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.2g}"
+    """Two significant digits; of three digits before the point all, and three of more."""
+    size = abs(value)
+    if size >= 1_000:
+        return f"{float(f'{value:.3g}'):,.0f}".replace(",", " ")
+    if size >= 9.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 0.995 or not value else f"{value:.2g}"
 
 
 def listed(texts: Iterable[str]) -> str:
@@ -67,11 +70,11 @@ class Figures:
         found = [row.figure for pattern in patterns for row in self.rows(question, pattern)]
         return listed([short(one.median * times) for one in found]) if found else UNKNOWN
 
-    def span(self, question: str, pattern: str, *, ratios: bool = False) -> str:
+    def span(self, question: str, pattern: str, *, ratios: bool = False, times: float = 1) -> str:
         """The least and the most of several figures or ratios, such as ``18 to 25``."""
         rows = self.rows(question, pattern)
         found = [row.ratio if ratios else row.figure for row in rows]
-        medians = sorted(one.median for one in found if one is not None)
+        medians = sorted(one.median * times for one in found if one is not None)
         if not medians:
             return UNKNOWN
         ends = [short(one) + ("x" if ratios else "") for one in (medians[0], medians[-1])]
@@ -145,8 +148,8 @@ def on_spark(f: Figures) -> Lines:
         ),
         (
             f"an epoch that changes {f.size('spark-state-size', 'grown_rows')} keys, while the "
-            "state grows twentyfold",
-            f"{f.span('spark-state-size', '*', ratios=True)} of the time at {millions(f)} M keys",
+            f"state grows from {grown(f, 'spark-state-size')} keys",
+            f"{f.span('spark-state-size', '*', ratios=True)} of the time at the smallest",
         ),
         (
             "one core and two",
@@ -156,22 +159,23 @@ def on_spark(f: Figures) -> Lines:
     ]
 
 
-def millions(f: Figures) -> str:
-    """The smallest state that grows, in millions of keys."""
-    rows = f.rows("spark-state-size", "*")
-    return f"{(rows[0].size or 0) / 1e6:g}" if rows else "?"
+def grown(f: Figures, question: str) -> str:
+    """Between which sizes a state grows, such as ``1 M to 20 M``."""
+    sizes = [row.size for row in f.rows(question, "*") if row.size]
+    return f"{sizes[0] / 1e6:g} M to {sizes[-1] / 1e6:g} M" if sizes else "few to many"
 
 
 def elsewhere(f: Figures) -> Lines:
-    """The guide's table of other engines."""
-    lines = [
-        (version_of(f, "others", name), f"{f.x('others', f'*: {name}*')}, a function by row")
-        for name in ("Bytewax", "Pathway")
+    """The guide's table of other stores and engines."""
+    engines = [
+        ("others", "Bytewax", "a function by row"),
+        ("others", "Pathway", "a function by row; Pathway's is an engine of batches in Rust"),
+        ("flink", "Flink SQL, hashmap", "`aggregate` on Spark"),
+        ("flink", "Flink SQL, RocksDB", "`aggregate` on Spark"),
     ]
-    lines[1:] = [(lines[1][0], lines[1][1] + "; Pathway's is an engine of batches in Rust")]
-    lines += [
-        (version_of(f, "flink", name), f"{f.x('flink', f'*: {name}*')}, `aggregate` on Spark")
-        for name in ("Flink SQL, hashmap", "Flink SQL, RocksDB")
+    lines = [
+        (version_of(f, question, name), f"{f.x(question, f'*: {name}*')}, {how}")
+        for question, name, how in engines
     ]
     lines += [
         (f"{name}, a key at a time, 1 M keys", f.x("stores", f"*, 1,000,000 keys: {name}*"))
@@ -240,7 +244,7 @@ def of_python(f: Figures) -> str:
 
 def of_windows(f: Figures) -> Lines:
     """The guide's table of windows and rankings, in millions of rows per second."""
-    known = f.span("rows", "deduplicate*known keys*")
+    millions = 1e-6
     return [
         (
             "tumbling windows, count and sum, ten rows to each of a million windows",
@@ -258,9 +262,9 @@ def of_windows(f: Figures) -> Lines:
             f"{f.value('windows', 'sessions*: pystate')}; DuckDB "
             f"{f.value('windows', 'sessions*: DuckDB*')}",
         ),
-        ("`deduplicate`, known keys", known),
-        ("`deduplicate`, new keys", f.span("rows", "deduplicate*new keys*")),
-        ("`top(5)` of a million keys", f.span("rows", "top 5*")),
+        ("`deduplicate`, known keys", f.span("rows", "deduplicate*known keys*", times=millions)),
+        ("`deduplicate`, new keys", f.span("rows", "deduplicate*new keys*", times=millions)),
+        ("`top(5)` of a million keys", f.span("rows", "top 5*", times=millions)),
     ]
 
 
@@ -290,7 +294,8 @@ def of_checkpoints(f: Figures) -> Lines:
         ),
         (
             "an epoch of a store that changes "
-            f"{f.size('state-size', 'grown_rows')} keys, while the state grows twentyfold",
+            f"{f.size('state-size', 'grown_rows')} keys, while the state grows from "
+            f"{grown(f, 'state-size')} keys",
             f"{f.span('state-size', '*', ratios=True)} of the time at the smallest",
         ),
         ("size of a delta, against the keys and columns that changed", f.span(

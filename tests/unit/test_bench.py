@@ -248,7 +248,16 @@ def test_a_cited_table_is_replaced_and_the_text_around_it_stays() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.926, "0.93"), (7.94, "7.9"), (9.96, "10"), (17.4, "17"), (219_300.0, "219 300"), (3, "3")],
+    [
+        (0.926, "0.93"),
+        (0.998, "1.0"),
+        (2, "2.0"),
+        (7.94, "7.9"),
+        (9.96, "10"),
+        (182.4, "182"),
+        (219_273.0, "219 000"),
+        (-17.4, "-17"),
+    ],
 )
 def test_cited_figures_have_two_digits(value: float, shown: str) -> None:
     assert cited.short(value) == shown
