@@ -124,7 +124,7 @@ SCALES = {
             other_rows=300_000,
             other_keys=60_000,
             other_rounds=3,
-            flink_rows=6_000_000,
+            flink_rows=4_000_000,
         ),
         Scale(
             name="large",

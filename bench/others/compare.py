@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PEERS = ROOT / ".venv-peers"
 FLINK = ROOT / ".venv-flink"
-FILES = 12
+FILES = 8
 FILES_AT_ONCE = 4
 """Files of an epoch of pystate's; Flink reads on and on."""
 LIMIT_SECONDS = 1_200

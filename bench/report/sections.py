@@ -106,7 +106,7 @@ SECTIONS = (
         "Bytewax and Pathway count the rows of a file in one process each, as pystate does without "
         "Spark; all of them store their state on disk. Flink SQL runs in a local cluster with two "
         "slots and a checkpoint each second and throws its counts away; pystate runs on Spark with "
-        "two cores, a checkpoint for each third of the rows, and writes its counts to Parquet. "
+        "two cores, a checkpoint for each half of the rows, and writes its counts to Parquet. "
         "Both read the same CSV files, and both start cold: neither the session nor the cluster is "
         "in the time, but all that warms up afterwards is. Counts are compared with numpy's.",
         ("others", "flink"),
