@@ -133,8 +133,9 @@ SECTIONS = (
     ),
     Section(
         "Time of a batch against the size of state",
-        "An epoch that changes as many rows while the state grows: a store in one process, with "
-        "its files written and published, and a job on Spark, with its output.",
+        "An epoch that changes as many rows while the state grows, by turns with one of a state "
+        "that stays as it began: a store in one process, with its files written and published, and "
+        "a job on Spark, with its output.",
         ("state-size", "spark-state-size"),
         (
             Plot(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import results
+from bench import results, state_size
 from bench.measure import SCALES, Row, Spread, met
 from bench.others import compare
 from bench.report import cited, text
@@ -285,6 +285,42 @@ def test_what_differs_from_the_answers_is_named(
     capsys.readouterr()
     assert report_main(command) == 1
     assert "what the answers give: report/plots/stores.svg; run" in capsys.readouterr().out
+
+
+# -- workloads
+
+
+def test_a_state_that_grows_has_each_key_and_changes_as_many() -> None:
+    scale = dataclasses.replace(SCALES["smoke"], grown_keys=(1_000, 2_500), grown_rows=100)
+    there: dict[str, set[int]] = {"small": set(), "grown": set()}
+    timed: dict[str, list[tuple[int, int]]] = {"small": [], "grown": []}
+
+    def epochs(name: str) -> Any:
+        def epoch(n_keys: int, rows: int, first: int, step: int) -> float:
+            keys = {(i * step + first) % n_keys for i in range(rows)}
+            assert len(keys) == rows
+            if step == state_size.STEP:
+                assert keys <= there[name]
+                timed[name].append((n_keys, rows))
+            there[name] |= keys
+            return float(n_keys)
+
+        return epoch
+
+    found = state_size.compared(scale, {name: epochs(name) for name in there}, 1)
+    assert there == {"small": {*range(1_000)}, "grown": {*range(2_500)}}
+    assert {*timed["small"]} == {(1_000, 100)}
+    assert {*timed["grown"]} == {(1_000, 100), (2_500, 100)}
+    assert found[2_500] == {
+        "small": [1_000.0] * state_size.EPOCHS,
+        "grown": [2_500.0] * state_size.EPOCHS,
+    }
+    assert [
+        row.ratio and row.ratio.median for row in state_size.rows_of("q", "w", scale, found)
+    ] == [
+        None,
+        2.5,
+    ]
 
 
 # -- other engines
