@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 JOB_ROUNDS = 2
 """Sessions for each number of cores, by turns."""
+JOB_BATCHES = 3
+"""Timed batches of a session, at most."""
 
 
 def core_counts() -> list[int]:
@@ -140,7 +142,7 @@ def on_cores(n: int, scale: Scale) -> dict[str, list[float]]:
                 name: start(spark_jobs.source(spark, folders[name]), scale, folders[name])
                 for name, start in starts.items()
             }
-            for turn in range(spark_jobs.WARM_UP + scale.spark_batches):
+            for turn in range(spark_jobs.WARM_UP + min(scale.spark_batches, JOB_BATCHES)):
                 spark_jobs.write_input(spark, scale, root / str(turn))
                 for name, query in queries.items():
                     spark_jobs.hand_over(root / str(turn), folders[name])
