@@ -149,7 +149,7 @@ def on_spark(f: Figures) -> Lines:
         (
             f"an epoch that changes {f.size('spark-state-size', 'grown_rows')} keys, while the "
             f"state grows from {grown(f, 'spark-state-size')} keys",
-            f"{f.span('spark-state-size', '*', ratios=True)} of that of one that does not",
+            f"{f.span('spark-state-size', '*', ratios=True)} the time of one that does not grow",
         ),
         (
             "one core and two",
@@ -296,7 +296,7 @@ def of_checkpoints(f: Figures) -> Lines:
             "an epoch of a store that changes "
             f"{f.size('state-size', 'grown_rows')} keys, while the state grows from "
             f"{grown(f, 'state-size')} keys",
-            f"{f.span('state-size', '*', ratios=True)} of that of one that does not",
+            f"{f.span('state-size', '*', ratios=True)} the time of one that does not grow",
         ),
         ("size of a delta, against the keys and columns that changed", f.span(
             "delta-size", "*", ratios=True)),
