@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test wheel bench bench-spark docs lint clean build java test-c sanitize sanitize-python
+.PHONY: help demo test wheel bench bench-spark bench-peers bench-report docs lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -39,6 +39,21 @@ bench: build ## ratios against a Python dict and friends, as one table
 bench-spark: java build ## the same job with pystate, without state, and with Spark's own state
 	@$(PY) -m bench --spark $(BENCH)
 
+# What pystate is compared with: two stores beside it, and engines that need other versions of its
+# packages, in environments of their own.
+bench-peers: build $(VENV)-peers/.installed $(VENV)-flink/.installed ## installs LMDB, rocksdict, Bytewax, Pathway and Flink
+	@$(PY) -m pip install -q "lmdb>=1.4" "rocksdict>=0.3"
+
+$(VENV)-peers/.installed: PEERS := "bytewax==0.21.*" "pathway==0.33.*" numpy
+$(VENV)-flink/.installed: PEERS := "apache-flink==2.3.*"
+$(VENV)-peers/.installed $(VENV)-flink/.installed: | build
+	@$(PY) -m venv $(@D) && $(@D)/bin/python -m pip install -q $(PEERS) && touch $@
+
+# Half an hour. What bench/report/runs has already is not measured again, unless BENCH="--again" or
+# BENCH="--only count,spark-count" asks for it.
+bench-report: java build ## measure what bench/REPORT.md lacks, and write it, its plots and the guide's tables
+	@$(PY) -m bench --report $(BENCH); failed=$$?; $(PY) -m bench.report && exit $$failed
+
 docs: build ## the guide and the reference as web pages in build/docs; a warning is an error
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
@@ -59,7 +74,7 @@ lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
 
 clean: ## remove the environment and everything that was built or written by a tool
 	@[ ! -f csrc/tests/Makefile ] || $(MAKE) -s -C csrc/tests clean
-	@rm -rf $(VENV) build dist *.egg-info pystate/_core/*.c pystate/_core/*.so bench/results \
+	@rm -rf $(VENV) $(VENV)-peers $(VENV)-flink build dist *.egg-info pystate/_core/*.c pystate/_core/*.so bench/results \
 	    .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	@find bench pystate tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -34,11 +35,22 @@ class Scale:
     timed_rows: int
     timed_keys: int
     timed_batches: int
+    pandas_batches: int
     spark_rows: int
     spark_keys: int
     spark_batches: int
     nexmark_events: int
     nexmark_chunk: int
+    store_keys: tuple[int, ...]
+    store_rows: int
+    grown_keys: tuple[int, ...]
+    grown_rows: int
+    small_rows: tuple[int, ...]
+    small_batches: int
+    other_rows: int
+    other_keys: int
+    other_rounds: int
+    flink_rows: int
 
 
 SCALES = {
@@ -62,11 +74,22 @@ SCALES = {
             timed_rows=400,
             timed_keys=100,
             timed_batches=1,
+            pandas_batches=1,
             spark_rows=4_000,
             spark_keys=1_000,
             spark_batches=1,
             nexmark_events=9_000,
             nexmark_chunk=3_000,
+            store_keys=(100, 1_000),
+            store_rows=500,
+            grown_keys=(1_000, 3_000),
+            grown_rows=200,
+            small_rows=(100,),
+            small_batches=2,
+            other_rows=2_000,
+            other_keys=100,
+            other_rounds=1,
+            flink_rows=2_000,
         ),
         Scale(
             name="short",
@@ -86,11 +109,22 @@ SCALES = {
             timed_rows=300_000,
             timed_keys=60_000,
             timed_batches=3,
+            pandas_batches=2,
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=5,
             nexmark_events=2_000_000,
             nexmark_chunk=400_000,
+            store_keys=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
+            store_rows=200_000,
+            grown_keys=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000),
+            grown_rows=100_000,
+            small_rows=(1_000, 10_000, 100_000),
+            small_batches=15,
+            other_rows=300_000,
+            other_keys=60_000,
+            other_rounds=3,
+            flink_rows=4_000_000,
         ),
         Scale(
             name="large",
@@ -107,14 +141,25 @@ SCALES = {
             elements=1_000_000,
             element_rows=1_000_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),
-            timed_rows=500_000,
-            timed_keys=100_000,
-            timed_batches=5,
+            timed_rows=1_200_000,
+            timed_keys=240_000,
+            timed_batches=3,
+            pandas_batches=3,
             spark_rows=2_000_000,
             spark_keys=1_000_000,
             spark_batches=9,
             nexmark_events=5_000_000,
             nexmark_chunk=1_000_000,
+            store_keys=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
+            store_rows=500_000,
+            grown_keys=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000),
+            grown_rows=100_000,
+            small_rows=(1_000, 10_000, 100_000),
+            small_batches=30,
+            other_rows=1_000_000,
+            other_keys=200_000,
+            other_rounds=5,
+            flink_rows=20_000_000,
         ),
     )
 }
@@ -158,6 +203,10 @@ class Timings:
         """`amount` per second."""
         return Spread.of([amount / taken for taken in self.seconds[name]])
 
+    def each(self, name: str, amount: float) -> Spread:
+        """Nanoseconds for each of `amount`."""
+        return Spread.of([taken / amount * 1e9 for taken in self.seconds[name]])
+
     def ratio(self, name: str, peer: str) -> Spread:
         """How many times as fast as the peer, round by round."""
         pairs = zip(self.seconds[peer], self.seconds[name], strict=True)
@@ -197,8 +246,9 @@ def by_turns(
 class Row:
     """One line of the table.
 
-    `figure` is the measured value in `unit`; `ratio` compares it with `peer`, if there is one;
-    `expected` is the goal of the question.
+    `figure` is the measured value in `unit`; `ratio` compares it with `peer`, if there is one.
+    `expected` is the goal, such as ``>= 25x`` of the ratio or ``<= 100 µs`` of the figure, which
+    `met` reads. A row with a `series` is a point of that curve in the report, at `size`.
     """
 
     question: str
@@ -209,6 +259,23 @@ class Row:
     ratio: Spread | None = None
     expected: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
+    series: str = ""
+    size: float | None = None
+
+
+GOAL = re.compile(r"(>=|<=) ([\d.,]+)(x?)")
+
+
+def met(row: Row) -> bool | None:
+    """Whether the median reaches the goal; None if the row has none that can be read."""
+    goal = GOAL.match(row.expected)
+    if goal is None:
+        return None
+    measured = row.ratio if goal[3] else row.figure
+    if measured is None:
+        return None
+    bound = float(goal[2].replace(",", ""))
+    return measured.median >= bound if goal[1] == ">=" else measured.median <= bound
 
 
 def number(value: float) -> str:
@@ -236,10 +303,16 @@ GOALS = {
     "snapshot-pause": "P4",
     "delta-size": "P5",
     "files": "P6",
+    "element-files": "P6",
     "attach": "P7",
     "memory": "P8",
     "spark-count": "P9",
+    "spark-skewed": "P9",
     "spark-function": "P10",
+    "spark-pandas": "P10",
+    "small-batches": "P11",
+    "state-size": "P12",
+    "spark-state-size": "P12",
 }
 
 

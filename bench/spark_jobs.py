@@ -43,11 +43,11 @@ WARM_UP = 3
 SKEW = 1.1
 """The exponent of skewed keys."""
 EXPECTED = {
-    "without state": ">= 0.7x (goal 0.9x)",
-    "Spark, in memory": "goal 4x",
-    "Spark, RocksDB": ">= 4x (goal 8x)",
+    "without state": ">= 0.92x",
+    "Spark, in memory": ">= 2.5x",
+    "Spark, RocksDB": ">= 6.5x",
 }
-EXPECTED_SKEWED = {"without state": "goal 2x"}
+EXPECTED_SKEWED = {"without state": ">= 2x"}
 PROVIDERS = {
     "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -55,11 +55,11 @@ PROVIDERS = {
 
 
 @contextlib.contextmanager
-def session(folder: Path) -> Iterator[SparkSession]:
-    """Two cores of this machine, quiet."""
+def session(folder: Path, cores: int = PARALLELISM) -> Iterator[SparkSession]:
+    """Some cores of this machine, quiet."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master(f"local[{PARALLELISM}]")
+        SparkSession.builder.master(f"local[{cores}]")
         .appName("pystate-bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

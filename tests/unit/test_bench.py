@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from bench import results, state_size
+from bench.measure import SCALES, Row, Spread, met
+from bench.others import compare
+from bench.report import cited, text
+from bench.report.__main__ import main as report_main
+from bench.report.sections import SECTIONS
+from bench.results import Answer
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,11 +41,14 @@ def run(*arguments: str) -> str:
 
 
 def questions(folder: Path) -> set[str]:
-    [file] = folder.glob("*.json")
-    rows = json.loads(file.read_text())["rows"]
-    for row in rows:
-        assert row["figure"]["low"] <= row["figure"]["median"] <= row["figure"]["high"], row
-    return {row["question"] for row in rows}
+    answers = results.read(folder)
+    for question, answer in answers.items():
+        assert answer.rows
+        assert answer.seconds > 0
+        for row in answer.rows:
+            assert row.question == question
+            assert row.figure.low <= row.figure.median <= row.figure.high, row
+    return set(answers)
 
 
 def test_every_question_is_answered(tmp_path: Path) -> None:
@@ -41,19 +56,33 @@ def test_every_question_is_answered(tmp_path: Path) -> None:
     assert questions(tmp_path) == {
         "count",
         "one-key",
+        "stores",
         "writes",
         "snapshot-pause",
         "delta-size",
         "files",
+        "element-files",
         "attach",
         "memory",
         "collections",
         "growth",
         "rows",
         "windows",
+        "state-size",
+        "scaling",
     }
     for question in questions(tmp_path):
         assert f"\n{question}  " in table
+    pytest.importorskip("matplotlib")
+    # The report of these alone: what nobody has asked is named, and so is what was not installed.
+    assert report_main(["--runs", str(tmp_path), "--into", str(tmp_path)]) == 0
+    report = (tmp_path / "REPORT.md").read_text("utf-8")
+    assert "`nexmark`: nobody has asked yet; `make bench-report` does" in report
+    has_peers = all(importlib.util.find_spec(name) for name in ("lmdb", "rocksdict"))
+    assert ("`stores`: " in report) != has_peers
+    for picture in re.findall(r"\]\((.*\.svg)\)", report):
+        assert (tmp_path / picture).stat().st_size < 100_000
+    assert report_main(["--check", "--runs", str(tmp_path), "--into", str(tmp_path)]) == 0
 
 
 def test_the_workloads_run_under_pytest_benchmark() -> None:
@@ -64,7 +93,17 @@ def test_the_workloads_run_under_pytest_benchmark() -> None:
 @pytest.mark.slow
 def test_the_jobs_on_spark(tmp_path: Path) -> None:
     run("bench", "--spark", "--output", str(tmp_path))
-    assert questions(tmp_path) == {"spark-count", "spark-function", "nexmark"}
+    assert questions(tmp_path) == {
+        "spark-count",
+        "spark-skewed",
+        "spark-windows",
+        "spark-function",
+        "spark-pandas",
+        "spark-scaling",
+        "small-batches",
+        "spark-state-size",
+        "nexmark",
+    }
 
 
 def test_an_unknown_question_is_refused() -> None:
@@ -76,3 +115,243 @@ def test_an_unknown_question_is_refused() -> None:
     )
     assert done.returncode == 2
     assert b"no such question: counts" in done.stderr
+
+
+# -- answers
+
+
+def answer(question: str, *rows: Row, scale: str = "short", **more: Any) -> Answer:
+    given = dataclasses.asdict(SCALES[scale])
+    machine = {"cpu": "one", "cores": 2, "memory_gib": 1.0, "system": "Linux"}
+    about: dict[str, Any] = {"time": "2026-01-01T00:00:00+00:00", "commit": "abc", **more}
+    return Answer(
+        question, scale=given, machine=machine, versions={"python": "3"}, rows=[*rows], **about
+    )
+
+
+def row(what: str, figure: float, unit: str, ratio: float | None = None, goal: str = "") -> Row:
+    times = None if ratio is None else Spread.of([ratio])
+    return Row("count", what, Spread.of([figure]), unit, "dict", times, goal)
+
+
+def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
+    given = answer("count", row("a", 1 / 3, "ms", 2.5, ">= 2x"), seconds=1.5, busy=(0.5, 0.25))
+    results.write(given, tmp_path)
+    [found] = results.read(tmp_path).values()
+    assert found.rows[0].figure.median == 0.333333
+    found.rows[0] = dataclasses.replace(found.rows[0], figure=given.rows[0].figure)
+    found.busy = tuple(found.busy)  # type: ignore[assignment]
+    for name in ("grown", "state_sizes"):
+        found.scale[name] = tuple(found.scale[name])
+    assert found.rows == given.rows
+    assert (found.seconds, found.busy, found.commit) == (1.5, (0.5, 0.25), "abc")
+
+
+def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "count.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"count\.json is no answer of this version's"):
+        results.read(tmp_path)
+
+
+def ask(folder: Path, error: BaseException | None, scale: str = "short") -> Answer:
+    try:
+        with results.asked("count", SCALES[scale], folder) as found:
+            if error:
+                raise error
+            found.rows.append(row("a", 1.0, "ms"))
+    except (RuntimeError, KeyboardInterrupt):
+        pass
+    return results.read(folder)["count"]
+
+
+def test_a_failure_is_stored_and_replaces_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PROBE_SECONDS", 0.01)
+    assert ask(tmp_path, RuntimeError("lost")).error == "RuntimeError: lost"
+    assert ask(tmp_path, None).error == ""
+    assert ask(tmp_path, RuntimeError("lost")).error == ""
+    assert ask(tmp_path, KeyboardInterrupt()).rows
+    assert ask(tmp_path, RuntimeError("lost"), "smoke").error == "RuntimeError: lost"
+
+
+@pytest.mark.parametrize(
+    ("goal", "figure", "ratio", "reached"),
+    [
+        (">= 2x", 0.0, 2.0, True),
+        (">= 2x", 9.0, 1.99, False),
+        ("<= 1.5x", 0.0, 1.6, False),
+        ("<= 1,000 ms", 999.0, 5_000.0, True),
+        (">= 500 MB/s, flat", 499.0, None, False),
+        (">= 2x", 9.0, None, None),
+        ("flat", 9.0, None, None),
+        ("", 9.0, 2.0, None),
+    ],
+)
+def test_a_goal_is_one_of_the_ratio_or_of_the_figure(
+    goal: str, figure: float, ratio: float | None, reached: bool | None
+) -> None:
+    assert met(row("a", figure, "ms", ratio, goal)) is reached
+
+
+# -- the report
+
+
+def test_the_report_says_what_was_missed_what_is_missing_and_what_is_in_doubt() -> None:
+    given = answer(
+        "count",
+        row("slow", 1.0, "M rows/s", 1.5, ">= 2x"),
+        row("fast", 1.0, "M rows/s", 2.5, ">= 2x"),
+        busy=(0.1, 0.4),
+    )
+    absent = answer("flink", error=".venv-flink is missing: `make bench-peers` makes it")
+    report = text.report({"count": given, "flink": absent})
+    assert "1 of 2 are reached. These are not:" in report
+    assert "| P1 | slow | >= 2x | 1.5x |" in report
+    assert "| slow | 1 M rows/s | 1.5x | dict | >= 2x, **missed** |" in report
+    assert "| fast | 1 M rows/s | 2.5x | dict | >= 2x, reached |" in report
+    assert "| 10%, 40% | in doubt: the machine was in use |" in report
+    assert "- `flink`: .venv-flink is missing: `make bench-peers` makes it" in report
+    assert "- `others`: nobody has asked yet" in report
+
+
+def test_each_question_of_the_command_is_in_the_report_once() -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("duckdb")
+    from bench.__main__ import everything
+
+    assert sorted(text.asked()) == sorted(everything())
+    names = [plot.name for section in SECTIONS for plot in section.plots]
+    assert len(names) == len(set(names))
+
+
+def test_what_is_not_measured_is_cited_as_such() -> None:
+    for name, make in cited.TABLES.items():
+        assert cited.UNKNOWN in make(cited.Figures({})), name
+
+
+def test_a_cited_table_is_replaced_and_the_text_around_it_stays() -> None:
+    rows = [
+        row(f"count, {keys} keys: pystate, seal timed", 60.0, "M rows/s", ratio)
+        for keys, ratio in (("1,000,000", 17.44), ("10,000,000", 9.97))
+    ]
+    given = "before\n<!-- figures: costs -->\nstale\n<!-- end of figures -->\nafter\n"
+    found = cited.cited(given, {"count": answer("count", *rows)})
+    assert "| 17x and 10x a loop over a Python dict |" in found
+    assert "stale" not in found
+    assert found.startswith("before\n<!-- figures: costs -->\n")
+    assert found.endswith("<!-- end of figures -->\nafter\n")
+    assert cited.cited(found, {"count": answer("count", *rows)}) == found
+    with pytest.raises(ValueError, match="no such table: cost "):
+        cited.cited(given.replace("costs", "cost"), {})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.926, "0.93"),
+        (0.998, "1.0"),
+        (2, "2.0"),
+        (7.94, "7.9"),
+        (9.96, "10"),
+        (182.4, "182"),
+        (219_273.0, "219 000"),
+        (-17.4, "-17"),
+    ],
+)
+def test_cited_figures_have_two_digits(value: float, shown: str) -> None:
+    assert cited.short(value) == shown
+
+
+def test_what_is_committed_is_what_the_answers_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main(["--check"]) == 0, capsys.readouterr().out
+    # All tables are cited somewhere, and none by hand.
+    marks = [cited.MARKED.findall((ROOT / name).read_text("utf-8")) for name in cited.FILES]
+    assert sorted(name for found in marks for name, _ in found) == sorted(cited.TABLES)
+
+
+def test_what_differs_from_the_answers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, into = tmp_path / "runs", tmp_path / "into"
+    into.mkdir()
+    results.write(answer("writes", row("a", 1.0, "ms")), runs)
+    command = ["--check", "--runs", str(runs), "--into", str(into)]
+    assert report_main(command) == 1
+    (into / "REPORT.md").write_text(text.report(results.read(runs)), "utf-8")
+    assert report_main(command) == 0
+    results.write(answer("stores", row("a", 1.0, "ms")), runs)
+    (into / "REPORT.md").write_text(text.report(results.read(runs)), "utf-8")
+    capsys.readouterr()
+    assert report_main(command) == 1
+    assert "what the answers give: report/plots/stores.svg; run" in capsys.readouterr().out
+
+
+# -- workloads
+
+
+def test_a_state_that_grows_has_each_key_and_changes_as_many() -> None:
+    scale = dataclasses.replace(SCALES["smoke"], grown_keys=(1_000, 2_500), grown_rows=100)
+    there: dict[str, set[int]] = {"small": set(), "grown": set()}
+    timed: dict[str, list[tuple[int, int]]] = {"small": [], "grown": []}
+
+    def epochs(name: str) -> Any:
+        def epoch(n_keys: int, rows: int, first: int, step: int) -> float:
+            keys = {(i * step + first) % n_keys for i in range(rows)}
+            assert len(keys) == rows
+            if step == state_size.STEP:
+                assert keys <= there[name]
+                timed[name].append((n_keys, rows))
+            there[name] |= keys
+            return float(n_keys)
+
+        return epoch
+
+    found = state_size.compared(scale, {name: epochs(name) for name in there}, 1)
+    assert there == {"small": {*range(1_000)}, "grown": {*range(2_500)}}
+    assert {*timed["small"]} == {(1_000, 100)}
+    assert {*timed["grown"]} == {(1_000, 100), (2_500, 100)}
+    assert found[2_500] == {
+        "small": [1_000.0] * state_size.EPOCHS,
+        "grown": [2_500.0] * state_size.EPOCHS,
+    }
+    assert [
+        row.ratio and row.ratio.median for row in state_size.rows_of("q", "w", scale, found)
+    ] == [
+        None,
+        2.5,
+    ]
+
+
+# -- other engines
+
+
+def test_what_others_count_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.array([5, 5, 1, 5])
+    assert compare.due(keys) == {"keys": 2, "rows": 4, "squares": 10}
+    said = {"seconds": 2.0, "version": "1.0", "keys": 2, "rows": 4, "squares": 10}
+    program = {"us": ("python", "a.py", ()), "Other": ("python", "b.py", ())}
+    monkeypatch.setattr(compare, "run", lambda *given: said)
+    found = compare.compared("others", program, 2, keys, tmp_path)
+    assert [row.what for row in found] == [
+        "count, 4 rows, 2 keys: us 1.0",
+        "count, 4 rows, 2 keys: Other 1.0",
+    ]
+    assert found[1].ratio == Spread(1.0, 1.0, 1.0)
+    said["squares"] = 9
+    with pytest.raises(AssertionError, match="us counted"):
+        compare.compared("others", program, 1, keys, tmp_path)
+
+
+def test_an_environment_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(results.NotInstalledError, match=r"none is missing: `make bench-peers`"):
+        compare.python_of(tmp_path / "none")
+
+
+def test_the_counting_programs_of_this_package_count_right(tmp_path: Path) -> None:
+    keys = np.random.default_rng(1).integers(0, 50, 1_000)
+    np.save(tmp_path / "rows.npy", keys)
+    for how in ("row", "batch"):
+        program = (sys.executable, "pystate_job.py", (how,))
+        found = compare.run(program, str(tmp_path / "rows.npy"), str(tmp_path / how))
+        assert {name: found[name] for name in compare.due(keys)} == compare.due(keys)

@@ -1,0 +1,262 @@
+"""What the report shows, in its order: questions, plots, and why a goal was not reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PEERS = "`make bench-peers`"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture of some rows.
+
+    `lines` draws figures over the size of each series, `ratios` the ratios over it, and `bars` the
+    figure of each row. With `labels` a row is named by what follows the last such text.
+    """
+
+    name: str
+    title: str
+    kind: Literal["lines", "ratios", "bars"]
+    questions: tuple[str, ...]
+    x: str = ""
+    y: str = ""
+    only: str = "*"
+    log_y: bool = True
+    labels: str = ": "
+
+
+@dataclass(frozen=True)
+class Section:
+    """Questions that belong together."""
+
+    title: str
+    text: str
+    questions: tuple[str, ...]
+    plots: tuple[Plot, ...] = ()
+
+
+#: What a question compares with that may not be installed: how its series or row is named.
+OPTIONAL = {"stores": ("LMDB", "RocksDB (rocksdict)")}
+
+SECTIONS = (
+    Section(
+        "A Python dict, numpy, LMDB and RocksDB, by the number of keys",
+        "Each reads and updates a count per key, in one process and on one core; all keys are "
+        "there. numpy's dense array has no keys and hashes nothing: it is the limit. LMDB commits "
+        "a transaction for each round, RocksDB writes no log, neither waits for the disk; pystate "
+        "seals an epoch for each round.",
+        ("stores", "count", "one-key"),
+        (
+            Plot(
+                "stores",
+                "Reading and updating a count",
+                "lines",
+                ("stores",),
+                "keys",
+                "ns per row",
+            ),
+        ),
+    ),
+    Section(
+        "Spark: the same job without state, with pystate, and with Spark's own state",
+        "All run in one session over the same stream, by turns, batch by batch, with the same "
+        "shuffle and sink, and checkpoints that are synced. The job without state passes as many "
+        "rows through a Python worker as the others write. Outputs are compared.",
+        ("spark-count", "spark-skewed", "spark-windows"),
+        (
+            Plot(
+                "spark-count",
+                "A count per key on Spark, uniform keys",
+                "bars",
+                ("spark-count",),
+                x="M rows/s",
+            ),
+            Plot(
+                "spark-skewed",
+                "A count per key on Spark, skewed keys",
+                "bars",
+                ("spark-skewed",),
+                x="M rows/s",
+            ),
+        ),
+    ),
+    Section(
+        "Spark: functions in Python",
+        "A function of one row with a value, a map and timers against `transformWithState`, and a "
+        "count in frames of pandas against `transformWithStateInPandas` and "
+        "`applyInPandasWithState`; their processors also run unchanged in a job. Spark's state is "
+        "in RocksDB. Outputs are compared row by row.",
+        ("spark-function", "spark-pandas"),
+        (
+            Plot(
+                "spark-function",
+                "A value, a map and timers, row by row",
+                "bars",
+                ("spark-function",),
+                x="k rows/s",
+                only="value*",
+            ),
+            Plot("spark-pandas", "A count by frames", "bars", ("spark-pandas",), x="k rows/s"),
+        ),
+    ),
+    Section(
+        "Other engines: Bytewax, Pathway and Flink",
+        "Bytewax and Pathway count the rows of a file in one process each, as pystate does without "
+        "Spark; all of them store their state on disk. Flink SQL runs in a local cluster with two "
+        "slots and a checkpoint each second and throws its counts away; pystate runs on Spark with "
+        "two cores, a checkpoint for each half of the rows, and writes its counts to Parquet. "
+        "Both read the same CSV files, and both start cold: neither the session nor the cluster is "
+        "in the time, but all that warms up afterwards is. Counts are compared with numpy's.",
+        ("others", "flink"),
+        (
+            Plot("others", "One process", "bars", ("others",), x="k rows/s"),
+            Plot("flink", "Two cores, cold", "bars", ("flink",), x="k rows/s"),
+        ),
+    ),
+    Section(
+        "Pause against the size of state",
+        "How long `snapshot()` holds the caller up, by the number of keys and by the number of "
+        "rows that changed since the last one. Writing the files follows in the background.",
+        ("snapshot-pause",),
+        (
+            Plot(
+                "pause",
+                "Pause of a snapshot",
+                "lines",
+                ("snapshot-pause",),
+                "keys, or rows changed",
+                "µs",
+            ),
+        ),
+    ),
+    Section(
+        "Time of a batch against the size of state",
+        "An epoch that changes as many rows while the state grows, by turns with one of a state "
+        "that stays as it began: a store in one process, with its files written and published, and "
+        "a job on Spark, with its output.",
+        ("state-size", "spark-state-size"),
+        (
+            Plot(
+                "state-size",
+                "An epoch while the state grows",
+                "lines",
+                ("state-size", "spark-state-size"),
+                "keys",
+                "ms per epoch",
+            ),
+        ),
+    ),
+    Section(
+        "Small batches",
+        "What an epoch costs beyond the same job without state. Both run by turns in one session; "
+        "the difference is that of the same batch.",
+        ("small-batches",),
+        (
+            Plot(
+                "small-batches",
+                "A batch on Spark by its rows",
+                "lines",
+                ("small-batches",),
+                "rows in a batch",
+                "ms",
+                log_y=False,
+            ),
+        ),
+    ),
+    Section(
+        "More cores",
+        "Threads with a table each in one process, and the count on Spark in processes that may "
+        "use only so many cores, driver and JVM among them.",
+        ("scaling", "spark-scaling"),
+        (
+            Plot(
+                "scaling",
+                "Speed against one core",
+                "ratios",
+                ("scaling", "spark-scaling"),
+                "cores",
+                "times as fast",
+                log_y=False,
+            ),
+        ),
+    ),
+    Section(
+        "Nexmark",
+        "Queries over an auction house, with pystate and with Spark's own operators, by elapsed "
+        "time; one run each. All results are compared with DuckDB's.",
+        ("nexmark",),
+        (
+            Plot(
+                "nexmark-rocksdb",
+                "Nexmark: pystate / Spark with RocksDB",
+                "ratios",
+                ("nexmark",),
+                x="times as fast",
+                only="*Spark, RocksDB*",
+            ),
+            Plot(
+                "nexmark-memory",
+                "Nexmark: pystate / Spark with its state in memory",
+                "ratios",
+                ("nexmark",),
+                x="times as fast",
+                only="*Spark, in memory*",
+            ),
+        ),
+    ),
+    Section(
+        "Inserts, strings, deletes, collections and timers",
+        "In one process, on one core, against Python's own containers or the count of P1.",
+        ("writes", "collections", "growth"),
+    ),
+    Section(
+        "Windows, duplicates and rankings",
+        "In one process, on one core, with each epoch sealed. DuckDB has all rows at once, and one "
+        "thread.",
+        ("windows", "rows"),
+    ),
+    Section(
+        "Files, shared tables and memory",
+        "Processor time of one core for files; raw bytes are those before compression.",
+        ("files", "element-files", "delta-size", "attach", "memory"),
+    ),
+)
+
+#: The limit that a question meets where it falls short of a goal, and what was tried.
+SHORT = {
+    "count": "What is left of a row's time is memory: two random lines and a quarter, and the undo "
+    "record. All of them are prefetched; a row without a branch on its first touch was rejected. "
+    "`csrc/NOTES.md`, Batches.",
+    "writes": "A new key costs an entry and a row that are not in any cache, and rebuilds of the "
+    "index as it grows; new strings their bytes as well. `csrc/NOTES.md`, The index.",
+    "snapshot-pause": "Gathering reads a cache line or two of each changed row; sorting them by "
+    "key group and hash is what makes files mergeable. `csrc/NOTES.md`, Sealing.",
+    "files": "LZ4 takes two fifths of writing; restoring waits for memory that is touched for "
+    "the first time. `csrc/NOTES.md`, Sealing and Loading.",
+    "element-files": "Restoring builds each key's map or list anew. `csrc/NOTES.md`, Loading.",
+    "memory": "An index that is at most four fifths full and rows of two versions. Arrays of "
+    "powers of two would take 8 to 17 bytes more at worst. `csrc/NOTES.md`, The index.",
+    "collections": "What is read or fired one at a time becomes a Python object through a call "
+    "each; a Python container hands out an object that it has.",
+    "growth": "A random element of a million is not in the cache, in any container: Python's own "
+    "is shown beside it.",
+    "spark-count": "The job without state is the limit: reading, shuffling and writing take the "
+    "same in both, and it is itself only so much faster than Spark's own count.",
+    "spark-skewed": "Combined rows save the shuffle, but the scan and the partial counts stay; "
+    "Spark's own count combines, too.",
+    "spark-windows": "Reading, shuffling and writing take most of a batch in both.",
+    "spark-function": "Half of a batch of this size is the job's fixed cost; larger batches have "
+    "larger ratios. The processor of Spark's kind makes Spark's rows and tuples for each call.",
+    "spark-pandas": "A batch of this size is little more than the fixed cost of an epoch for a "
+    "function by row, so that the ratio grows with the batch.",
+    "small-batches": "What is left is py4j, building plans, and syncing files; "
+    "`docs/performance.md`, Where the time goes.",
+    "state-size": "More state has more cache and TLB misses per changed row.",
+    "spark-state-size": "More state has more cache and TLB misses per changed row.",
+    "stores": "",
+    "windows": "A row of a sliding window is added to one slice; what is emitted grows with the "
+    "number of windows. `csrc/NOTES.md`, Batches.",
+    "nexmark": "Batches of this size are mostly fixed cost, reading and writing, in both.",
+}

@@ -1,0 +1,165 @@
+"""The report's Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.measure import GOALS, met, spread
+from bench.report.sections import OPTIONAL, PEERS, SECTIONS, SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from bench.measure import Row
+    from bench.report.sections import Section
+    from bench.results import Answer
+
+    Answers = Mapping[str, Answer]
+
+BUSY = 0.15
+"""The share of all cores in others' use above which figures are said to be doubtful."""
+BEGINNING = """# Report
+
+`make bench-report` writes this file, its plots and the figures in README and the guide from the
+answers in `bench/report/runs`; nothing here is written by hand. A figure is the median of its
+rounds, with the smallest and the largest in brackets. A ratio is that of two works which ran by
+turns in one process or session, round by round: above 1 the first is faster. Goals are those that
+the project has set itself, whether they are reached or not; P13, a change of parallelism, is not in
+here: `python -m bench.rescales` prints it."""
+
+
+def report(answers: Answers) -> str:
+    """All of it."""
+    parts = [BEGINNING, conditions(answers), shortcomings(answers)]
+    parts += [section_text(section, answers) for section in SECTIONS]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in rows)
+
+
+def asked() -> list[str]:
+    """All questions, in the report's order."""
+    return [question for section in SECTIONS for question in section.questions]
+
+
+def conditions(answers: Answers) -> str:
+    """Where, when and with what it was measured."""
+    machines: dict[str, list[str]] = {}
+    for question in asked():
+        if (answer := answers.get(question)) and not answer.error:
+            about = answer.machine
+            versions = ", ".join(f"{name} {version}" for name, version in answer.versions.items())
+            text = (
+                f"{about['cpu']}, of which {about['cores']} were used, {about['memory_gib']} GiB, "
+                f"{about['system']}; {versions}"
+            )
+            machines.setdefault(text, []).append(question)
+    lines = ["## Conditions", ""]
+    for text, questions in machines.items():
+        which = "" if len(machines) == 1 else f" ({', '.join(questions)})"
+        lines.append(f"- {text}{which}")
+    rows = [
+        (
+            f"`{question}`",
+            answer.time.replace("+00:00", "Z"),
+            answer.commit,
+            answer.scale["name"],
+            f"{answer.seconds:.0f} s",
+            f"{answer.busy[0]:.0%}, {answer.busy[1]:.0%}",
+            "in doubt: the machine was in use" if max(answer.busy) > BUSY else "",
+        )
+        for question in asked()
+        if (answer := answers.get(question)) and not answer.error
+    ]
+    head = ("question", "when", "commit", "scale", "took", "cores busy before, after", "")
+    lines += ["", table(head, rows)]
+    if absent := [f"- {text}" for question in asked() if (text := missing(question, answers))]:
+        lines += ["", "Not measured:", "", *absent]
+    return "\n".join(lines)
+
+
+def missing(question: str, answers: Answers) -> str:
+    """What there is no answer to, and how to get one; empty if nothing is missing."""
+    answer = answers.get(question)
+    if answer is None:
+        return f"`{question}`: nobody has asked yet; `make bench-report` does"
+    if answer.error:
+        return f"`{question}`: {answer.error}"
+    names = [name for name in OPTIONAL.get(question, ()) if not has(answer, name)]
+    return f"`{question}`: {', '.join(names)}; {PEERS} installs it" if names else ""
+
+
+def has(answer: Answer, name: str) -> bool:
+    """Whether an answer has a curve of this name."""
+    return any(row.series == name for row in answer.rows)
+
+
+def goal_of(row: Row) -> str:
+    """The goal with its verdict."""
+    verdict = {True: ", reached", False: ", **missed**", None: ""}[met(row)]
+    return row.expected + verdict
+
+
+def shortcomings(answers: Answers) -> str:
+    """How many goals were reached, and those that were not, with their reasons."""
+    rows = [
+        (question, row)
+        for question in asked()
+        if (answer := answers.get(question)) and not answer.error
+        for row in answer.rows
+        if met(row) is not None
+    ]
+    short = [(question, row) for question, row in rows if not met(row)]
+    text = f"## Goals\n\n{len(rows) - len(short)} of {len(rows)} are reached."
+    if not short:
+        return text
+    lines = [
+        (
+            GOALS.get(question, ""),
+            row.what,
+            row.expected,
+            measured(row) if "x" not in row.expected else ratio(row),
+        )
+        for question, row in short
+    ]
+    text += " These are not:\n\n" + table(("goal", "what", "goal", "measured"), lines)
+    whys = {question: SHORT.get(question, "") for question, _ in short}
+    text += "\n\nWhat limits them:\n\n"
+    return text + "\n".join(f"- `{question}`: {why}" for question, why in whys.items() if why)
+
+
+def measured(row: Row) -> str:
+    """The figure."""
+    return f"{spread(row.figure)} {row.unit}".rstrip()
+
+
+def ratio(row: Row) -> str:
+    """The ratio, if there is one."""
+    return "" if row.ratio is None else spread(row.ratio, "x")
+
+
+def section_text(section: Section, answers: Answers) -> str:
+    """A section: its plots, and a table for each question."""
+    parts = [f"## {section.title}", section.text]
+    pictures = [
+        f"![{plot.title}](report/plots/{plot.name}.svg)"
+        for plot in section.plots
+        if any(question in answers and answers[question].rows for question in plot.questions)
+    ]
+    if pictures:
+        parts.append("\n".join(pictures))
+    for question in section.questions:
+        if text := missing(question, answers):
+            parts.append(f"Not measured: {text}.")
+        answer = answers.get(question)
+        if answer is not None and answer.rows:
+            lines = [
+                (row.what, measured(row), ratio(row), row.peer, goal_of(row)) for row in answer.rows
+            ]
+            name = f"`{question}`" + (f", {GOALS[question]}" if question in GOALS else "")
+            parts.append(table((name, "measured", "ratio", "of", "goal"), lines))
+    return "\n\n".join(parts)
