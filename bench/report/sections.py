@@ -249,8 +249,9 @@ SHORT = {
     "spark-windows": "Reading, shuffling and writing take most of a batch in both.",
     "spark-function": "Half of a batch of this size is the job's fixed cost; larger batches have "
     "larger ratios. The processor of Spark's kind makes Spark's rows and tuples for each call.",
-    "spark-pandas": "A batch of this size is little more than the fixed cost of an epoch for a "
-    "function by row, so that the ratio grows with the batch.",
+    "spark-pandas": "A good part of a batch of this size is the epoch's fixed cost, so that larger "
+    "batches have larger ratios. What runs unchanged makes a frame of each key, as in Spark: that "
+    "is most of its time.",
     "small-batches": "What is left is py4j, building plans, and syncing files; "
     "`docs/performance.md`, Where the time goes.",
     "state-size": "More state has more cache and TLB misses per changed row.",
