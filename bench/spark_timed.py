@@ -210,7 +210,7 @@ STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
     "transformWithState, a key's rows at once": partial(start_native, grouped=True),
 }
 EXPECTED = {
-    "transformWithState": ">= 40x",
+    "transformWithState": ">= 50x",
     "transformWithState, a key's rows at once": "",
 }
 

@@ -246,9 +246,10 @@ SHORT = {
     "same in both, and it is itself only so much faster than Spark's own count.",
     "spark-skewed": "Combined rows save the shuffle, but the scan and the partial counts stay; "
     "Spark's own count combines, too.",
-    "spark-windows": "Reading, shuffling and writing take most of a batch in both.",
-    "spark-function": "Half of a batch of this size is the job's fixed cost; larger batches have "
-    "larger ratios. The processor of Spark's kind makes Spark's rows and tuples for each call.",
+    "spark-windows": "Reading and shuffling take half of a batch, and are the same for both; the "
+    "rest is the delta and the output, which two cores compress and write side by side.",
+    "spark-function": "A third of a batch of this size is the job's fixed cost; larger batches "
+    "have larger ratios. Spark's kind of processor makes rows and tuples of Spark for each call.",
     "spark-pandas": "A good part of a batch of this size is the epoch's fixed cost, so that larger "
     "batches have larger ratios. What runs unchanged makes a frame of each key, as in Spark: that "
     "is most of its time.",
@@ -259,5 +260,6 @@ SHORT = {
     "stores": "",
     "windows": "A row of a sliding window is added to one slice; what is emitted grows with the "
     "number of windows. `csrc/NOTES.md`, Batches.",
-    "nexmark": "Batches of this size are mostly fixed cost, reading and writing, in both.",
+    "nexmark": "A batch without any state, which reads, combines, shuffles and writes, is the "
+    "limit: `docs/performance.md`, Nexmark.",
 }
