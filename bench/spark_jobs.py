@@ -187,6 +187,20 @@ def batch_seconds(query: StreamingQuery, turn: int) -> float:
     return float(batches[-1].durationMs["triggerExecution"]) / 1e3
 
 
+def same_rows(spark: SparkSession, folders: dict[str, Path], ours: str, *columns: str) -> DataFrame:
+    """Check that the outputs of all jobs hold the same rows as one of them, which is returned."""
+    frames = {
+        name: spark.read.parquet(str(folder / "out")).select(*columns)
+        for name, folder in folders.items()
+    }
+    own = frames.pop(ours)
+    for name, theirs in frames.items():
+        missing, more = theirs.exceptAll(own).count(), own.exceptAll(theirs).count()
+        if missing or more:
+            raise AssertionError(f"{name}: {missing} rows missing, {more} too many")
+    return own
+
+
 def jobs(scale: Scale) -> list[Row]:
     """All jobs, with uniform keys."""
     return compared(scale, 0, {})

@@ -24,6 +24,7 @@ from bench.spark_jobs import (
     PROVIDERS,
     batch_seconds,
     hand_over,
+    same_rows,
     session,
     source,
     started,
@@ -196,16 +197,7 @@ def inputs(scale: Scale) -> tuple[Any, Any]:
 
 def compared(spark: SparkSession, folders: dict[str, Path]) -> int:
     """Check that all outputs hold the same rows; return their number."""
-    frames = {
-        name: spark.read.parquet(str(folder / "out")).select("key", "n")
-        for name, folder in folders.items()
-    }
-    ours = frames.pop(OURS)
-    for name, theirs in frames.items():
-        missing, more = theirs.exceptAll(ours).count(), ours.exceptAll(theirs).count()
-        if missing or more:
-            raise AssertionError(f"{name}: {missing} rows missing, {more} too many")
-    return ours.count()
+    return same_rows(spark, folders, OURS, "key", "n").count()
 
 
 def row_of(name: str, seconds: dict[str, list[float]], written: int, scale: Scale) -> Row:

@@ -29,6 +29,7 @@ from bench.spark_jobs import (
     PROVIDERS,
     batch_seconds,
     hand_over,
+    same_rows,
     session,
     started,
 )
@@ -270,15 +271,7 @@ def lead_of_ported(seconds: dict[str, list[float]], scale: Scale) -> Row:
 
 def compared(spark: SparkSession, folders: dict[str, Path]) -> dict[str, int]:
     """Check that all outputs hold the same rows; return the number of rows and of timers."""
-    frames = {
-        name: spark.read.parquet(str(folder / "out")).select("key", "until", "n")
-        for name, folder in folders.items()
-    }
-    ours = frames.pop("pystate")
-    for name, theirs in frames.items():
-        missing, more = theirs.exceptAll(ours).count(), ours.exceptAll(theirs).count()
-        if missing or more:
-            raise AssertionError(f"{name}: {missing} rows missing, {more} too many")
+    ours = same_rows(spark, folders, "pystate", "key", "until", "n")
     fired = ours.where("until is not null").count()
     return {"rows": ours.count() - fired, "timers": fired}
 

@@ -22,6 +22,7 @@ from bench.spark_jobs import (
     PROVIDERS,
     batch_seconds,
     hand_over,
+    same_rows,
     session,
     started,
 )
@@ -130,16 +131,7 @@ def jobs(scale: Scale) -> list[Row]:
 
 def compared(spark: SparkSession, folders: dict[str, Path]) -> int:
     """Check that all outputs hold the same windows; return how many."""
-    frames = {
-        name: spark.read.parquet(str(folder / "out")).select("key", "window_start", "n", "total")
-        for name, folder in folders.items()
-    }
-    ours = frames.pop("pystate")
-    for name, theirs in frames.items():
-        missing, more = theirs.exceptAll(ours).count(), ours.exceptAll(theirs).count()
-        if missing or more:
-            raise AssertionError(f"{name}: {missing} windows missing, {more} too many")
-    return ours.count()
+    return same_rows(spark, folders, "pystate", "key", "window_start", "n", "total").count()
 
 
 def row_of(name: str, seconds: dict[str, list[float]], windows: int, scale: Scale) -> Row:
