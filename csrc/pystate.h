@@ -749,9 +749,15 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);
 
 /* Rows of one kind, each in words of its own. Of row i, the key is at words[i][key_at] and state k
  * at words[i][at[k]]; bytes are {offset, size} into `bytes`. PST_BYTES_SLACK more bytes can be read
- * behind the last of these. Masks are as of a record. */
+ * behind the last of these. Masks are as of a record. With `keys`, which is NULL otherwise, keys[i] has
+ * the key's columns, each a word, and PST_ELEMENT_WORDS where the last column is an element: its
+ * bytes, at most sixteen, as two big-endian numbers filled up with zeros, and 1 + their number, or
+ * thrice 0 for null. */
+enum { PST_ELEMENT_WORDS = 3 };
+
 typedef struct pst_rows {
     const uint64_t *const *words;
+    const uint64_t *const *keys;
     const uint64_t *hash;
     const uint8_t *bytes;
     uint32_t n;
@@ -764,8 +770,8 @@ typedef struct pst_rows {
 
 enum { PST_BYTES_SLACK = 48 };
 
-/* As pst_sst_writer_add of each row, column by column. REQUIRES: one key column; no key is null; no
- * two hashes are equal, nor is one equal to that of the row before. */
+/* As pst_sst_writer_add of each row, column by column. REQUIRES: `keys`, or one key column that is
+ * not null, no two hashes equal, and none equal to that of the row before. */
 pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows);
 /* Writes index, properties and footer, and fills `info` (all fields). What is not finished is no
  * file. */

@@ -33,6 +33,11 @@ static inline uint64_t pst_get_big(const uint8_t *p, int bytes) {
     return v;
 }
 
+static inline void pst_put_big64(uint8_t *p, uint64_t v) {
+    v = __builtin_bswap64(v);
+    memcpy(p, &v, sizeof v);
+}
+
 static inline uint64_t pst_get_big64(const uint8_t *p) {
     uint64_t v;
     memcpy(&v, p, sizeof v);

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/schema.h"
 #include "memory/store.h"
+#include "snapshot/key_words.h"
 #include "snapshot/sealed.h"
 
 enum {
@@ -23,6 +24,7 @@ enum {
     MOST_PARTS = 4,
     DIGIT = 8,
     FEW = 24, /* up to this many are sorted by insertion */
+    TIES = 64,
     CHUNK = 128,
     PLANS = 16
 };
@@ -50,6 +52,7 @@ typedef struct writing {
     uint32_t info_at;
     int of_elements; /* the last key column tells the elements of a row apart */
     int columnar;    /* rows with one key column need not be decoded */
+    pst_key_words key_words;
     int group_bits;
     int bucket_bits;
     size_t *counts; /* of the buckets' items */
@@ -158,17 +161,24 @@ static pst_bytes key_of(const pst_sealed *s, const uint64_t *w) {
     return (pst_bytes){s->bytes.data + w[1], (uint32_t)w[2]};
 }
 
+/* The columns of a key, if they are words. */
+static inline int take_words(const writing *x, const uint64_t *w, uint64_t *words) {
+    return x->key_words.columns && pst_key_words_take(&x->key_words, key_of(x->s, w), words);
+}
+
 /* Replaces the hashes that are not Spark's, and counts the items of each bucket. The elements of a
  * row, which follow one another, have one hash. */
 static void count_items(writing *x) {
     const pst_sealed *s = x->s;
     pst_bytes row = {NULL, 0};
-    uint64_t hash = 0;
+    uint64_t hash = 0, words[PST_KEY_WORDS];
     int spread = s->key_kind == PST_KEY_BYTES && (pst_key_has_namespace(s->schema) || s->tied);
     walk at = begin_walk(x);
     for (uint64_t i = 0; i < s->rows; i++, walk_on(x, &at)) {
         uint64_t *w = at.w;
-        if (spread) {
+        if (spread && take_words(x, w, words)) {
+            w[0] = pst_key_words_hash(&x->key_words, words);
+        } else if (spread) {
             pst_bytes key = key_of(s, w);
             if (!row.size || key.size < row.size || memcmp(key.data, row.data, row.size) != 0) {
                 hash = pst_key_row_hash(s->schema, w[0], key, 0, s->tied);
@@ -213,7 +223,11 @@ static void sort_items(uint64_t *a, size_t n, int shift, uint64_t *room) {
         insert_in_order(a, n);
         return;
     }
-    if (shift < AT_BITS)
+    /* Many may be of one key. */
+    uint64_t differs = 0;
+    for (size_t i = 1; i < n; i++)
+        differs |= a[i] ^ a[0];
+    if (!(differs >> AT_BITS))
         return;
     for (size_t i = 0; i < n; i++)
         ends[(a[i] >> shift & ((1 << DIGIT) - 1)) + 1]++;
@@ -263,7 +277,10 @@ static int comes_before(const writing *x, uint64_t a, uint64_t b) {
     if (left != right)
         return left < right;
     const pst_schema *schema = x->s->schema;
+    uint64_t v_words[PST_KEY_WORDS], w_words[PST_KEY_WORDS];
     size_t end;
+    if (take_words(x, v, v_words) && take_words(x, w, w_words))
+        return pst_key_words_compare(&x->key_words, v_words, w_words) < 0;
     if (x->of_elements) {
         pst_bytes one = key_of(x->s, v), other = key_of(x->s, w);
         if (are_of_row(x, one, other, &end))
@@ -309,6 +326,36 @@ static void sort_tied(const writing *x, uint64_t *a, size_t n) {
     } while (runs > 1);
 }
 
+/* Sorts a few items of one order whose keys are words; 0 where one is not. */
+static int sort_tied_words(const writing *x, uint64_t *a, size_t n) {
+    struct tied {
+        uint64_t hash;
+        uint64_t words[PST_KEY_WORDS];
+        uint64_t item;
+    } sorted[TIES], one;
+    if (n > TIES)
+        return 0;
+    for (size_t i = 0, at; i < n; i++) {
+        const uint64_t *w = entry_at(x, a[i]);
+        if (!take_words(x, w, one.words))
+            return 0;
+        one.hash = hash_of(x, w);
+        one.item = a[i];
+        for (at = i; at; at--) {
+            const struct tied *before = &sorted[at - 1];
+            if (before->hash != one.hash
+                    ? before->hash < one.hash
+                    : pst_key_words_compare(&x->key_words, before->words, one.words) < 0)
+                break;
+            sorted[at] = *before;
+        }
+        sorted[at] = one;
+    }
+    for (size_t i = 0; i < n; i++)
+        a[i] = sorted[i].item;
+    return 1;
+}
+
 /* Called for each i in turn: prefetches the entry of an item further on, and the bytes of a nearer
  * one, whose entry is in cache by then. */
 PST_PREFETCH void bring(writing *x, size_t i) {
@@ -335,7 +382,7 @@ static void settle_ties(writing *x, size_t begin, size_t end) {
             ;
         for (size_t i = from; to - from > 1 && i < to; i++)
             bring(x, i);
-        if (to - from > 1)
+        if (to - from > 1 && !sort_tied_words(x, x->items + from, to - from))
             sort_tied(x, x->items + from, to - from);
     }
 }
@@ -415,11 +462,17 @@ static int same_kind(const writing *x, const uint64_t *v, const uint64_t *w) {
     return v[at] == w[at] && (!x->s->wide || (v[at + 1] == w[at + 1] && v[at + 2] == w[at + 2]));
 }
 
-/* How many of the rows can be written together with the first. */
+/* How many of the rows can be written together with the first. `keys` are theirs, if they are words,
+ * or NULL. */
 static uint32_t alike(const writing *x, const uint64_t *const *words, const uint64_t *hash,
-                      uint32_t n) {
+                      const uint64_t *const *keys, uint32_t n) {
     uint64_t before = x->last_hash;
     uint32_t i = 0;
+    if (x->key_words.columns) {
+        while (i < n && keys[i] && same_kind(x, words[0], words[i]))
+            i++;
+        return i;
+    }
     if (!x->columnar || words[0][x->info_at] & PST_INFO_NULL)
         return 0;
     for (; i < n && hash[i] != before && same_kind(x, words[0], words[i]); i++)
@@ -428,8 +481,8 @@ static uint32_t alike(const writing *x, const uint64_t *const *words, const uint
 }
 
 static pst_status write_sorted(writing *x) {
-    const uint64_t *words[CHUNK];
-    uint64_t hash[CHUNK];
+    const uint64_t *words[CHUNK], *keys[CHUNK];
+    uint64_t hash[CHUNK], key_words[CHUNK][PST_KEY_WORDS];
     size_t rows = x->n_items;
     pst_status st = PST_OK;
     for (size_t done = 0; !st && done < rows; done += CHUNK) {
@@ -438,15 +491,17 @@ static pst_status write_sorted(writing *x) {
             bring(x, done + i);
             words[i] = entry_at(x, x->items[done + i]);
             hash[i] = hash_of(x, words[i]);
+            keys[i] = take_words(x, words[i], key_words[i]) ? key_words[i] : NULL;
         }
         for (uint32_t i = 0, together; !st && i < n; i += together ? together : 1) {
-            together = alike(x, words + i, hash + i, n - i);
+            together = alike(x, words + i, hash + i, keys + i, n - i);
             if (!together) {
                 st = write_record(x, words[i], hash[i]);
                 continue;
             }
             pst_rows part = plan_of(x, words[i])->rows;
             part.words = words + i;
+            part.keys = x->key_words.columns ? keys + i : NULL;
             part.hash = hash + i;
             part.n = together;
             st = pst_sst_writer_add_rows(x->writer, &part);
@@ -469,6 +524,7 @@ static pst_status write_all(writing *x) {
     x->info_at = s->key_kind == PST_KEY_BYTES ? 3 : 1;
     x->of_elements = s->key_kind == PST_KEY_BYTES && pst_schema_has_element(s->schema);
     x->columnar = s->schema->n_keys == 1 && s->schema->keys[0].type != PST_DECIMAL;
+    x->key_words = pst_key_words_of(s->schema);
     x->group_bits = bits_of((uint64_t)(s->last_key_group - s->first_key_group));
     x->bucket_bits = bits < 1 ? 1 : bits > MOST_BUCKETS_BITS ? MOST_BUCKETS_BITS : bits;
     for (int i = 0; i < PLANS; i++)

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/coding.h"
+#include "base/element.h"
 #include "sst/sst_block.h"
 #include "sst/sst_build.h"
 #include "sst/sst_shape.h"
@@ -18,6 +19,11 @@ static int add_sizes(const pst_rows *rows, uint32_t from, uint32_t n, uint32_t a
         sizes[i] += size;
     }
     return largest <= PST_MAX_BYTES;
+}
+
+/* Of an element's words. */
+static inline uint64_t element_size(const uint64_t *words) {
+    return words[2] ? words[2] - 1 : 0;
 }
 
 /* How many rows of such sizes fit behind what is there. */
@@ -42,7 +48,10 @@ pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows
     n = n < CHUNK ? n : CHUNK;
     for (uint32_t i = 0; i < n; i++)
         sizes[i] = b->key_width + b->kind_width[kind];
-    if (b->key_bytes_mask && !add_sizes(rows, from, n, rows->key_at, sizes))
+    if (b->key_bytes_mask && rows->keys)
+        for (uint32_t i = 0; i < n; i++)
+            sizes[i] += element_size(rows->keys[from + i] + b->n_keys - 1);
+    else if (b->key_bytes_mask && !add_sizes(rows, from, n, rows->key_at, sizes))
         return PST_TOO_LARGE;
     for (uint64_t m = b->state_bytes_mask & rows->present & changed; m; m &= m - 1)
         if (!add_sizes(rows, from, n, rows->at[__builtin_ctzll(m)], sizes))
@@ -143,13 +152,52 @@ static pst_status append_column(pst_sst_growing *c, const pst_rows *rows, uint32
     return append_one_by_one(c, rows, from, n, at, valid);
 }
 
+/* Appends elements, which are `at` words behind the keys' beginning. */
+static pst_status append_elements(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
+                                  uint32_t n, uint32_t at) {
+    enum { MOST = 16 };
+    pst_status s = pst_sst_reserve(&c->values, c->bytes + ((size_t)n + 1) * MOST);
+    while (!s && c->count + n > c->room)
+        s = pst_sst_grow_column(c);
+    if (s)
+        return s;
+    uint8_t *values = c->values.data, *offsets = c->offsets.data;
+    if (!c->count)
+        pst_put_u32(offsets, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint64_t *words = rows->keys[from + i] + at;
+        s = pst_sst_append_validity(c, words[2] != 0);
+        if (s)
+            return s;
+        /* All of the room is written, and what is not of the element overwritten next. */
+        pst_put_big64(values + c->bytes, words[0]);
+        pst_put_big64(values + c->bytes + 8, words[1]);
+        c->bytes += element_size(words);
+        pst_put_u32(offsets + (size_t)++c->count * 4, (uint32_t)c->bytes);
+    }
+    return PST_OK;
+}
+
+static pst_status append_keys(pst_sst_builder *b, const pst_rows *rows, uint32_t from, uint32_t n) {
+    if (!rows->keys)
+        return append_column(&b->columns[0], rows, from, n, rows->key_at, 1);
+    pst_rows keys = *rows;
+    keys.words = rows->keys;
+    pst_status s = PST_OK;
+    for (int32_t k = 0; !s && k < b->n_keys; k++)
+        s = b->columns[k].shape == PST_SHAPE_BYTES
+                ? append_elements(&b->columns[k], rows, from, n, (uint32_t)k)
+                : append_column(&b->columns[k], &keys, from, n, (uint32_t)k, 1);
+    return s;
+}
+
 pst_status pst_sst_builder_add_rows(pst_sst_builder *b, const pst_rows *rows, uint32_t from,
                                     uint32_t n) {
     pst_status s = pst_sst_reserve(&b->row_kinds, (size_t)b->rows + n);
     if (s)
         return s;
     memset(b->row_kinds.data + b->rows, (int)b->kind, n);
-    s = append_column(&b->columns[0], rows, from, n, rows->key_at, 1);
+    s = append_keys(b, rows, from, n);
     for (uint64_t m = b->kinds[b->kind].changed; !s && m; m &= m - 1) {
         int k = __builtin_ctzll(m);
         s = append_column(&b->columns[b->n_keys + k], rows, from, n, rows->at[k],

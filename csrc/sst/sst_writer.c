@@ -3,6 +3,7 @@
 
 #include "base/budget.h"
 #include "base/coding.h"
+#include "base/element.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"
@@ -281,17 +282,47 @@ static int32_t group_of(const pst_sst_writer *w, const pst_rows *rows, uint32_t 
     return pst_key_group(rows->hash[i], w->info.max_parallelism);
 }
 
+/* Whether the key of row i comes after the one before, which has the same hash. */
+static int key_ascends(const pst_sst_writer *w, const pst_rows *rows, uint32_t i) {
+    if (!rows->keys)
+        return 0;
+    const uint64_t *key = rows->keys[i];
+    int32_t element = w->block.key_bytes_mask != 0, columns = w->schema.n_keys - element;
+    if (i) {
+        const uint64_t *before = rows->keys[i - 1];
+        for (int32_t c = 0; c < columns + element * PST_ELEMENT_WORDS; c++)
+            if (key[c] != before[c])
+                return key[c] > before[c];
+        return 0;
+    }
+    uint8_t bytes[16];
+    pst_cell last[PST_MAX_KEYS], now[PST_MAX_KEYS];
+    uint32_t nulls, now_nulls = 0;
+    pst_sst_builder_last_key(&w->block, last, &nulls);
+    for (int32_t c = 0; c < columns; c++)
+        now[c] = (pst_cell){{key[c], 0}, {NULL, 0}};
+    if (element && key[columns + 2]) {
+        pst_put_big(bytes, key[columns], 8);
+        pst_put_big(bytes + 8, key[columns + 1], 8);
+        now[columns].bytes = (pst_bytes){bytes, (uint32_t)key[columns + 2] - 1};
+    } else if (element) {
+        now_nulls = 1u << columns;
+    }
+    return pst_key_compare(w->schema.keys, w->schema.n_keys, last, nulls, now, now_nulls) < 0;
+}
+
 /* As check_record, of all rows. */
 static pst_status check_rows(const pst_sst_writer *w, const pst_rows *rows) {
     if ((rows->op != PST_PUT && rows->op != PST_DELETE) ||
         (rows->op == PST_DELETE && w->info.kind == PST_BASE) || (rows->changed & ~w->states_mask) ||
-        w->schema.n_keys != 1)
+        (!rows->keys && w->schema.n_keys != 1))
         return PST_INVALID;
     int32_t group = w->last_key_group;
     uint64_t hash = w->last_hash;
     for (uint32_t i = 0; i < rows->n; i++) {
         int32_t next = group_of(w, rows, i);
-        if (next < group || (next == group && rows->hash[i] <= hash))
+        if (next < group || (next == group && rows->hash[i] <= hash &&
+                             (rows->hash[i] < hash || !key_ascends(w, rows, i))))
             return PST_INVALID;
         group = next;
         hash = rows->hash[i];

@@ -12,6 +12,7 @@ typedef struct shape {
     const char *name;
     pst_type keys[2];
     pst_type states[MOST_STATES];
+    uint32_t ties; /* so many keys are alike in their first column, which alone is hashed */
 } shape;
 
 static const shape SHAPES[] = {
@@ -26,6 +27,10 @@ static const shape SHAPES[] = {
      {PST_INT16, PST_FLOAT32, PST_INT64, PST_INT8, PST_BOOL, PST_INT32, PST_FLOAT64}},
     {"strings", {PST_STRING}, {PST_STRING, PST_INT64, PST_BINARY}},
     {"two key columns", {PST_INT64, PST_STRING}, {PST_INT64, PST_STRING}},
+    {"two longs as key", {PST_INT64, PST_INT64}, {PST_INT64, PST_INT64}},
+    {"windows of a key", {PST_INT64, PST_TIMESTAMP}, {PST_INT64, PST_INT64}, 20},
+    {"many windows of a key", {PST_DATE32, PST_INT64}, {PST_INT64, PST_STRING}, 700},
+    {"windows of a string", {PST_STRING, PST_TIMESTAMP}, {PST_INT64}, 20},
     {"a decimal key", {PST_DECIMAL}, {PST_INT64}},
     {"a date key", {PST_DATE32}, {PST_INT64, PST_STRING}},
     {"wide rows",
@@ -82,6 +87,7 @@ typedef struct world {
     pst_column columns[2 + MOST_STATES];
     char names[2 + MOST_STATES][8];
     pst_schema schema;
+    uint32_t ties;
     groups range;
     int chosen; /* keys of longs whose hashes differ in the lowest bits, or in one of them */
     row rows[KEYS];
@@ -111,18 +117,23 @@ static void make_key(world *w, uint64_t i) {
     row *r = &w->rows[i];
     for (int32_t k = 0; k < w->schema.n_keys; k++) {
         pst_type type = w->schema.keys[k].type;
-        value_of(type, i, &r->key[k]);
+        uint64_t number = w->ties && k == 0 ? i / w->ties : i;
+        value_of(type, number, &r->key[k]);
         if (type == PST_DATE32)
-            r->key[k].word[0] = (uint64_t)(int64_t)(int32_t)i - 100;
+            r->key[k].word[0] = (uint64_t)(int64_t)(int32_t)number - 100;
+        if (type == PST_TIMESTAMP)
+            r->key[k].word[0] = (i % 3 ? number * 60000 : UINT64_MAX - number) << 8 * (i % 7);
         if (type == PST_INT64 && w->chosen)
             r->key[k].word[0] =
-                long_of(UINT64_C(0xABCDEF0123000000) + (w->chosen == 1 ? i : i % 2 << 60 | i / 2));
-        memcpy(w->key_bytes[i], &i, 8);
+                long_of(UINT64_C(0xABCDEF0123000000) + (w->chosen == 1 ? number : number % 2 << 60 | number / 2));
+        memcpy(w->key_bytes[i], &number, 8);
         memset(w->key_bytes[i] + 8, 'x', sizeof w->key_bytes[i] - 8);
-        r->key[k].bytes = (pst_bytes){w->key_bytes[i], 3 + (uint32_t)i % 60};
+        r->key[k].bytes = (pst_bytes){w->key_bytes[i], 3 + (uint32_t)number % 60};
     }
     r->nulls = i == 17;
-    r->hash = pst_hash_key(w->schema.keys, w->schema.n_keys, r->key, r->nulls);
+    if (w->schema.n_keys == 2 && (i == 18 || i == 19))
+        r->nulls = i == 18 ? 2 : 3;
+    r->hash = pst_hash_key(w->schema.keys, pst_schema_hashed(&w->schema), r->key, r->nulls);
     r->group = pst_key_group(r->hash, w->range.max_parallelism);
     r->present = 0;
     r->round = 0;
@@ -219,7 +230,8 @@ static void run(world *w, const shape *of, groups range, int chosen, uint64_t se
                                      .type = w->columns[i].type,
                                      .precision = w->columns[i].type == PST_DECIMAL ? 38 : 0};
     }
-    w->schema = (pst_schema){n_keys, n_states, w->columns, w->columns + n_keys};
+    w->schema = (pst_schema){n_keys, n_states, w->columns, w->columns + n_keys, of->ties ? 1 : 0};
+    w->ties = of->ties;
     for (uint64_t i = 0; i < KEYS; i++)
         make_key(w, i);
     pst_table_options o = {.max_parallelism = range.max_parallelism,
@@ -249,6 +261,114 @@ static void run(world *w, const shape *of, groups range, int chosen, uint64_t se
     pst_table_close(t);
 }
 
+/* ---- elements as words ----------------------------------------------------------------------- */
+
+enum { ELEMENTS = 30000, OF_A_ROW = 30 };
+
+typedef struct element {
+    pst_record record;
+    uint8_t bytes[16];
+    uint64_t key[1 + PST_ELEMENT_WORDS];
+    uint64_t value;
+} element;
+
+static int by_key(const void *a, const void *b) {
+    const pst_record *x = &(*(element *const *)a)->record, *y = &(*(element *const *)b)->record;
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    return pst_key_compare(sorted_by->schema.keys, 2, x->key, x->key_nulls, y->key, y->key_nulls);
+}
+
+/* Elements of every size, one of them absent, of rows that have many. */
+static void make_element(element *e, uint32_t i) {
+    uint32_t of = i / OF_A_ROW, nth = i % OF_A_ROW, size = nth % 17;
+    for (uint32_t k = 0; k < sizeof e->bytes; k++)
+        e->bytes[k] = (uint8_t)(k + 1 < size ? nth % 4 * 0x55 : nth); /* many begin alike */
+    e->key[0] = of;
+    for (int k = 0; k < PST_ELEMENT_WORDS; k++)
+        e->key[1 + k] = 0;
+    for (uint32_t k = 0; nth && k < size; k++)
+        e->key[1 + k / 8] |= (uint64_t)e->bytes[k] << (56 - 8 * (k % 8));
+    e->key[3] = nth ? 1 + size : 0;
+    e->value = i;
+    e->record.op = i % 5 ? PST_PUT : PST_DELETE;
+    e->record.changed = e->record.present = i % 5 ? 1 : 0;
+    e->record.key[0].word[0] = of;
+    e->record.key[1].bytes = (pst_bytes){e->bytes, size};
+    e->record.key_nulls = nth ? 0 : 2;
+    e->record.cells[0].word[0] = i;
+    e->record.hash = pst_hash_key(sorted_by->schema.keys, 1, e->record.key, 0);
+}
+
+static pst_sst_writer *writer_of(const world *w, memory_file *f, pst_file_info *info, pst_io *io) {
+    pst_sst_writer *writer = NULL;
+    *info = (pst_file_info){PST_DELTA, {.id = {1}, .epoch = 1}, 1, 0, 0};
+    *io = file_io(f, 1);
+    CHECK_EQ(pst_sst_writer_create(&w->schema, info, io, &writer), PST_OK);
+    return writer;
+}
+
+/* Rows `from` to `to` - 1 of `order`, as words. */
+static pst_status add_words(pst_sst_writer *writer, element *const *order, uint32_t from,
+                            uint32_t to) {
+    static const uint64_t *words[ELEMENTS], *keys[ELEMENTS];
+    static uint64_t hash[ELEMENTS];
+    const pst_record *first = &order[from]->record;
+    for (uint32_t i = from; i < to; i++) {
+        words[i - from] = &order[i]->value;
+        keys[i - from] = order[i]->key;
+        hash[i - from] = order[i]->record.hash;
+    }
+    pst_rows rows = {words, keys, hash, letters, to - from, first->op, first->changed,
+                     first->present};
+    return pst_sst_writer_add_rows(writer, &rows);
+}
+
+static void check_elements(world *w) {
+    static element all[ELEMENTS];
+    static element *order[ELEMENTS];
+    memory_file one_by_one = {0}, together = {0};
+    pst_file_info info;
+    pst_io io, io_together;
+    w->columns[0] = (pst_column){.name = "key", .type = PST_INT64};
+    w->columns[1] = (pst_column){.name = PST_ELEMENT_COLUMN, .type = PST_BINARY};
+    w->columns[2] = (pst_column){.name = "n", .type = PST_INT64};
+    w->schema = (pst_schema){2, 1, w->columns, w->columns + 2, 1};
+    sorted_by = w;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < ELEMENTS; i++) {
+        make_element(&all[i], i);
+        order[i] = &all[i];
+    }
+    qsort(order, ELEMENTS, sizeof *order, by_key);
+    for (uint32_t i = 0; i < ELEMENTS; i++)
+        if (!n || by_key(&order[n - 1], &order[i]))
+            order[n++] = order[i];
+    CHECK(n > ELEMENTS / 2);
+    pst_sst_writer *writer = writer_of(w, &one_by_one, &info, &io);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK_EQ(pst_sst_writer_add(writer, &order[i]->record), PST_OK);
+    CHECK_EQ(pst_sst_writer_finish(writer, &info), PST_OK);
+    pst_sst_writer_destroy(writer);
+    writer = writer_of(w, &together, &info, &io_together);
+    for (uint32_t i = 0, to; i < n; i = to) {
+        for (to = i + 1; to < n && order[to]->record.op == order[i]->record.op; to++)
+            ;
+        CHECK_EQ(add_words(writer, order, i, to), PST_OK);
+        /* What does not come after it is refused, and nothing has changed. */
+        element *twice[] = {order[to - 1], order[to - 1]};
+        CHECK_EQ(add_words(writer, twice, 0, 1), PST_INVALID);
+        element *back[] = {to < n ? order[to] : order[to - 1], order[i]};
+        CHECK_EQ(add_words(writer, back, 0, 2), PST_INVALID);
+    }
+    CHECK_EQ(pst_sst_writer_finish(writer, &info), PST_OK);
+    pst_sst_writer_destroy(writer);
+    CHECK(one_by_one.size == together.size &&
+          memcmp(one_by_one.data, together.data, together.size) == 0);
+    file_free(&one_by_one);
+    file_free(&together);
+}
+
 int main(void) {
     world *w = calloc(1, sizeof *w);
     REQUIRE(w);
@@ -259,7 +379,10 @@ int main(void) {
         for (size_t k = 0; k < sizeof RANGES / sizeof *RANGES; k++)
             run(w, &SHAPES[i], RANGES[k], 0, 1 + i * 7 + k);
     for (int chosen = 1; chosen <= 2; chosen++)
-        run(w, &SHAPES[0], RANGES[0], chosen, 99);
+        for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
+            if (SHAPES[i].keys[0] == PST_INT64 && (i == 0 || SHAPES[i].ties))
+                run(w, &SHAPES[i], RANGES[0], chosen, 99);
+    check_elements(w);
     free(w);
     return check_report();
 }
