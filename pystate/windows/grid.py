@@ -14,9 +14,10 @@ import numpy.typing as npt
 from pystate.windows.assigners import Aligned
 from pystate.windows.zones import ZoneBoundaries
 
-__all__ = ["Grid", "Times", "grid_of"]
+__all__ = ["Grid", "Mask", "Times", "grid_of", "unfolded"]
 
 Times: TypeAlias = "npt.NDArray[np.int64]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _INT64 = np.iinfo(np.int64)
 #: Times of a zone that are further apart, five years, are looked up separately.
@@ -84,6 +85,28 @@ class Grid:
             return _floor(ends - 1, self.size, self.offset)
         return ends - self.size
 
+    def last_end_of(self, ends: Times) -> Times:
+        """The end of the last window that shares a slice with each window."""
+        if self.grows:
+            return self.start_of(ends) + self.size
+        return ends + (self.size - self.slice) // self.slide * self.slide
+
+    def ends_period(self, ends: Times) -> Mask:
+        """Whether the window after each one has none of its slices."""
+        if not self.grows:
+            return np.zeros(len(ends), np.bool_)
+        longest: Mask = ends == self.start_of(ends) + self.size
+        return longest
+
+    def leaving(self, ends: Times) -> tuple[Times, Times]:
+        """The slices whose last window ends there: whose they are, by place, and their starts."""
+        starts = self.start_of(ends)
+        if self.grows:
+            counts = np.where(self.ends_period(ends), self.size // self.slice, 0)
+        else:
+            counts = np.full(len(ends), self.slide // self.slice)
+        return unfolded(starts, counts, self.slice)
+
 
 class _ZoneGrid(Grid):
     """Tumbling windows whose boundaries are local times of a zone."""
@@ -128,6 +151,13 @@ def grid_of(windows: Aligned, room_ms: int = 0) -> Grid:
     kind: Any = Grid if windows.zone is None else _ZoneGrid
     grid: Grid = kind(windows, room_ms)
     return grid
+
+
+def unfolded(first: Times, counts: Times, step: int) -> tuple[Times, Times]:
+    """So many times from each first one on, a step apart: of which one they are, and the times."""
+    of = np.repeat(np.arange(len(first)), counts)
+    nth = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    return of, first[of] + nth * step
 
 
 def _floor(times: Times, step: int, offset: int) -> Times:

@@ -10,7 +10,8 @@ Invariants
    that fires and is not empty registers the next one. So each window with a row has a timer when it
    is due, and a key without rows has none.
 2. Due times are handled in order, all keys of one time before any later time. So each key is met
-   once per time, and a slice is removed after the last window that it belongs to.
+   once per time, and a slice is removed after the last window that it belongs to. Where each time
+   has few keys, the windows of many times are put together at once, and emitted in that order.
 3. Where the operator `runs`, the default namespace of a key holds the aggregates of the slices that
    belong both to the last window fired, whose end is `NEXT`, and to the next one. Late rows remove
    `NEXT`, and the next window is put together anew.
@@ -25,10 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.backend.timers import DueTimers
 from pystate.state.key_batch import KeyBatch, Step
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Aligned
-from pystate.windows.grid import Times, grid_of
+from pystate.windows.grid import Times, grid_of, unfolded
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import NEXT
 
@@ -38,6 +40,11 @@ __all__ = ["SlicedOperator"]
 _ADD, _MAX = 1, 3
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
+#: Slices of one time's windows up to which windows of many times are put together at once: looking
+#: these up takes about as long as what each time costs however few keys it has.
+_FEW = 16_384
+#: Times whose windows are put together at once, at most.
+_MOST_TIMES = 4_096
 
 
 class SlicedOperator(WindowOperator):
@@ -100,11 +107,8 @@ class SlicedOperator(WindowOperator):
         There is none if the last epoch's watermark was as high.
         """
         bound, self._unfired = self._unfired, None
-        while bound is not None:
-            time = self.backend.next_timer(self.domain)
-            if time is None or time > bound:
-                return
-            yield from self._fire_until(time, first=True)
+        if bound is not None:
+            yield from self._fire_all(bound, first=True)
 
     def _note_new(self, columns: Sequence[pa.Array[Any]], slices: Times) -> None:
         if not self._sweeps:
@@ -150,14 +154,72 @@ class SlicedOperator(WindowOperator):
         self.note_early()
         until = watermark if self.domain == "event" else self.times.processing_time
         if until is not None:
-            while (time := self.backend.next_timer(self.domain)) is not None and time <= until:
-                yield from self._fire_until(time)
+            yield from self._fire_all(until)
         for slices in self.due_early():
             yield from self._windows_of(slices, until)
 
-    def _fire_until(self, time: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
+    def _fire_all(self, until: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that end up to a time; `first`: none of them has fired."""
+        times = 1
+        while (time := self.backend.next_timer(self.domain)) is not None and time <= until:
+            again = self._fires_again(time, first)
+            last = min(until, time + (times - 1) * self._grid.slide)
+            due = None
+            if self._sweeps and not again:
+                due = self.backend.due_timers(self.domain, last, self._folds)
+            if due is not None and self._are_few(due, times):
+                few = 2 * len(due.keys) < self._folds
+                yield from self._fire_together(due, last)
+                times = min(2 * times, _MOST_TIMES) if few else times
+            elif times > 1:
+                times //= 2
+            else:
+                yield from self._fire_until(time, again=again)
+
+    def _fires_again(self, time: int, first: bool) -> bool:
         bound = self.times.late_bound
-        again = self.domain == "event" and bound is not None and time <= bound and not first
+        return self.domain == "event" and bound is not None and time <= bound and not first
+
+    def _are_few(self, due: DueTimers, times: int) -> bool:
+        """Whether these are all timers that are due, of so few windows of each of some times."""
+        n = len(due.keys)
+        slices = n * self._windows.slices // times
+        return n < self._folds and slices <= _FEW and due.keys.namespaces().null_count == n
+
+    def _fire_together(self, due: DueTimers, last: int) -> Iterator[pa.RecordBatch]:
+        """Emit the windows of some keys that end up to `last`, from their slices.
+
+        A window that is not empty has a slice whose first window is due, or is one of those that
+        follow a window that is due and that share a slice with it. REQUIRES: these are all timers
+        up to `last`.
+        """
+        grid = self._grid
+        due.fire_all()
+        columns, first = due.keys.key_arrays(), due.timestamps
+        if self._next is not None:
+            self.backend.delete(due.keys)
+        furthest = grid.last_end_of(first)
+        steps = (np.minimum(furthest, last) - first) // grid.slide + 1
+        rows, ends = unfolded(first, steps, grid.slide)
+        order = _each_once(key_codes(columns)[rows], ends)
+        rows, ends = rows[order], ends[order]
+        for begin in range(0, len(rows), self._folds):
+            part = slice(begin, begin + self._folds)
+            chosen, at = [take(column, rows[part]) for column in columns], ends[part]
+            there, results = self._folded(chosen, at)
+            if len(there):
+                fired, when = [take(column, there) for column in chosen], at[there]
+                yield self.result(fired, grid.start_of(when), when, results)
+                on = np.flatnonzero((when + grid.slide > last) & ~grid.ends_period(when))
+                if len(on):
+                    keys = self.backend.keys([take(column, on) for column in fired])
+                    self.backend.register_timers(keys, self.domain, when[on] + grid.slide)
+            windows, slices = grid.leaving(at)
+            if len(windows):
+                gone = [take(column, windows) for column in chosen]
+                self.backend.delete(self.backend.keys(gone, pa.array(slices)))
+
+    def _fire_until(self, time: int, *, again: bool) -> Iterator[pa.RecordBatch]:
         runs = self._next is not None and not again
         most = FIRED_ROWS if runs else self._folds
         while (due := self.backend.due_timers(self.domain, time, most)) is not None:
@@ -203,17 +265,13 @@ class SlicedOperator(WindowOperator):
             for start in self._leaving(end):
                 self.backend.delete(self._slice(columns, start))
 
-    def _leaving(self, end: int) -> range:
+    def _leaving(self, end: int) -> list[int]:
         """The slices whose last window ends at `end`."""
-        grid = self._grid
-        start = int(grid.start_of(np.array([end]))[0])
-        if not grid.grows:
-            return range(start, start + grid.slide, grid.slice)
-        return range(start, end, grid.slice) if end == start + grid.size else range(0)
+        return self._grid.leaving(np.array([end]))[1].tolist()
 
     def _ends_period(self, end: int) -> bool:
         """Whether the next window has no slice of this one."""
-        return self._grid.grows and bool(self._leaving(end))
+        return bool(self._grid.ends_period(np.array([end]))[0])
 
     def _slice(self, columns: Sequence[pa.Array[Any]], start: int) -> KeyBatch:
         return self.backend.keys(columns, pa.array(np.full(len(columns[0]), start, np.int64)))
@@ -231,10 +289,7 @@ class SlicedOperator(WindowOperator):
         self, columns: Sequence[pa.Array[Any]], ends: Times
     ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
         starts = self._grid.start_of(ends)
-        counts = (ends - starts) // self._grid.slice
-        windows = np.repeat(np.arange(len(ends)), counts)
-        first = np.cumsum(counts) - counts
-        spaces = starts[windows] + (np.arange(len(windows)) - first[windows]) * self._grid.slice
+        windows, spaces = unfolded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
         keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
         there = np.flatnonzero(self.columns.exist(keys))
         groups = windows[there]
@@ -250,16 +305,10 @@ class SlicedOperator(WindowOperator):
         if after is not None:
             first = np.maximum(first, self._grid.end_after(after))
         counts = np.maximum((last - first) // self._grid.slide + 1, 0)
-        rows = np.repeat(np.arange(len(starts)), counts)
-        steps = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-        ends = first[rows] + steps * self._grid.slide
-        codes = key_codes(slices.key_arrays())[rows]
-        # Slices of one key share windows; each is emitted once.
-        order = np.lexsort((codes, ends))
-        fresh = np.ones(len(order), np.bool_)
-        fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
-        order = order[fresh]
+        rows, ends = unfolded(first, counts, self._grid.slide)
         columns = slices.key_arrays()
+        # Slices of one key share windows.
+        order = _each_once(key_codes(columns)[rows], ends)
         for begin in range(0, len(order), self._folds):
             part = order[begin : begin + self._folds]
             chosen = [take(column, rows[part]) for column in columns]
@@ -363,3 +412,12 @@ class SlicedOperator(WindowOperator):
                 some = pc.greater(found[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
                 results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
         return results
+
+
+def _each_once(codes: Times, ends: Times) -> Times:
+    """The places of distinct windows, by key and end, in the order of their ends."""
+    order = np.lexsort((codes, ends))
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
+    found: Times = order[fresh]
+    return found

@@ -51,6 +51,9 @@ epochs = st.lists(
     max_size=8,
 )
 
+#: Windows of one time, of many, and now one now the other.
+few = st.sampled_from([(0,), (1 << 20,), (0, 1 << 20), (9,)])
+
 
 @pytest.mark.parametrize("emit", ["final", "update"])
 @pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
@@ -59,13 +62,23 @@ epochs = st.lists(
     lateness=st.sampled_from([0, 0, 3, 25]),
     all_=st.booleans(),
     size=st.integers(1, 9),
+    few=few,
 )
 @settings(max_examples=25, deadline=None)
 def test_equals_a_recomputation(
-    windows: Assigner, expected: Any, emit: str, epochs: Any, lateness: int, all_: bool, size: int
+    windows: Assigner,
+    expected: Any,
+    emit: str,
+    epochs: Any,
+    lateness: int,
+    all_: bool,
+    size: int,
+    few: tuple[int, ...],
 ) -> None:
     aggregates = ALL if all_ else SUMS
-    world = World(windows, aggregates, allowed_lateness=lateness, emit=emit, batch_rows=size)
+    world = World(
+        windows, aggregates, allowed_lateness=lateness, emit=emit, batch_rows=size, few=few
+    )
     results = numbers if all_ else lambda found: (numbers(found)[1], len(found))
     model = Model(expected, results, lateness, emit)
     compare(world, model, epochs)
@@ -92,10 +105,12 @@ def compare(world: World, model: Model, epochs: Any) -> None:
 
 
 @pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
-@given(epochs=epochs, all_=st.booleans())
+@given(epochs=epochs, all_=st.booleans(), few=few)
 @settings(max_examples=25, deadline=None)
-def test_one_watermark_per_epoch(windows: Assigner, expected: Any, epochs: Any, all_: bool) -> None:
-    world = World(windows, ALL if all_ else SUMS)
+def test_one_watermark_per_epoch(
+    windows: Assigner, expected: Any, epochs: Any, all_: bool, few: tuple[int, ...]
+) -> None:
+    world = World(windows, ALL if all_ else SUMS, few=few)
     world.one_watermark = True
     model = Model(expected, numbers if all_ else lambda found: (numbers(found)[1], len(found)))
     watermark = -10

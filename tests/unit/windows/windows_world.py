@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from pystate.backend.keyed import (
 from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.operator.output import OutputColumns
 from pystate.types.keys import parse_key
+from pystate.windows import sliced
 from pystate.windows.assigners import Assigner
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
@@ -45,6 +48,7 @@ class World:
         key: Sequence[str] = ("k",),
         parallelism: int = 1,
         batch_rows: int = 1 << 20,
+        few: Sequence[int] = (),
         **options: Any,
     ) -> None:
         more = {"event_time": "t", **options}
@@ -55,6 +59,8 @@ class World:
         self.key = parse_key([(name, schema.field(name).type) for name in key])
         self.operator = self.spec.operator("windows", self.key, GROUPS)
         self.batch_rows = batch_rows
+        #: By turns, up to how many slices of a time the windows of many times fire together.
+        self.few = itertools.cycle(few or [sliced._FEW])
         self.bound: int | None = None
         #: Whether rows are late by the watermark up to which windows fire in the same epoch.
         self.one_watermark = False
@@ -124,6 +130,12 @@ class World:
         return emitted
 
     def _compute(
+        self, batch: pa.RecordBatch, watermark: int | None, now: int
+    ) -> tuple[list[Row], list[Row], int, int]:
+        with mock.patch.object(sliced, "_FEW", next(self.few)):
+            return self._compute_ranges(batch, watermark, now)
+
+    def _compute_ranges(
         self, batch: pa.RecordBatch, watermark: int | None, now: int
     ) -> tuple[list[Row], list[Row], int, int]:
         emitted: list[Row] = []
