@@ -267,7 +267,8 @@ class SlicedOperator(WindowOperator):
 
     def _leaving(self, end: int) -> list[int]:
         """The slices whose last window ends at `end`."""
-        return self._grid.leaving(np.array([end]))[1].tolist()
+        starts: list[int] = self._grid.leaving(np.array([end]))[1].tolist()
+        return starts
 
     def _ends_period(self, end: int) -> bool:
         """Whether the next window has no slice of this one."""
