@@ -19,7 +19,7 @@
 enum {
     AHEAD = 48,            /* how many rows ahead entries are prefetched */
     AT_BITS = 40,          /* of an item: the word at which its entry begins */
-    BUCKET_ITEMS_BITS = 7, /* the items of a bucket, if hashes are spread */
+    BUCKET_ITEMS_BITS = 9, /* the items of a bucket, if hashes are spread */
     MOST_BUCKETS_BITS = 16,
     MOST_PARTS = 4,
     DIGIT = 8,
@@ -356,23 +356,29 @@ static int sort_tied_words(const writing *x, uint64_t *a, size_t n) {
     return 1;
 }
 
-/* Called for each i in turn: prefetches the entry of an item further on, and the bytes of a nearer
- * one, whose entry is in cache by then. */
-PST_PREFETCH void bring(writing *x, size_t i) {
-    size_t n = x->n_items;
-    if (i + AHEAD < n) {
-        const uint64_t *w = entry_at(x, x->items[i + AHEAD]);
-        __builtin_prefetch(w, 0, 2);
-        __builtin_prefetch(w + x->info_at + 2, 0, 2);
-    }
-    if (!x->s->bytes.size || i + AHEAD / 2 >= n)
-        return;
-    const uint64_t *w = entry_at(x, x->items[i + AHEAD / 2]);
+PST_PREFETCH void bring_entry(const writing *x, size_t i) {
+    const uint64_t *w = entry_at(x, x->items[i]);
+    __builtin_prefetch(w, 0, 2);
+    __builtin_prefetch(w + x->info_at + 2, 0, 2);
+}
+
+/* Prefetches the bytes of an entry that is in cache. */
+PST_PREFETCH void bring_bytes(writing *x, size_t i) {
+    const uint64_t *w = entry_at(x, x->items[i]);
     const plan *p = plan_of(x, w);
     if (p->first_bytes) {
         __builtin_prefetch(x->s->bytes.data + w[p->first_bytes], 0, 2);
         __builtin_prefetch(x->s->bytes.data + w[p->last_bytes] + w[p->last_bytes + 1], 0, 2);
     }
+}
+
+/* Called for each i in turn: prefetches the entry of an item further on, and the bytes of a nearer
+ * one. */
+PST_PREFETCH void bring(writing *x, size_t i) {
+    if (i + AHEAD < x->n_items)
+        bring_entry(x, i + AHEAD);
+    if (x->s->bytes.size && i + AHEAD / 2 < x->n_items)
+        bring_bytes(x, i + AHEAD / 2);
 }
 
 static void settle_ties(writing *x, size_t begin, size_t end) {
@@ -480,6 +486,19 @@ static uint32_t alike(const writing *x, const uint64_t *const *words, const uint
     return i;
 }
 
+/* Prefetches what is written after the chunk that begins at `done`: the entries of the one after
+ * the next, and the bytes of the next, whose entries are in cache by then. A row's bytes a few rows
+ * after its entry would wait for it, since prefetching is all that is done in between. */
+static void bring_chunks(writing *x, size_t done) {
+    size_t n = x->n_items, from = done ? done + 2 * CHUNK : 0, to = done + 3 * CHUNK;
+    for (size_t i = from; i < to && i < n; i++)
+        bring_entry(x, i);
+    from = done ? done + CHUNK : 0;
+    to = done + 2 * CHUNK;
+    for (size_t i = from; x->s->bytes.size && i < to && i < n; i++)
+        bring_bytes(x, i);
+}
+
 static pst_status write_sorted(writing *x) {
     const uint64_t *words[CHUNK], *keys[CHUNK];
     uint64_t hash[CHUNK], key_words[CHUNK][PST_KEY_WORDS];
@@ -487,8 +506,8 @@ static pst_status write_sorted(writing *x) {
     pst_status st = PST_OK;
     for (size_t done = 0; !st && done < rows; done += CHUNK) {
         uint32_t n = rows - done < CHUNK ? (uint32_t)(rows - done) : CHUNK;
+        bring_chunks(x, done);
         for (uint32_t i = 0; i < n; i++) {
-            bring(x, done + i);
             words[i] = entry_at(x, x->items[done + i]);
             hash[i] = hash_of(x, words[i]);
             keys[i] = take_words(x, words[i], key_words[i]) ? key_words[i] : NULL;

@@ -63,8 +63,15 @@ pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows
     return PST_OK;
 }
 
-/* Bytes of up to PST_BYTES_SLACK are copied together with what follows them, which is overwritten
- * next. */
+/* Copies up to PST_BYTES_SLACK bytes, without a branch that would depend on how many. Of sixteen and
+ * more it reads nothing behind them: that would often be a line which nobody brought in. */
+static inline void copy_short(uint8_t *to, const uint8_t *from, size_t size) {
+    size_t last = size > 16 ? size - 16 : 0, middle = last < 16 ? last : 16;
+    memcpy(to, from, 16);
+    memcpy(to + middle, from + middle, 16);
+    memcpy(to + last, from + last, 16);
+}
+
 static pst_status append_bytes_of(pst_sst_growing *c, const pst_rows *rows, uint32_t from,
                                   uint32_t n, uint32_t at) {
     uint64_t total = PST_BYTES_SLACK, end = c->bytes;
@@ -80,7 +87,7 @@ static pst_status append_bytes_of(pst_sst_growing *c, const pst_rows *rows, uint
         const uint64_t *ref = rows->words[from + i] + at;
         const uint8_t *bytes = rows->bytes + ref[0];
         if (ref[1] <= PST_BYTES_SLACK)
-            memcpy(values + end, bytes, PST_BYTES_SLACK);
+            copy_short(values + end, bytes, ref[1]);
         else
             memcpy(values + end, bytes, ref[1]);
         end += ref[1];
