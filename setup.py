@@ -80,7 +80,7 @@ if __name__ == "__main__":
         "pystate._core.core",
         ["pystate/_core/core.pyx"],
         include_dirs=["csrc"],
-        depends=["csrc/pystate.h"],
+        depends=["csrc/pystate.h", *map(str, core_files("interface/*.h"))],
     )
     setup(
         ext_modules=cythonize([extension], build_dir="build/cython"),

@@ -71,6 +71,7 @@ def in_process() -> dict[str, Question]:
 def on_spark() -> dict[str, Question]:
     """Jobs, in sessions of this process or of one that it starts."""
     from bench import (
+        rescales,
         scaling,
         small_batches,
         spark_jobs,
@@ -90,6 +91,7 @@ def on_spark() -> dict[str, Question]:
         "spark-scaling": scaling.jobs,
         "small-batches": small_batches.jobs,
         "spark-state-size": state_size.job,
+        "rescale": rescales.rescales,
         "nexmark": compare.queries,
     }
 

@@ -313,6 +313,7 @@ GOALS = {
     "small-batches": "P11",
     "state-size": "P12",
     "spark-state-size": "P12",
+    "rescale": "P13",
 }
 
 

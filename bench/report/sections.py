@@ -149,6 +149,14 @@ SECTIONS = (
         ),
     ),
     Section(
+        "A change of parallelism",
+        "The running job is rescaled from 4 ranges to 8, to 3 and back. The first epoch after each "
+        "change moves all state between tables in memory, for which no file is read: how long the "
+        "cores were busy with that is shown, and what the epoch takes beyond it, as a ratio of an "
+        "ordinary epoch.",
+        ("rescale",),
+    ),
+    Section(
         "Small batches",
         "What an epoch costs beyond the same job without state. Both run by turns in one session; "
         "the difference is that of the same batch.",

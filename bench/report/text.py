@@ -24,8 +24,7 @@ BEGINNING = """# Report
 answers in `bench/report/runs`; nothing here is written by hand. A figure is the median of its
 rounds, with the smallest and the largest in brackets. A ratio is that of two works which ran by
 turns in one process or session, round by round: above 1 the first is faster. Goals are those that
-the project has set itself, whether they are reached or not; P13, a change of parallelism, is not in
-here: `python -m bench.rescales` prints it."""
+the project has set itself, whether they are reached or not."""
 
 
 def report(answers: Answers) -> str:

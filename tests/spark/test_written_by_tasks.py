@@ -20,6 +20,7 @@ import pystate as ps
 from pystate.spark import ParquetSink
 
 from .conftest import rows_of, state_of
+from .deadly import deadly_map
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -296,3 +297,41 @@ def test_files_of_a_killed_worker_do_not_count(
     [transaction] = result.manifest.sinks
     assert transaction["rows"] == KEYS
     assert [path.name for path in files(result)] == [name for name, _ in transaction["files"]]
+
+
+@pytest.mark.parametrize("where", ["files", "reported"])
+def test_a_complete_file_without_a_report_does_not_count(
+    where: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, sink = make_job(), ParquetSink(tmp_path / "out")
+    patterns = [sink.path, f"{sink.path}/*", f"{sink.path}/*/*"]
+    written: list[int] = []
+    seen: list[int] = []
+    stage = ParquetSink.stage_files
+
+    def staged(self: ParquetSink, files: Any, epoch: int, evaluation_id: str) -> Any:
+        folder = Path(self.task_folder(epoch, evaluation_id))
+        written.extend(pq.read_metadata(path).num_rows for path in folder.iterdir())
+        seen.extend(spark.read.parquet(pattern).count() for pattern in patterns)
+        return stage(self, files, epoch, evaluation_id)
+
+    job.run_epoch(keys(spark), lambda df: counted(job, df), sink=sink)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "stage_files", staged)
+        mapped = deadly_map(where, tmp_path / "killed")
+        patch.setattr("pystate.spark.operators.keyed.arrow_map", mapped)
+        result = job.run_epoch(keys(spark), lambda df: counted(job, df), sink=sink)
+    # The file of the worker that was killed was there, complete, beside those that count.
+    assert len(written) == 3 and sum(written) > KEYS and by_tasks(result)
+    assert seen == [KEYS] * len(patterns)
+    assert sorted(map(tuple, result.dataframe.select("k", "n").collect())) == [
+        (key, 2) for key in range(KEYS)
+    ]
+    assert len(files(result)) == 2
+    assert [spark.read.parquet(pattern).count() for pattern in patterns] == [2 * KEYS] * 3
+    assert state_of(job, "counts") == dict.fromkeys(range(KEYS), 2)
+    assert not any((tmp_path / "out" / "_staging").iterdir())

@@ -102,6 +102,7 @@ def test_the_jobs_on_spark(tmp_path: Path) -> None:
         "spark-scaling",
         "small-batches",
         "spark-state-size",
+        "rescale",
         "nexmark",
     }
 

@@ -115,4 +115,8 @@ def test_no_c_file_knows_python(path: Path) -> None:
 
 
 def test_the_public_header_stands_alone() -> None:
-    assert includes(CORE / "pystate.h") == (set(), {"stddef.h", "stdint.h"})
+    own, system = includes(CORE / "pystate.h")
+    assert {name.split("/")[0] for name in own} == {"interface"} and system == set()
+    for name in own:
+        others, system = includes(CORE / name)
+        assert others < own and system == {"stddef.h", "stdint.h"}

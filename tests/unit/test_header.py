@@ -1,4 +1,4 @@
-"""The public header of the core says what each of its functions returns."""
+"""The public header of the core, in all its parts, says what each of its functions returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).resolve().parents[2] / "csrc"
-HEADER = (CORE / "pystate.h").read_text(encoding="utf-8")
+WHOLE = (CORE / "pystate.h").read_text(encoding="utf-8")
+PARTS = re.findall(r'^#include "(interface/\w+\.h)"', WHOLE, re.M)
+HEADER = WHOLE + "".join((CORE / name).read_text(encoding="utf-8") for name in PARTS)
 COMMENT = re.compile(r"/\*.*?\*/", re.S)
 STATUS = re.compile(r"\bPST_[A-Z_]+\b")
 
@@ -60,6 +62,11 @@ FUNCTIONS = functions()
 
 def named(text: str) -> set[str]:
     return set(STATUS.findall(text)) & STATUSES
+
+
+def test_every_part_is_read() -> None:
+    there = [path.relative_to(CORE).as_posix() for path in CORE.glob("interface/*")]
+    assert sorted(PARTS) == sorted(there)
 
 
 def test_every_function_is_read() -> None:

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.backend.timers import DueTimers
 from pystate.functions.context import RuntimeContext, TimeDomain
 from pystate.operator.drain import MAX_WATERMARK
 
@@ -20,6 +23,33 @@ __all__ = ["KeyTimers"]
 
 #: Timers that are read at once for the list of a key's.
 _LISTED = 65_536
+
+
+class _ByKey:
+    """Timers by key, of which a key costs only when it is looked up."""
+
+    def __init__(self, due: DueTimers | None) -> None:
+        self._rows: dict[Any, int] = {}
+        if due is None:
+            return
+        first = due.keys.first_rows()
+        self._order = np.argsort(first, kind="stable")
+        self._sorted, self._times = first[self._order], due.timestamps
+        rows = np.flatnonzero(first == np.arange(len(first)))
+        # Column by column: calls for each timer would be most of the cost.
+        columns = [array.take(rows).to_pylist() for array in due.keys.key_arrays()]
+        keys = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+        normal = map(due.keys.table.normal_key, keys)
+        self._rows = dict(zip(normal, rows.tolist(), strict=True))
+
+    def of(self, key: Any) -> set[int]:
+        """The times of the timers of a key in normal form."""
+        row = self._rows.get(key)
+        if row is None:
+            return set()
+        begin, end = np.searchsorted(self._sorted, [row, row + 1])
+        found: list[int] = self._times[self._order[begin:end]].tolist()
+        return set(found)
 
 
 class KeyTimers:
@@ -49,8 +79,10 @@ class KeyTimers:
         self._later: dict[tuple[Any, int], None] = {}
         #: Timers that fire in this pass, although they were deleted.
         self._deleted: set[tuple[Any, int]] = set()
-        #: The timers of every key, once they were asked for.
-        self._index: dict[Any, set[int]] | None = None
+        #: The timers of all keys as they were when a key first asked for its own.
+        self._asked: _ByKey | None = None
+        #: What they are now, of keys that have asked or have changed them since.
+        self._known: dict[Any, set[int]] = {}
 
     def register(self, timestamp: int) -> None:
         """Register a timer."""
@@ -60,8 +92,8 @@ class KeyTimers:
             self._deleted.discard(timer)
             return
         self._context._timers.register_timer(self._domain, timestamp)
-        if self._index is not None:
-            self._index.setdefault(self._backend.current_key, set()).add(timestamp)
+        if self._asked is not None:
+            self._of(self._backend.current_key).add(timestamp)
 
     def delete(self, timestamp: int) -> None:
         """Delete a timer, if there is one."""
@@ -71,34 +103,36 @@ class KeyTimers:
             self._deleted.add(timer)
             return
         self._context._timers.delete_timer(self._domain, timestamp)
-        if self._index is not None:
-            self._index.get(self._backend.current_key, set()).discard(timestamp)
+        if self._asked is not None:
+            self._of(self._backend.current_key).discard(timestamp)
 
     def listed(self) -> Iterator[int]:
         """The times of the key's timers, in order."""
-        if self._index is None:
-            self._index = self._all()
+        if self._asked is None:
+            self._asked = self._all()
         key = self._backend.current_key
-        found = set(self._index.get(key, ()))
+        found = set(self._of(key))
         found.update(time for other, time in self._later if other == key)
         if self._firing is not None:
             found.add(self._firing)
         found.difference_update(time for other, time in self._deleted if other == key)
         return iter(sorted(found))
 
-    def _all(self) -> dict[Any, set[int]]:
+    def _of(self, key: Any) -> set[int]:
+        """The timers of a key, once timers were asked for."""
+        found = self._known.get(key)
+        if found is None:
+            assert self._asked is not None
+            found = self._known[key] = self._asked.of(key)
+        return found
+
+    def _all(self) -> _ByKey:
         most = _LISTED
         while True:
             due = self._backend.due_timers(self._domain, MAX_WATERMARK, most)
-            if due is None:
-                return {}
-            if len(due) < most:
-                break
+            if due is None or len(due) < most:
+                return _ByKey(due)
             most *= 4
-        index: dict[Any, set[int]] = {}
-        for i, time in enumerate(due.timestamps.tolist()):
-            index.setdefault(due.keys.key_at(i), set()).add(time)
-        return index
 
     # -- the pass
 
@@ -109,8 +143,8 @@ class KeyTimers:
     def fires(self, timestamp: int) -> None:
         """A timer of the current key fires; it was taken away."""
         self._firing = timestamp
-        if self._index is not None:
-            self._index.get(self._backend.current_key, set()).discard(timestamp)
+        if self._asked is not None:
+            self._of(self._backend.current_key).discard(timestamp)
 
     def fired(self) -> None:
         """Its call has returned."""

@@ -49,6 +49,11 @@ class ParquetFile:
     ------
     OSError
         The file cannot be written; the message has its path.
+
+    Notes
+    -----
+    If there is no writer for the schema or the options, pyarrow's error says so, and no file is
+    left.
     """
 
     def __init__(
@@ -63,7 +68,12 @@ class ParquetFile:
         with self._named_errors():
             os.makedirs(folder, exist_ok=True)
             self._file: Any = open(self._path, "xb")  # noqa: SIM115 (closed by finish or discard)
-        self._writer: ParquetWriter | None = ParquetWriter(self._file, schema, **(options or {}))
+        self._writer: ParquetWriter | None = None
+        try:
+            self._writer = ParquetWriter(self._file, schema, **(options or {}))
+        except BaseException:
+            self.discard()
+            raise
         if schema.metadata and not (options or {}).get("store_schema", True):
             notes = {key.decode(): value.decode() for key, value in schema.metadata.items()}
             self._writer.add_key_value_metadata(notes)
@@ -126,4 +136,4 @@ class ParquetFile:
         except OSError as error:
             if error.filename is not None or error.errno is None:
                 raise
-            raise OSError(error.errno, f"{os.strerror(error.errno)}", self._path) from error
+            raise OSError(error.errno, os.strerror(error.errno), self._path) from error

@@ -67,7 +67,7 @@ def test_operator_state_is_stored_as_a_keyed_kind(declaration: KeylessState) -> 
 
 
 def test_numbers_of_accumulators_are_the_cores() -> None:
-    header = (Path(__file__).parents[3] / "csrc" / "pystate.h").read_text("utf-8")
+    header = (Path(__file__).parents[3] / "csrc" / "interface" / "access.h").read_text("utf-8")
     core = {name: int(number) for name, number in re.findall(r"PST_AGG_(\w+) = (\d+)", header)}
     assert core and core == {name: getattr(accumulators, name) for name in core}
     constants = {name for name in accumulators.__all__ if name.isupper()}

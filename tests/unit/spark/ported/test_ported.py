@@ -10,6 +10,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
@@ -341,6 +342,24 @@ def test_timers_fire_in_one_pass_by_sparks_rules() -> None:
         assert harness.advance_processing_time(39) == [(1, 15, 39)]
         assert harness.advance_processing_time(100) == [(1, 40, 100)]
         assert harness.advance_processing_time(200) == []
+
+
+@pytest.mark.parametrize("names", [["k"], ["k", "j"]])
+@pytest.mark.parametrize("keys", [(1.5, float("nan"), 0.0), (1, None, -(1 << 62))])
+def test_timers_of_any_key_are_listed(keys: tuple[Any, ...], names: list[str]) -> None:
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        for row in rows:
+            self.handle.registerTimer(row.v)
+        yield key[0], list(self.handle.listTimers())
+
+    function = adapt(Scripted(no_state, rows), names, time_mode="ProcessingTime")
+    with Harness(function, key=names) as harness:
+        for v, listed in ((70, [70]), (50, [50, 70])):
+            columns = {"k": pa.array(keys), "j": pa.array(map(str, keys))}
+            found = harness.process(pa.table({**columns, "v": pa.array([v] * len(keys))}))
+            assert [times for _, times in found] == [listed] * len(keys)
+            # The same key by its other zero.
+            keys = tuple(-key if key == 0 else key for key in keys) if names == ["k"] else keys
 
 
 def test_timers_of_a_key_are_listed() -> None:

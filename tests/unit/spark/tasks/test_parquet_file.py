@@ -85,3 +85,10 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_names_are_never_the_same() -> None:
     names = {part_name(7) for _ in range(100)}
     assert len(names) == 100 and all(name.startswith("part-00007-") for name in names)
+
+
+@pytest.mark.parametrize("options", [{"compression": "strange"}, {"strange": 1}])
+def test_without_a_writer_there_is_no_file(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises((pa.ArrowException, TypeError), match="strange"):
+        ParquetFile(str(tmp_path), "f.parquet", SCHEMA, options)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,79 @@
+"""Tasks that kill their own worker, once, at a given point: workers import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.tasks.delta import Written
+from pystate.spark.tasks.range_task import RangeTask
+from pystate.spark.tasks.worker import ArrowOperator
+
+__all__ = ["POINTS", "deadly_map", "first_to"]
+
+#: Where a worker may die: with some rows in the table, once its files are complete, and after its
+#: report, which then nobody gets.
+POINTS = ("rows", "files", "reported")
+
+
+def first_to(flag: Path) -> bool:
+    """True for exactly one caller of all processes."""
+    try:
+        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class DeadlyTask(RangeTask):
+    """A range's task that dies at one of the points, if it is the first to be there."""
+
+    where: str
+    flag: Path
+
+    def _die(self, where: str) -> None:
+        if where == self.where and first_to(self.flag):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def go_on(self) -> None:
+        """Between two pieces of the input."""
+        super().go_on()
+        if self.rows_in:
+            self._die("rows")
+
+    def report(self, written: Written) -> None:
+        """Report, between two points."""
+        self._die("files")
+        super().report(written)
+        self._die("reported")
+
+
+class DeadlyOperator(ArrowOperator):
+    """Makes tasks that die."""
+
+    where: str
+    flag: Path
+
+    def task(self) -> RangeTask:
+        """Make one."""
+        task = DeadlyTask(self._plan)
+        task.where, task.flag = self.where, self.flag
+        return task
+
+
+def deadly_map(where: str, flag: Path) -> Callable[..., Any]:
+    """Return `arrow_map` with tasks that die."""
+
+    def operator(*given: Any) -> DeadlyOperator:
+        made = DeadlyOperator(*given)
+        made.where, made.flag = where, flag
+        return made
+
+    def mapped(*given: Any) -> Any:
+        return arrow_map(*given, operator)
+
+    return mapped
