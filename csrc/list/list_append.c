@@ -38,6 +38,19 @@ static void put_variable(uint8_t *to, const pst_item *item) {
     pst_put64(to + 8 + whole, word);
 }
 
+/* As put_variable. REQUIRES: seven more bytes can be read behind the item's. */
+static inline void put_near(uint8_t *to, const uint8_t *from, uint64_t size) {
+    uint64_t word;
+    memcpy(&word, from, 8);
+    word = size < 4 ? word & ((UINT64_C(1) << 8 * size) - 1) : word;
+    pst_put64(to, size | word << 32);
+    for (uint64_t at = 4; at < size; at += 8) {
+        memcpy(&word, from + at, 8);
+        word = size - at < 8 ? word & ((UINT64_C(1) << 8 * (size - at)) - 1) : word;
+        pst_put64(to + 4 + at, word);
+    }
+}
+
 static void put_item(const pst_list_shape *s, uint8_t *to, const pst_item *item) {
     uint16_t half;
     uint32_t word;
@@ -156,17 +169,22 @@ static void append_words(pst_table *t, const pst_list_shape *s, pst_list *l, pst
 /* Appends short items of bytes without times, as many as the last chunk has room for. */
 static void append_short(pst_table *t, pst_list *l, pst_packed *packed) {
     uint8_t *at = pst_block(t, l->last) + HEADER;
-    uint64_t room = pst_class_size((uint32_t)l->last_class) - HEADER, used = l->used;
-    while (packed->p < packed->end && *packed->p < 0x80) {
-        pst_item item = {packed->p + 1, *packed->p, 0};
-        uint64_t bytes = ((uint64_t)item.size + 4 + 7) & ~UINT64_C(7);
-        if (item.size >= (uint64_t)(packed->end - packed->p) || used + bytes > room)
+    uint64_t room = pst_class_size((uint32_t)l->last_class) - HEADER, used = l->used, n = 0;
+    const uint8_t *p = packed->p, *end = packed->end;
+    for (uint64_t size; p < end && (size = *p) < 0x80; n++) {
+        uint64_t bytes = (size + 4 + 7) & ~UINT64_C(7), left = (uint64_t)(end - p);
+        if (size >= left || used + bytes > room)
             break;
-        put_variable(at + used, &item);
+        pst_item item = {p + 1, (uint32_t)size, 0};
+        if (left > size + 8)
+            put_near(at + used, p + 1, size);
+        else
+            put_variable(at + used, &item);
         used += bytes;
-        packed->p += 1 + item.size;
-        l->end++;
+        p += 1 + size;
     }
+    packed->p = p;
+    l->end += n;
     l->used = (uint32_t)used;
 }
 

@@ -393,6 +393,33 @@ static pst_status expect(pst_table *t, const pst_sst_reader *r, int all_new) {
     return s;
 }
 
+/* Whether nearly all that the file has will be lists, maps and timers of the table: not the values of
+ * rows, and not keys of many bytes, which each record repeats. */
+static int is_of_elements(const pst_table *t, const pst_schema *from, const pst_mapping *m) {
+    if (t->lay.key_kind != PST_KEY_WORD)
+        return 0;
+    for (int32_t i = 0; i < from->n_states; i++) {
+        int32_t column = m->columns ? m->columns[i] : i;
+        if (!(m->taken >> i & 1) || t->lay.fields[column].kind == PST_VALUE)
+            return 0;
+    }
+    return 1;
+}
+
+/* Such elements take more of the heap than half of their bytes in the file, so an empty table is
+ * given that in one piece. How many rows they make, the file does not say. */
+static void expect_elements(pst_table *t, const pst_sst_reader *r, const pst_mapping *m) {
+    const pst_file_info *info = pst_sst_reader_info(r);
+    uint64_t all = 0;
+    if (t->m->slots || !info->rows || info->tombstones ||
+        !is_of_elements(t, pst_sst_reader_schema(r), m))
+        return;
+    for (int32_t g = t->first_key_group; g <= t->last_key_group; g++)
+        all += pst_sst_reader_estimate(r, g);
+    uint64_t bytes = info->raw_bytes / info->rows * all / 2;
+    (void)pst_arena_commit(&t->arena, PST_SPACE_HEAP, t->m->heap_top * PST_GRANULE + bytes);
+}
+
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows) {
     const pst_schema *from = pst_sst_reader_schema(r);
@@ -414,7 +441,9 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     m.foreseen = !pst_key_has_namespace(&t->schema);
     pst_dropped_note(&m.dropped, from, columns, n_columns);
     m.all_new = !has_element && !t->m->slots;
-    if (!has_element)
+    if (has_element)
+        expect_elements(t, r, &m);
+    else
         s = expect(t, r, m.all_new);
     for (pst_stretch part; !s && (s = pst_sst_reader_stretch(r, &part)) == PST_OK;) {
         if (part.rows) {

@@ -374,3 +374,58 @@ def test_a_list_that_changes_while_the_collector_runs(kind: str, later: list[int
             gc.callbacks.remove(change)
         assert found == (later if seen else list(range(300)))
         assert items.get() == (later if changes else list(range(300)))
+
+
+def write_and_restore(
+    key: str, states: dict[str, ps.State], fill: Callable[[Any, Any, int], None], rows: int
+) -> tuple[int, int, Any, Any]:
+    """Committed bytes of a table and of its copy that was restored, and the rows of both."""
+    names = np.arange(rows)
+    out = io.BytesIO()
+    with ps.KeyedStateBackend(key, states=states, max_parallelism=4) as backend:
+        array = pa.array(names if key == "long" else [f"{name:08}" * 25 for name in names])
+        fill(backend, backend.keys(array), rows)
+        with backend.seal() as sealed:
+            sealed.write(out)
+        before, table = backend.stats().committed_bytes, backend.to_arrow()
+    with ps.KeyedStateBackend(key, states=states, max_parallelism=4) as backend:
+        backend.restore([out])
+        return before, backend.stats().committed_bytes, table, backend.to_arrow()
+
+
+def fill_lists(backend: Any, keys: Any, rows: int) -> None:
+    for i in range(10):
+        backend["s"].append(keys, pa.array([i] * rows, backend["s"].type.arrow))
+    for name in ("v" + str(i) for i in range(40)):
+        if name in backend.states:
+            backend[name].update_all(keys, pa.array(np.arange(rows)))
+
+
+def fill_maps(backend: Any, keys: Any, rows: int) -> None:
+    for i in range(20):
+        backend["s"].put_entries(keys, [i] * rows, pa.array([i] * rows, pa.int8()))
+
+
+@pytest.mark.parametrize(
+    ("key", "states", "fill", "rows"),
+    [
+        ("long", {"s": ps.ListState("long")}, fill_lists, 4_000),
+        ("long", {"s": ps.ListState("byte")}, fill_lists, 4_000),
+        ("long", {"s": ps.MapState("byte", "byte")}, fill_maps, 4_000),
+        # Files repeat the key with each entry, and of wide rows they have more than of the lists.
+        ("string", {"s": ps.MapState("byte", "byte")}, fill_maps, 4_000),
+        (
+            "long",
+            {"s": ps.ListState("byte")} | {f"v{i}": ps.ValueState("long") for i in range(40)},
+            fill_lists,
+            20_000,
+        ),
+    ],
+)
+def test_a_restore_takes_no_more_memory_than_what_was_written(
+    key: str, states: dict[str, ps.State], fill: Callable[[Any, Any, int], None], rows: int
+) -> None:
+    before, after, table, copy = write_and_restore(key, states, fill, rows)
+    assert after <= before * 1.1
+    order = [("key", "ascending")]
+    assert copy.sort_by(order).equals(table.sort_by(order))
