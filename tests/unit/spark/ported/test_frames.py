@@ -115,12 +115,12 @@ def test_a_frame_that_is_cut_is_its_owners() -> None:
     for _ in range(2):
         mine = cutter.cut(2, 6)
         pd.testing.assert_frame_equal(mine, before.iloc[2:6].reset_index(drop=True))
+        mine.index.name = mine.columns.name = "mine"
         mine.loc[:, "m"] = 7
         mine.loc[1, "s"] = "mine"
         mine.loc[mine["k"] < -3, "x"] = -1.0
         mine["at"] = mine["at"].fillna(pd.Timestamp(0))
         mine["more"] = mine.pop("b")
-        mine.index.name = mine.columns.name = "mine"
         mine.drop(columns="list", inplace=True)
         mine.rename(columns={"m": "own"}, inplace=True)
     pd.testing.assert_frame_equal(whole, before)
