@@ -35,6 +35,7 @@ class Scale:
     timed_rows: int
     timed_keys: int
     timed_batches: int
+    pandas_rows: tuple[int, ...]
     pandas_batches: int
     spark_rows: int
     spark_keys: int
@@ -74,6 +75,7 @@ SCALES = {
             timed_rows=400,
             timed_keys=100,
             timed_batches=1,
+            pandas_rows=(400,),
             pandas_batches=1,
             spark_rows=4_000,
             spark_keys=1_000,
@@ -109,6 +111,7 @@ SCALES = {
             timed_rows=300_000,
             timed_keys=60_000,
             timed_batches=3,
+            pandas_rows=(300_000, 1_200_000),
             pandas_batches=2,
             spark_rows=2_000_000,
             spark_keys=1_000_000,
@@ -144,6 +147,7 @@ SCALES = {
             timed_rows=1_200_000,
             timed_keys=240_000,
             timed_batches=3,
+            pandas_rows=(1_200_000,),
             pandas_batches=3,
             spark_rows=2_000_000,
             spark_keys=1_000_000,

@@ -1,19 +1,20 @@
-"""A count per key in functions that get pandas frames, compared with a function by row.
+"""A count per key in functions that get pandas frames, compared with what one writes for pystate.
 
 Spark's `applyInPandasWithState` and `transformWithStateInPandas`, the same functions unchanged in a
-job of pystate, and what one would write for pystate. Each yields, for each row, its key and how
-many rows of the key came so far; all outputs are compared at the end.
+job of pystate, and two functions of pystate: one by row, and one by batch, which is what someone
+writes who takes frames in Spark for their speed. Each yields, for each row, its key and how many
+rows of the key came so far; all outputs are compared at the end.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pystate as ps
@@ -21,29 +22,23 @@ from bench.measure import Row, Scale, Spread
 from bench.spark_jobs import (
     MAX_PARALLELISM,
     PARALLELISM,
-    PROVIDERS,
-    batch_seconds,
-    hand_over,
     same_rows,
-    session,
     source,
     started,
     write_input,
 )
+from bench.spark_turns import Comparison, lead
 from pystate.spark import Job, ParquetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 OUTPUT = "key long, n long"
 STATE = "n long"
-WARM_UP = 1
-"""Turns that are not timed."""
-SHARE = 10
-"""The batches that are not timed have one of so many rows."""
 
 
 def by_row() -> ps.KeyedProcessFunction:
@@ -56,6 +51,29 @@ def by_row() -> ps.KeyedProcessFunction:
             n = self.n.value() + 1
             self.n.update(n)
             yield key, n
+
+    return Counts()
+
+
+def by_batch() -> ps.VectorizedFunction:
+    """The same for many rows of many keys at once."""
+    numpy, arrow = np, pa
+
+    class Counts(ps.VectorizedFunction):
+        n = ps.ValueState("long", default=0)
+
+        def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> Any:
+            before = self.n.values(keys)
+            self.n.add(keys, 1)
+            # The rows of each key together, in their order, and where those of each begin.
+            first = keys.first_rows()
+            order = numpy.argsort(first, kind="stable")
+            begins = numpy.flatnonzero(numpy.diff(first[order], prepend=-1))
+            lengths = numpy.diff(begins, append=len(order))
+            counts = numpy.empty(len(order), numpy.int64)
+            counts[order] = numpy.arange(1, len(order) + 1) - numpy.repeat(begins, lengths)
+            counts += before
+            return arrow.record_batch([keys.key_arrays()[0], counts], ["key", "n"])
 
     return Counts()
 
@@ -132,6 +150,11 @@ def with_row_function(keyed: Any) -> Any:
     return keyed.process(by_row(), OUTPUT)
 
 
+def with_batch_function(keyed: Any) -> Any:
+    """Pystate's own."""
+    return keyed.process(by_batch(), OUTPUT)
+
+
 def with_group_function(keyed: Any) -> Any:
     """The same text in both engines."""
     return keyed.applyInPandasWithState(group_function(), OUTPUT, STATE, "Update", "NoTimeout")
@@ -142,80 +165,86 @@ def with_processor(keyed: Any) -> Any:
     return keyed.transformWithStateInPandas(frames_processor(), OUTPUT, "Update", "None")
 
 
-OURS = "pystate, by row"
+BY_ROW, BY_BATCH = "pystate, by row", "pystate, by batch"
 GROUP, FRAMES = "applyInPandasWithState", "transformWithStateInPandas"
 STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
-    OURS: partial(start_in_job, with_operator=with_row_function),
+    BY_ROW: partial(start_in_job, with_operator=with_row_function),
+    BY_BATCH: partial(start_in_job, with_operator=with_batch_function),
     f"{GROUP} in a job": partial(start_in_job, with_operator=with_group_function),
     f"{FRAMES} in a job": partial(start_in_job, with_operator=with_processor),
     GROUP: partial(start_in_spark, with_operator=with_group_function),
     FRAMES: partial(start_in_spark, with_operator=with_processor),
 }
 EXPECTED = {GROUP: ">= 150x", FRAMES: ">= 150x"}
+"""Of the function by row."""
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """Each batch goes through one job after the other."""
-    seconds: dict[str, list[float]] = {name: [] for name in STARTS}
-    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-    small, large = inputs(scale)
-    try:
-        with session(root) as spark:
-            spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS["RocksDB"])
-            spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-            folders = {name: root / f"job{i}" for i, name in enumerate(STARTS)}
-            queries = {
-                name: start(source(spark, folders[name]), folders[name])
-                for name, start in STARTS.items()
-            }
-            for turn in range(WARM_UP + scale.pandas_batches):
-                # Spark ends workers that were idle for a minute: a small batch starts them again.
-                rows = large if turn >= WARM_UP else small
-                write_input(spark, small, root / str(2 * turn))
-                write_input(spark, rows, root / str(2 * turn + 1))
-                for name, query in queries.items():
-                    for number in (2 * turn, 2 * turn + 1):
-                        hand_over(root / str(number), folders[name])
-                        took = batch_seconds(query, number)
-                    seconds[name].append(took)
-            for query in queries.values():
-                query.stop()
-            written = compared(spark, folders)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
-    return [row_of(name, timed, written, scale) for name in STARTS]
+    """All jobs, with batches of each size: several of the first, and one of each other."""
+    found = []
+    for i, rows in enumerate(scale.pandas_rows):
+        keys = rows * scale.timed_keys // scale.timed_rows
+        found += sized(replace(scale, spark_rows=rows, spark_keys=keys), scale.pandas_batches, i)
+    return found
 
 
-def inputs(scale: Scale) -> tuple[Any, Any]:
-    """What to write for a batch that is not timed, and for one that is."""
-    from dataclasses import replace
+def sized(scale: Scale, batches: int, place: int) -> list[Row]:
+    """All jobs, with batches of one size."""
 
-    large = replace(scale, spark_rows=scale.timed_rows, spark_keys=scale.timed_keys)
-    return replace(large, spark_rows=scale.timed_rows // SHARE), large
+    def write(spark: SparkSession, rows: int, folder: Path) -> None:
+        write_input(spark, replace(scale, spark_rows=rows), folder)
+
+    comparison = Comparison(STARTS, source, write, compared)
+    timed, written = comparison.run(scale.spark_rows, 1 if place else batches)
+    # The larger batches are there to be compared: the goals are those of the first.
+    goals = {} if place else EXPECTED
+    found = [row_of(name, timed, written, scale, goals) for name in STARTS]
+    return [*found, *(lead_by_batch(name, timed, scale) for name in (GROUP, FRAMES))]
 
 
 def compared(spark: SparkSession, folders: dict[str, Path]) -> int:
     """Check that all outputs hold the same rows; return their number."""
-    return same_rows(spark, folders, OURS, "key", "n").count()
+    return same_rows(spark, folders, BY_ROW, "key", "n").count()
 
 
-def row_of(name: str, seconds: dict[str, list[float]], written: int, scale: Scale) -> Row:
+def rates(seconds: list[float], scale: Scale) -> Spread:
+    """Thousands of rows a second."""
+    return Spread.of([scale.spark_rows / one / 1e3 for one in seconds])
+
+
+def row_of(
+    name: str,
+    seconds: dict[str, list[float]],
+    written: int,
+    scale: Scale,
+    goals: dict[str, str],
+) -> Row:
     """A job's rate, and the lead of the function by row, or of the same text in a job."""
     ratio, peer = None, ""
     own = name.removesuffix(" in a job")
-    if name != OURS:
-        fast, slow = (name, own) if own != name else (OURS, name)
-        pairs = zip(seconds[fast], seconds[slow], strict=True)
-        ratio = Spread.of([theirs / ours for ours, theirs in pairs])
-        peer = f"in Spark: {own}" if own != name else f"{OURS} / {name}"
+    if own != name:
+        ratio, peer = lead(seconds, name, own), f"in Spark: {own}"
+    elif name in (GROUP, FRAMES):
+        ratio, peer = lead(seconds, BY_ROW, name), f"{BY_ROW} / {name}"
     return Row(
         "spark-pandas",
-        f"count by frames, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: {name}",
-        Spread.of([scale.timed_rows / one / 1e3 for one in seconds[name]]),
+        f"count by frames, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}",
+        rates(seconds[name], scale),
         "k rows/s",
         peer=peer,
         ratio=ratio,
-        expected=EXPECTED.get(name, ""),
+        expected=goals.get(name, ""),
         detail={"seconds": seconds[name], "written": written},
+    )
+
+
+def lead_by_batch(theirs: str, seconds: dict[str, list[float]], scale: Scale) -> Row:
+    """How much faster the function by batch is than a function of frames in Spark."""
+    return Row(
+        "spark-pandas",
+        f"by batch in pystate, by frames in Spark, {scale.spark_rows:,} rows a batch: {theirs}",
+        rates(seconds[BY_BATCH], scale),
+        "k rows/s",
+        peer=theirs,
+        ratio=lead(seconds, BY_BATCH, theirs),
     )

@@ -10,11 +10,8 @@ Spark every access is a message to the JVM. The first one also runs unchanged in
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row as SparkRow
@@ -26,17 +23,15 @@ from bench.measure import Row, Scale, Spread
 from bench.spark_jobs import (
     MAX_PARALLELISM,
     PARALLELISM,
-    PROVIDERS,
-    batch_seconds,
-    hand_over,
     same_rows,
-    session,
     started,
 )
+from bench.spark_turns import Comparison, lead
 from pystate.spark import Job, ParquetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -44,8 +39,6 @@ if TYPE_CHECKING:
 SPAN_MS = 3_600_000
 """Event time of a batch; no row is late."""
 WINDOW_MS = SPAN_MS // 4
-WARM_UP = 1
-"""Turns that are not timed."""
 COLUMNS = "key long, ms long, at timestamp"
 OUTPUT = "key long, until long, n long"
 
@@ -217,54 +210,26 @@ EXPECTED = {
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """Each batch goes through one job after the other."""
-    seconds: dict[str, list[float]] = {name: [] for name in STARTS}
-    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-    try:
-        with session(root) as spark:
-            spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS["RocksDB"])
-            # A batch that only moves the watermark would be an extra batch for Spark, but not for
-            # pystate.
-            spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-            folders = {name: root / f"job{i}" for i, name in enumerate(STARTS)}
-            queries = {
-                name: start(source(spark, folders[name]), folders[name])
-                for name, start in STARTS.items()
-            }
-            few, many = scale.timed_rows // 10, scale.timed_rows
-            for turn in range(WARM_UP + scale.timed_batches):
-                # Spark ends Python workers that were idle for a minute, as during the others' turn:
-                # a small batch, which is not timed, starts them again.
-                small, large = 2 * turn, 2 * turn + 1
-                write_input(spark, few, scale.timed_keys, root / str(small))
-                rows = many if turn >= WARM_UP else few
-                write_input(spark, rows, scale.timed_keys, root / str(large))
-                for name, query in queries.items():
-                    for number in (small, large):
-                        hand_over(root / str(number), folders[name])
-                        took = batch_seconds(query, number)
-                    seconds[name].append(took)
-            for query in queries.values():
-                query.stop()
-            written = compared(spark, folders)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
+    """All jobs."""
+
+    def write(spark: SparkSession, rows: int, folder: Path) -> None:
+        write_input(spark, rows, scale.timed_keys, folder)
+
+    comparison = Comparison(STARTS, source, write, compared)
+    timed, written = comparison.run(scale.timed_rows, scale.timed_batches)
     found = [row_of(name, timed, written, scale) for name in STARTS]
     return [*found, lead_of_ported(timed, scale)]
 
 
 def lead_of_ported(seconds: dict[str, list[float]], scale: Scale) -> Row:
     """How much faster the same processor is in a job than in Spark."""
-    pairs = zip(seconds[PORTED], seconds["transformWithState"], strict=True)
-    lead = Spread.of([theirs / ours for ours, theirs in pairs])
     return Row(
         "spark-function",
         f"the same processor in a job and in Spark, {scale.timed_rows:,} rows a batch",
         Spread.of([scale.timed_rows / one / 1e3 for one in seconds[PORTED]]),
         "k rows/s",
         peer="transformWithState",
-        ratio=lead,
+        ratio=lead(seconds, PORTED, "transformWithState"),
         expected=">= 40x",
     )
 
@@ -280,10 +245,7 @@ def row_of(
     name: str, seconds: dict[str, list[float]], written: dict[str, int], scale: Scale
 ) -> Row:
     """A job's rate, and pystate's lead over it, batch by batch."""
-    ratio = None
-    if name != "pystate":
-        pairs = zip(seconds["pystate"], seconds[name], strict=True)
-        ratio = Spread.of([theirs / ours for ours, theirs in pairs])
+    ratio = None if name == "pystate" else lead(seconds, "pystate", name)
     return Row(
         "spark-function",
         f"value, map and timer, {scale.timed_rows:,} rows a batch, {scale.timed_keys:,} keys: "

@@ -97,6 +97,34 @@ def version_of(figures: Figures, question: str, name: str) -> str:
     return rows[0].what.rpartition(": ")[2].replace(",", "") if rows else name
 
 
+def in_frames(f: Figures) -> Lines:
+    """Functions of Spark that get frames, for each size of a batch."""
+    question, group, frames = "spark-pandas", "applyInPandasWithState", "transformWithStateInPandas"
+    counts = [row.what for row in f.rows(question, "count*: pystate, by row")]
+    sizes = [what.partition("frames, ")[2].partition(" rows")[0] for what in counts]
+    lines: Lines = []
+    for size in sizes or ["*"]:
+        rows = f"{size.replace(',', ' ')} rows a batch" if sizes else "many rows a batch"
+        of, by_batch = f"count*, {size} rows*: ", f"by batch*, {size} rows*: "
+        lines.append(
+            (
+                f"a count by row, {rows}",
+                f"{f.x(question, of + group)} `{group}`, {f.x(question, of + frames)} `{frames}`; "
+                f"these unchanged in a job {f.x(question, of + f'{group} in a job')} "
+                f"and {f.x(question, of + f'{frames} in a job')}",
+            )
+        )
+        if f.rows(question, by_batch + "*"):
+            lines.append(
+                (
+                    f"the same count by batch, {rows}",
+                    f"{f.x(question, by_batch + group)} `{group}`, "
+                    f"{f.x(question, by_batch + frames)} `{frames}`",
+                )
+            )
+    return lines
+
+
 def on_spark(f: Figures) -> Lines:
     """The guide's table of jobs."""
     rows, keys = f.size("spark-count", "spark_rows"), f.size("spark-count", "spark_keys")
@@ -139,13 +167,7 @@ def on_spark(f: Figures) -> Lines:
             f"{f.x('spark-function', 'the same processor *')} `transformWithState`: "
             f"{f.value('spark-function', 'the same processor *', times=1_000)} rows/s",
         ),
-        (
-            f"a count by row, {timed} rows a batch",
-            f"{f.x('spark-pandas', '*: applyInPandasWithState')} `applyInPandasWithState`, "
-            f"{f.x('spark-pandas', '*: transformWithStateInPandas')} `transformWithStateInPandas`; "
-            f"these unchanged in a job {f.x('spark-pandas', '*: applyInPandasWithState in a job')} "
-            f"and {f.x('spark-pandas', '*: transformWithStateInPandas in a job')}",
-        ),
+        *in_frames(f),
         (
             f"an epoch that changes {f.size('spark-state-size', 'grown_rows')} keys, while the "
             f"state grows from {grown(f, 'spark-state-size')} keys",

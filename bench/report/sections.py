@@ -98,7 +98,14 @@ SECTIONS = (
                 x="k rows/s",
                 only="value*",
             ),
-            Plot("spark-pandas", "A count by frames", "bars", ("spark-pandas",), x="k rows/s"),
+            Plot(
+                "spark-pandas",
+                "A count by frames",
+                "bars",
+                ("spark-pandas",),
+                x="k rows/s",
+                only="count*",
+            ),
         ),
     ),
     Section(

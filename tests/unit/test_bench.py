@@ -356,3 +356,39 @@ def test_the_counting_programs_of_this_package_count_right(tmp_path: Path) -> No
         program = (sys.executable, "pystate_job.py", (how,))
         found = compare.run(program, str(tmp_path / "rows.npy"), str(tmp_path / how))
         assert {name: found[name] for name in compare.due(keys)} == compare.due(keys)
+
+
+def test_functions_of_frames_are_cited_for_each_size_that_was_measured() -> None:
+    def of(size: str, name: str, ratio: float | None) -> Row:
+        return row(f"count by frames, {size} rows a batch, 9 keys: {name}", 1.0, "k rows/s", ratio)
+
+    group, frames = "applyInPandasWithState", "transformWithStateInPandas"
+    first = [
+        of("300,000", "pystate, by row", None),
+        of("300,000", f"{group} in a job", 3.0),
+        of("300,000", f"{frames} in a job", 4.0),
+        of("300,000", group, 30.0),
+        of("300,000", frames, 40.0),
+    ]
+    by_row = (
+        "a count by row, 300 000 rows a batch",
+        f"30x `{group}`, 40x `{frames}`; these unchanged in a job 3.0x and 4.0x",
+    )
+    assert cited.in_frames(cited.Figures({"spark-pandas": answer("spark-pandas", *first)})) == [
+        by_row
+    ]
+    assert cited.UNKNOWN in cited.in_frames(cited.Figures({}))[0][1]
+    by_batch = "by batch in pystate, by frames in Spark"
+    more = [
+        row(f"{by_batch}, 300,000 rows a batch: {group}", 1.0, "k rows/s", 50.0),
+        row(f"{by_batch}, 300,000 rows a batch: {frames}", 1.0, "k rows/s", 60.0),
+        of("1,200,000", "pystate, by row", None),
+        of("1,200,000", group, 70.0),
+    ]
+    found = cited.in_frames(cited.Figures({"spark-pandas": answer("spark-pandas", *first, *more)}))
+    assert found[:2] == [
+        by_row,
+        ("the same count by batch, 300 000 rows a batch", f"50x `{group}`, 60x `{frames}`"),
+    ]
+    assert found[2][0] == "a count by row, 1 200 000 rows a batch"
+    assert found[2][1].startswith(f"70x `{group}`, not measured yet")

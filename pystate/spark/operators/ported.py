@@ -231,7 +231,8 @@ class PortedOperators:
         zone = str(conf.get("spark.sql.session.timeZone"))
         most = int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
         # pandas is imported where frames are used.
-        from pystate.spark.ported.frames import FrameForm, FrameOutput
+        from pystate.spark.ported.frame_output import FrameOutput
+        from pystate.spark.ported.frames import FrameForm
 
         form = FrameForm(zone, most if most > 0 else 2**31 - 1)
         return form, partial(_frame_output, FrameOutput, zone)

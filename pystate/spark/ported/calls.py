@@ -27,6 +27,8 @@ __all__ = ["PortedCalls"]
 
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
+#: Once a processor was given so many rows, what it has yielded is output: frames may be large.
+_GIVEN_ROWS = 262_144
 
 
 class PortedCalls(KeyedCalls):
@@ -60,7 +62,8 @@ class PortedCalls(KeyedCalls):
         process_rows, select, most = function.process_rows, keys.select, form.collected
         groups = form.groups(rows, order, ends)
         found = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
-        for key, first, own in zip(found, firsts, groups, strict=True):
+        until = _GIVEN_ROWS
+        for key, first, end, own in zip(found, firsts, ends, groups, strict=True):
             select(first)
             try:
                 result = process_rows(key, own, context)
@@ -71,8 +74,9 @@ class PortedCalls(KeyedCalls):
             except Exception as error:
                 self.note(error, "handleInputRows", f"key {key!r:.80}")
                 raise
-            if len(emitted) >= most:
+            if len(emitted) >= most or end >= until:
                 yield from self.drain()
+                until = end + _GIVEN_ROWS
         yield from self.drain()
 
     def check(self, method: str, returned: object) -> None:

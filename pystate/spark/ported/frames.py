@@ -1,4 +1,4 @@
-"""Rows as pandas frames, and back: what a processor of `transformWithStateInPandas` gets and gives.
+"""Rows as pandas frames: what a processor of `transformWithStateInPandas` gets.
 
 As in Spark's own workers, a timestamp in a frame has no time zone but is local in the session's,
 a struct is a dict, an array is of numpy, and a map is a dict.
@@ -14,18 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as at
-from pyspark.sql.types import StructType
 
-from pystate._core import core
-from pystate.errors import WrongTypeError
-from pystate.operator.output import OutputColumns
-from pystate.operator.yielded import shown
-from pystate.spark.base.schemas import output_columns
-from pystate.spark.ported.rows import as_dicts
+from pystate.spark.ported.cut_frames import CutFrames
 
-__all__ = ["FrameForm", "FrameOutput", "to_frame"]
+__all__ = ["FrameForm", "to_frame"]
 
 #: Rows that become one frame before it is cut into those of the keys.
 _PIECE = 65_536
@@ -43,7 +36,7 @@ class FrameForm:
     """
 
     #: So many frames are turned into a batch.
-    collected = 256
+    collected = 1024
     wanted = "yield DataFrames of pandas, or return a list of them"
 
     def __init__(self, zone: str, most: int = 10_000) -> None:
@@ -61,13 +54,13 @@ class FrameForm:
     ) -> Iterator[Iterator[Any]]:
         """An iterator of frames for each key."""
         begin = covered = 0
-        piece = to_frame(rows.slice(0, 0), self._zone)
+        piece = CutFrames(to_frame(rows.slice(0, 0), self._zone))
         for end in ends:
             if end > covered and end - begin <= _PIECE:
                 # The keys of the next rows, as many as are a piece together.
                 covered = min(max(begin + _PIECE, end), len(order))
                 first = begin
-                piece = self._frame(rows, order[begin:covered])
+                piece = CutFrames(self._frame(rows, order[begin:covered]))
             if end <= covered:
                 found = self._cut(piece, begin - first, end - first)
             else:
@@ -83,9 +76,9 @@ class FrameForm:
     def _frame(self, rows: pa.RecordBatch, order: np.ndarray[Any, Any]) -> pd.DataFrame:
         return to_frame(rows.take(pa.array(order)), self._zone)
 
-    def _cut(self, piece: pd.DataFrame, begin: int, end: int) -> Iterator[pd.DataFrame]:
+    def _cut(self, piece: CutFrames, begin: int, end: int) -> Iterator[pd.DataFrame]:
         for first in range(begin, end, self._most):
-            yield piece.iloc[first : min(first + self._most, end)].reset_index(drop=True)
+            yield piece.cut(first, min(first + self._most, end))
 
 
 def to_frame(rows: pa.RecordBatch, zone: str) -> pd.DataFrame:
@@ -139,109 +132,3 @@ class _Frames(Iterator[pd.DataFrame]):
 
     def __next__(self) -> pd.DataFrame:
         return next(self._frames)
-
-
-class FrameOutput(OutputColumns):
-    """The declared output of a processor that yields frames, converted as Spark converts them.
-
-    If a frame has names, a column is taken by its name, and others are dropped; else by position.
-    """
-
-    _zone: str
-
-    @classmethod
-    def of(cls, schema: StructType, owner: str, zone: str) -> FrameOutput:
-        """The output with these columns; timestamps without a time zone are local in `zone`."""
-        columns = output_columns(schema, owner)
-        fields = zip(columns.schema, columns.required, strict=True)
-        wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
-        made = cls(wanted, owner, columns.ddl)
-        made._zone = zone
-        return made
-
-    def collector(self) -> core.Emitted:
-        """What frames are collected in."""
-        return core.Emitted(None)
-
-    def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn frames that a processor yielded into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            Something is no frame, a column is missing, or a value does not fit its column.
-        """
-        frames = [columns for columns in map(self._columns_of, rows) if columns is not None]
-        if not frames:
-            return self.empty()
-        arrays = [
-            self._checked(i, self._of_series(i, [columns[i] for columns in frames]))
-            for i in range(len(self.names))
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _columns_of(self, frame: Any) -> list[pd.Series] | None:
-        """A frame's columns in the schema's order; None if it is empty."""
-        if not isinstance(frame, pd.DataFrame):
-            raise WrongTypeError(
-                f"{self.owner} yielded {shown(frame)} of type {type(frame).__qualname__}: yield a "
-                f"DataFrame of pandas with the columns {', '.join(self.names)}"
-            )
-        if not len(frame):
-            return None
-        if any(isinstance(name, str) for name in frame.columns):
-            missing = [name for name in self.names if name not in frame.columns]
-            if missing:
-                raise WrongTypeError(
-                    f"{self.owner} yielded a DataFrame without the column "
-                    f"{', '.join(map(repr, missing))}; it has {', '.join(map(str, frame.columns))}"
-                )
-            return [frame[name] for name in self.names]
-        if frame.shape[1] != len(self.names):
-            raise WrongTypeError(
-                f"{self.owner} yielded a DataFrame of {frame.shape[1]} columns; its schema has "
-                f"{len(self.names)}: {', '.join(self.names)}"
-            )
-        return [frame.iloc[:, i] for i in range(frame.shape[1])]
-
-    def _of_series(self, index: int, parts: list[pd.Series]) -> pa.Array[Any]:
-        kind = self.schema.field(index).type
-        series = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
-        try:
-            return self._converted(series, kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            reason = " ".join(str(error).split())
-            raise WrongTypeError(
-                f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
-                f"got values of type {series.dtype}: {reason}"
-            ) from None
-
-    def _converted(self, series: pd.Series, kind: Any) -> pa.Array[Any]:
-        array: pa.Array[Any]
-        if at.is_nested(kind):
-            array = pa.array([_out_of_frame(value) for value in series], type=kind)
-            return array
-        if at.is_timestamp(kind):
-            if series.dtype == object:
-                series = pd.to_datetime(series)
-            zone = series.dt.tz
-            if kind.tz is None:
-                series = series if zone is None else series.dt.tz_localize(None)
-            elif zone is None:
-                series = series.dt.tz_localize(self._zone, ambiguous=False)
-            array = pa.Array.from_pandas(series.dt.floor("us"))
-            return pc.cast(array, kind)
-        if at.is_date(kind) and series.dtype.kind == "M":
-            series = series.dt.date
-        try:
-            array = pa.Array.from_pandas(series, type=kind, safe=True)
-        except pa.ArrowInvalid:
-            # Numbers as text, and the like: what Arrow casts without loss.
-            array = pc.cast(pa.Array.from_pandas(series), kind, safe=True)
-        return array
-
-
-def _out_of_frame(value: Any) -> Any:
-    if isinstance(value, float) and np.isnan(value):
-        return None
-    return as_dicts(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
@@ -18,8 +19,10 @@ from pyspark.sql.streaming import StatefulProcessor
 from pystate.errors import WrongTypeError
 from pystate.spark import StatefulProcessorError, adapt
 from pystate.spark.base.failures import original_error
-from pystate.spark.ported import frames
-from pystate.spark.ported.frames import FrameForm, FrameOutput, to_frame
+from pystate.spark.ported import calls, frames
+from pystate.spark.ported.cut_frames import CutFrames
+from pystate.spark.ported.frame_output import FrameOutput
+from pystate.spark.ported.frames import FrameForm, to_frame
 from pystate.testing import Harness
 
 NOON = datetime(2024, 7, 1, 12, tzinfo=timezone.utc)
@@ -77,6 +80,53 @@ def test_each_key_gets_all_of_its_rows_in_order(
         begin = end
 
 
+def varied(n: int) -> pa.RecordBatch:
+    """Columns of several types, those of one type not side by side."""
+    at = pa.timestamp("us", "Europe/Berlin")
+    return pa.record_batch(
+        {
+            "m": pa.array(range(n), pa.int64()),
+            "s": pa.array([None if i % 3 == 0 else str(i) for i in range(n)]),
+            "k": pa.array([-i for i in range(n)], pa.int64()),
+            "at": pa.array([NOON if i % 2 else None for i in range(n)], at),
+            "x": pa.array([i / 4 for i in range(n)]),
+            "b": pa.array([i % 2 == 0 for i in range(n)]),
+            "list": pa.array([[i] for i in range(n)], pa.list_(pa.int32())),
+            "c": pa.array(["a", "b"] * (n // 2)).dictionary_encode(),
+        }
+    )
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (3, 8), (5, 5), (0, 12)])
+def test_a_frame_that_is_cut_is_as_pandas_makes_it(begin: int, end: int) -> None:
+    whole = to_frame(varied(12), "Europe/Berlin")
+    cut = CutFrames(whole).cut(begin, end)
+    plain = whole.iloc[begin:end].reset_index(drop=True)
+    pd.testing.assert_frame_equal(cut, plain, check_index_type="exact", check_column_type="exact")
+    assert type(cut.index) is type(plain.index) and cut._mgr.is_consolidated()
+    pd.testing.assert_frame_equal(cut.groupby("b").min(True), plain.groupby("b").min(True))
+    pd.testing.assert_frame_equal(pd.concat([cut, cut.T.T]), pd.concat([plain, plain.T.T]))
+    assert cut.copy().equals(plain) and pickle.loads(pickle.dumps(cut)).equals(plain)
+
+
+def test_a_frame_that_is_cut_is_its_owners() -> None:
+    whole = to_frame(varied(12), "UTC")
+    before, cutter = whole.copy(), CutFrames(whole)
+    for _ in range(2):
+        mine = cutter.cut(2, 6)
+        pd.testing.assert_frame_equal(mine, before.iloc[2:6].reset_index(drop=True))
+        mine.index.name = mine.columns.name = "mine"
+        mine.loc[:, "m"] = 7
+        mine.loc[1, "s"] = "mine"
+        mine.loc[mine["k"] < -3, "x"] = -1.0
+        mine["at"] = mine["at"].fillna(pd.Timestamp(0))
+        mine["more"] = mine.pop("b")
+        mine.drop(columns="list", inplace=True)
+        mine.rename(columns={"m": "own"}, inplace=True)
+    pd.testing.assert_frame_equal(whole, before)
+    assert whole.columns.name is None and cutter.cut(0, 3).index.name is None
+
+
 class Sums(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.total = handle.getValueState("total", "total long")
@@ -88,6 +138,26 @@ class Sums(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+@pytest.mark.parametrize(("frames_at_once", "rows_at_once"), [(3, 1_000), (1_000, 10)])
+def test_output_is_not_held_until_the_input_ends(
+    monkeypatch: pytest.MonkeyPatch, frames_at_once: int, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(FrameForm, "collected", frames_at_once)
+    monkeypatch.setattr(calls, "_GIVEN_ROWS", rows_at_once)
+    taken: list[int] = []
+    drain = calls.PortedCalls.drain
+
+    def noted(self: Any) -> Iterator[Any]:
+        taken.append(len(self.emitted))
+        return drain(self)
+
+    monkeypatch.setattr(calls.PortedCalls, "drain", noted)
+    with Harness(adapt(Sums(), "k", frames=True), key="k") as harness:
+        found = harness.process([{"k": i % 12, "v": i} for i in range(48)])
+    assert [frame["k"].item() for frame in found] == list(range(12))
+    assert taken == [3] * 4 + [0]
 
 
 def test_the_harness_runs_a_processor_of_frames() -> None:
@@ -116,6 +186,28 @@ def test_frames_are_output_by_name_or_by_place() -> None:
     assert made.from_rows([pd.DataFrame()]).num_rows == 0
 
 
+def test_frames_are_output_as_if_each_were_alone() -> None:
+    large = 2**60 + 1
+    kinds = {"n": st.LongType(), "at": st.TimestampType(), "s": st.StringType()}
+    at = pd.Timestamp("2024-07-01 14:00:00")
+    given = [
+        pd.DataFrame({"n": [large, 2], "at": [at, None], "s": ["a", None]}),
+        pd.DataFrame({"n": [3], "at": [at.tz_localize("UTC")], "s": ["b"]}),
+        pd.DataFrame({"s": ["c", "d"], "n": [np.nan, 4.0], "at": [None, at.to_pydatetime()]}),
+        pd.DataFrame({"n": pd.array([None, large], "Int64"), "at": at, "s": "e", "more": 1}),
+        pd.DataFrame({"n": ["5"], "at": [at], "s": pd.Categorical(["f"])}),
+        pd.DataFrame({"n": pd.Series([6], dtype="int8"), "at": [at], "s": [None]}),
+    ]
+    made = output(kinds, "Europe/Berlin")
+    alone = [row for frame in given for row in made.from_rows([frame]).to_pylist()]
+    for times in (1, 3):
+        assert made.from_rows(given * times).to_pylist() == alone * times
+    assert [row["n"] for row in alone] == [large, 2, 3, None, 4, None, large, 5, 6]
+    shuffled = random.Random(1).sample(given * 20, 120)
+    expected = [row for frame in shuffled for row in made.from_rows([frame]).to_pylist()]
+    assert made.from_rows(shuffled).to_pylist() == expected
+
+
 def test_timestamps_without_a_zone_are_the_sessions() -> None:
     kinds = {"at": st.TimestampType(), "ntz": st.TimestampNTZType(), "d": st.DateType()}
     made = output(kinds, "Europe/Berlin")
@@ -139,13 +231,15 @@ def test_nested_values_are_taken() -> None:
         ([1], r"yielded \[1\] of type list: yield a DataFrame"),
         (pd.DataFrame({"k": ["a"]}), "without the column 'n'"),
         (pd.DataFrame([["a"]]), "DataFrame of 1 columns"),
+        (pd.DataFrame([["a", 1, 2]], columns=["k", "n", "n"]), "more than one column 'n'"),
         (pd.DataFrame({"k": ["a"], "n": [1.5]}), "column 'n' is declared"),
         (pd.DataFrame({"k": ["a"], "n": ["x"]}), "column 'n' is declared"),
     ],
 )
 def test_what_is_no_such_frame_is_refused(frame: Any, text: str) -> None:
+    good = pd.DataFrame({"k": ["a"], "n": [1]})
     with pytest.raises(WrongTypeError, match=text):
-        output({"k": st.StringType(), "n": st.LongType()}).from_rows([frame])
+        output({"k": st.StringType(), "n": st.LongType()}).from_rows([good, frame])
 
 
 def test_an_error_of_a_processor_is_found_in_sparks_report() -> None:
