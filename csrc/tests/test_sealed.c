@@ -124,8 +124,8 @@ static void make_key(world *w, uint64_t i) {
         if (type == PST_TIMESTAMP)
             r->key[k].word[0] = (i % 3 ? number * 60000 : UINT64_MAX - number) << 8 * (i % 7);
         if (type == PST_INT64 && w->chosen)
-            r->key[k].word[0] =
-                long_of(UINT64_C(0xABCDEF0123000000) + (w->chosen == 1 ? number : number % 2 << 60 | number / 2));
+            r->key[k].word[0] = long_of(UINT64_C(0xABCDEF0123000000) +
+                                        (w->chosen == 1 ? number : number % 2 << 60 | number / 2));
         memcpy(w->key_bytes[i], &number, 8);
         memset(w->key_bytes[i] + 8, 'x', sizeof w->key_bytes[i] - 8);
         r->key[k].bytes = (pst_bytes){w->key_bytes[i], 3 + (uint32_t)number % 60};
@@ -319,8 +319,8 @@ static pst_status add_words(pst_sst_writer *writer, element *const *order, uint3
         keys[i - from] = order[i]->key;
         hash[i - from] = order[i]->record.hash;
     }
-    pst_rows rows = {words, keys, hash, letters, to - from, first->op, first->changed,
-                     first->present};
+    pst_rows rows = {words,     keys,      hash,           letters,
+                     to - from, first->op, first->changed, first->present};
     return pst_sst_writer_add_rows(writer, &rows);
 }
 
