@@ -188,13 +188,14 @@ def collection_rates(state: State[Any], length: int, rows: int) -> dict[str, flo
             put_elements(backend, state, length, few)
             made.append(written(backend))
     files = [file for file, _, _ in made]
-    base, every = made[0][1], sum(megabytes for _, megabytes, _ in made)
+    (_, base, took), every = made[0], sum(megabytes for _, megabytes, _ in made)
 
     def restored() -> None:
         with ps.KeyedStateBackend(key="long", states=states, max_parallelism=16) as backend:
             backend.restore([files[0]])
 
     return {
+        "written": base / took,
         "read": base / timed(lambda: read(files[:1], rows, states)),
         "read with three deltas": every / timed(lambda: read(files, rows, states)),
         "restored": base / timed(restored),
@@ -202,7 +203,7 @@ def collection_rates(state: State[Any], length: int, rows: int) -> dict[str, flo
 
 
 def collections(scale: Scale) -> list[Row]:
-    """Read lists and maps without a table, and restore them into one."""
+    """Write lists and maps, read them without a table, and restore them into one."""
     rows = []
     for name, (state, length) in COLLECTIONS.items():
         keys = max(scale.element_rows // length, CHANGED)
