@@ -265,9 +265,9 @@ SHORT = {
     "rest is the delta and the output, which two cores compress and write side by side.",
     "spark-function": "A third of a batch of this size is the job's fixed cost; larger batches "
     "have larger ratios. Spark's kind of processor makes rows and tuples of Spark for each call.",
-    "spark-pandas": "A good part of a batch of this size is the epoch's fixed cost, so that larger "
-    "batches have larger ratios. What runs unchanged makes a frame of each key, as in Spark: that "
-    "is most of its time.",
+    "spark-pandas": "A good part of a batch of 300,000 rows is the epoch's fixed cost, so that "
+    "larger batches have larger ratios. What runs unchanged gets and makes a frame for each key, "
+    "as in Spark: that is most of its time. `docs/performance.md`, A key of a function of frames.",
     "small-batches": "What is left is py4j, building plans, and syncing files; "
     "`docs/performance.md`, Where the time goes.",
     "state-size": "More state has more cache and TLB misses per changed row.",

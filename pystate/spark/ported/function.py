@@ -85,8 +85,9 @@ class PortedFunction(KeyedProcessFunction):
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
-        quicken()
         options = self._options
+        quicken()
+        options.form.prepare()
         domain = _DOMAINS.get(options.time_mode)
         self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
         self._handle = TaskHandle(
