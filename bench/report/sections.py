@@ -272,6 +272,9 @@ SHORT = {
     "`docs/performance.md`, Where the time goes.",
     "state-size": "More state has more cache and TLB misses per changed row.",
     "spark-state-size": "More state has more cache and TLB misses per changed row.",
+    "rescale": "Deltas are written beside tasks that copy tables, and wait for cores: that takes "
+    "several times as long as in an ordinary epoch. A core has nothing to do while the last table "
+    "is copied.",
     "stores": "",
     "windows": "A row of a sliding window is added to one slice; what is emitted grows with the "
     "number of windows. `csrc/NOTES.md`, Batches.",

@@ -162,7 +162,7 @@ def copied(function: StatefulFunction) -> StatefulFunction:
 Sent = TypeVar("Sent")
 
 
-def sent(function: Any, send: Callable[[Any], Sent]) -> Sent:
+def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
     """The function in the form that goes to the tasks, made by `send`.
 
     Parameters
@@ -171,6 +171,8 @@ def sent(function: Any, send: Callable[[Any], Sent]) -> Sent:
         The function.
     send : callable
         Copies or pickles an object.
+    where : str
+        The method in which the function can make what cannot be sent.
 
     Raises
     ------
@@ -190,11 +192,11 @@ def sent(function: Any, send: Callable[[Any], Sent]) -> Sent:
             except Exception:
                 raise DeclarationError(
                     f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
-                    f"copies of the function: make it in open(self, ctx) ({reason})"
+                    f"copies of the function: make it in {where} ({reason})"
                 ) from error
         raise DeclarationError(
             f"{name} cannot go to the tasks, which work on copies of the function: something that "
-            f"its code refers to cannot be pickled; make it in open(self, ctx) ({reason})"
+            f"its code refers to cannot be pickled; make it in {where} ({reason})"
         ) from error
 
 

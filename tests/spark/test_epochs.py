@@ -437,6 +437,11 @@ def test_what_a_pipeline_may_not_do(spark: SparkSession, make_job: MakeJob, sour
         (lambda df: None, InvalidArgumentError, "returned None"),
         (lambda df: 3, InvalidArgumentError, "result is a DataFrame of Spark, not 3 of type int"),
         (
+            lambda df: job.key_by(df, "k", uid="x").window(ps.Global(), emit="update"),
+            InvalidArgumentError,
+            r"not .*WindowedFrame; call its process or aggregate\(\.\.\.\), which gives one",
+        ),
+        (
             lambda df: job.key_by(df, "k", uid="x").aggregate(n=3),
             InvalidArgumentError,
             "n=3 is no aggregate",

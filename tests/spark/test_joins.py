@@ -371,3 +371,24 @@ def test_window_join(make_job: MakeJob, spark: SparkSession, tmp_path: Path) -> 
     ]
     handled = {row[3] for row in out if row[0] == "function"}
     assert not handled & {*below["l"], *below["r"]} and len(handled) > 50
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("interval_join", {"lower": "-1 minute", "upper": "1 minute"}),
+        ("asof_join", {}),
+        ("join", {"window": ps.Tumbling("1 minute")}),
+        ("connect", {}),
+    ],
+)
+def test_the_other_input_has_a_key(
+    make_job: MakeJob, spark: SparkSession, method: str, given: dict[str, Any]
+) -> None:
+    rows = spark.createDataFrame([], LEFT)
+    job = make_job()
+    with pytest.raises(InvalidArgumentError, match=rf"^{method} takes .*key_by.*, not DataFrame"):
+        job.run_epoch(
+            rows,
+            lambda df: getattr(job.key_by(df, "k", uid="a", event_time="t"), method)(df, **given),
+        )

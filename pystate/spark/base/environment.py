@@ -50,6 +50,9 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
         hint = ""
         if hasattr(frame, "columns") or hasattr(frame, "schema"):
             hint = f"; make one of it with spark.createDataFrame({argument})"
+        elif type(frame).__module__.startswith("pystate.spark.operators"):
+            calls = [name for name in ("process", "aggregate") if hasattr(frame, name)]
+            hint = f"; call its {' or '.join(calls)}(...), which gives one" if calls else ""
         elif callable(getattr(frame, "toDF", None)):
             hint = f"; make one of it with {argument}.toDF(schema)"
         raise InvalidArgumentError(f"{argument} is a DataFrame of Spark, not {shown(frame)}{hint}")

@@ -35,7 +35,7 @@ from pystate.state.value import ValueState
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["VALUE", "AggregatePlan"]
+__all__ = ["TIMES", "AggregatePlan"]
 
 _INTEGERS = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
 #: Of decimals whose sums are computed by Spark.
@@ -49,8 +49,10 @@ _ORDERED = (
     st.TimestampType,
     st.TimestampNTZType,
 )
-#: How the columns are called that tasks get for aggregates, in front of a number.
-VALUE = "__pystate_value_"
+#: How the columns are called that tasks get for aggregates, in front of a number,
+_VALUE = "__pystate_value_"
+#: and the one with event times.
+TIMES = f"{_VALUE}time"
 
 
 class AggregatePlan:
@@ -99,6 +101,16 @@ class AggregatePlan:
         self._update(name, operation, column, result, shown)
         self._result(name, result, name, None)
 
+    def selected(
+        self, frame: DataFrame, keys: Sequence[str], event_time: str | None
+    ) -> dict[str, Column]:
+        """What is sent of a frame, by name: only what is aggregated, cast if the state is wider."""
+        found = {name: key_column(frame, name).alias(name) for name in keys}
+        found |= self.inputs
+        if event_time is not None:
+            found[TIMES] = column_named(event_time).alias(TIMES)
+        return found
+
     def body(
         self, output: OutputColumns, event_time: str | None, *, combined: bool = False
     ) -> Callable[[RangeTask], AggregateBody]:
@@ -144,7 +156,7 @@ class AggregatePlan:
         if column is None:
             self.updates.append(StateUpdate(state, "add", None, shown))
             return
-        source = f"{VALUE}{len(self.inputs)}"
+        source = f"{_VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).isNotNull().cast("long").alias(source)
         self.combined.append(CombinedColumn(source, "count", column))
         self.updates.append(StateUpdate(state, "add", source, shown))
@@ -152,7 +164,7 @@ class AggregatePlan:
     def _update(
         self, state: str, operation: Operation, column: str, as_type: st.DataType, shown: str
     ) -> None:
-        source = f"{VALUE}{len(self.inputs)}"
+        source = f"{_VALUE}{len(self.inputs)}"
         self.inputs[source] = column_named(column).cast(as_type).alias(source)
         given = self._schema[column].dataType
         if operation == "add" and isinstance(given, st.LongType) and as_type == st.LongType():

@@ -213,12 +213,8 @@ class Connectable:
         """
         if isinstance(right, BroadcastFrame):
             return self._broadcast(right)
-        if not isinstance(right, Connectable):
-            raise InvalidArgumentError(
-                "connect takes another input, job.key_by(...) or job.broadcast(...), not "
-                f"{shown(right)}"
-            )
-        return ConnectedFrames(self._joined(), right._joined())
+        other = "job.key_by(...) or job.broadcast(...)"
+        return ConnectedFrames(self._joined(), _other(right, "connect", other))
 
     def interval_join(
         self,
@@ -271,7 +267,9 @@ class Connectable:
         the interval's width, or an eighth of a second, after that would be possible, and rows leave
         the state up to twice its width after it, since they leave together.
         """
-        return interval_join(self._joined(), right._joined(), lower, upper, how, suffixes, late)
+        return interval_join(
+            self._joined(), _other(right, "interval_join"), lower, upper, how, suffixes, late
+        )
 
     def asof_join(
         self,
@@ -313,7 +311,7 @@ class Connectable:
         A row is emitted once the watermark has passed it: until then an earlier version could come.
         Nulls and late rows are treated as in `interval_join`.
         """
-        return asof_join(self._joined(), right._joined(), how, tolerance, suffixes, late)
+        return asof_join(self._joined(), _other(right, "asof_join"), how, tolerance, suffixes, late)
 
     def join(
         self,
@@ -362,7 +360,14 @@ class Connectable:
         key equals nothing: an outer join emits such a row with its window. A row without a time is
         in no window.
         """
-        return window_join(self._joined(), right._joined(), window, how, suffixes, late)
+        return window_join(self._joined(), _other(right, "join"), window, how, suffixes, late)
+
+
+def _other(right: Any, method: str, takes: str = "job.key_by(...)") -> JoinedFrame:
+    """The other input of a method."""
+    if not isinstance(right, Connectable):
+        raise InvalidArgumentError(f"{method} takes another input, {takes}, not {shown(right)}")
+    return right._joined()
 
 
 class CoFunctionBody(FunctionBody):

@@ -27,7 +27,7 @@ from pystate.operator.function_spec import (
 )
 from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
 from pystate.spark.base.combining import Combine, checked_combine
-from pystate.spark.base.resolve import FrameColumns, column_named, key_column, whole_key
+from pystate.spark.base.resolve import FrameColumns, column_named, whole_key
 from pystate.spark.base.routing import RANGE_COLUMN, route
 from pystate.spark.base.schemas import (
     KeySchema,
@@ -47,7 +47,7 @@ from pystate.spark.evaluation.initial import (
     like,
 )
 from pystate.spark.evaluation.once import Mapped
-from pystate.spark.operators.aggregated import VALUE, AggregatePlan
+from pystate.spark.operators.aggregated import TIMES, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import Connectable
@@ -322,45 +322,26 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         """
         uid = checked_uid(self._uid)
         checked_combine(combine, self._owner)
-        if unnamed:
-            raise InvalidArgumentError(
-                f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
-                "e.g. n=ps.count()"
-            )
-        if not aggregates:
-            raise InvalidArgumentError(
-                f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
-            )
         columns = self._columns.copy()
-        found = {n: self._aggregate(n, given, columns) for n, given in aggregates.items()}
+        found = self._aggregates(unnamed, aggregates, columns)
         frame = columns.frame
         plan = AggregatePlan(self._owner, frame.schema)
         for name, aggregate in found.items():
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
         leaves = key_leaves(self._frame.schema, self._names)
-        fields = [st.StructField(name, data_type) for name, data_type in leaves]
-        self._check_results([*self._names, *aggregates])
-        declared = st.StructType(fields + plan.fields)
+        declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
         output = output_columns(declared, self._owner)
-        # Only aggregated columns are sent, cast by Spark if the state is wider.
-        selected = [*(key_column(frame, name).alias(name) for name in keys), *plan.inputs.values()]
-        event_time = None
-        if self._event_time is not None:
-            event_time = f"{VALUE}time"
-            selected.append(column_named(self._event_time).alias(event_time))
-        names = [*keys, *plan.inputs]
-        if event_time is not None:
-            names.append(event_time)
-        body = plan.body(output, event_time)
+        selected = plan.selected(frame, keys, self._event_time)
+        body = plan.body(output, TIMES if self._event_time is not None else None)
 
         def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
             if not (plan.ordered and self._order_by):
-                return self._routed(frame.select(*selected), operator)
+                return self._routed(frame.select(*selected.values()), operator)
             # The order may use any column: Spark prunes those that neither it nor an aggregate
             # needs.
             return self._routed(frame, operator, self._order_by).select(
-                *selected, *_marker(operator)
+                *selected.values(), *_marker(operator)
             )
 
         rows = self._initial_rows(columns, body, routed)
@@ -371,6 +352,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             initial=initial_of(rows, initial_state, None, self._owner),
             counted=True,
         )
+        names = [*selected]
         if plan.combines(combine, self._event_time, ordered=bool(self._order_by)) and (
             combine is True or self._evaluation.combines(uid)
         ):
@@ -379,12 +361,31 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         else:
             rows_in = routed(frame, operator)
         out = arrow_map(rows_in, operator, names, body, declared)
-        result = out.frame
-        if keys != self._names:
-            # The fields that were sent on their own become structs again.
-            whole = [whole_key(self._frame.schema[name]) for name in self._names]
-            result = result.select(*whole, *map(column_named, aggregates))
-        return self._evaluation.output(uid, out, result)
+        return self._evaluation.output(uid, out, self._with_structs(out.frame, [*aggregates]))
+
+    def _aggregates(
+        self, unnamed: Sequence[Any], given: Mapping[str, Any], columns: FrameColumns
+    ) -> dict[str, Aggregate]:
+        """Check the aggregates that `aggregate` got."""
+        if unnamed:
+            raise InvalidArgumentError(
+                f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
+                "e.g. n=ps.count()"
+            )
+        if not given:
+            raise InvalidArgumentError(
+                f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
+            )
+        found = {name: self._aggregate(name, each, columns) for name, each in given.items()}
+        self._check_results([*self._names, *given])
+        return found
+
+    def _with_structs(self, frame: DataFrame, results: Sequence[str]) -> DataFrame:
+        """Make structs of the key's fields, which were sent on their own."""
+        if [name for name, _ in self._keys] == self._names:
+            return frame
+        whole = [whole_key(self._frame.schema[name]) for name in self._names]
+        return frame.select(*whole, *map(column_named, results))
 
     def _of_rows(
         self,

@@ -392,7 +392,7 @@ def _frame_output(made: Any, zone: str, schema: st.StructType, owner: str) -> Ou
 
 def _sent_and_back(processor: Any) -> Any:
     """A copy as a task gets it."""
-    return cloudpickle.loads(sent(processor, cloudpickle.dumps))
+    return cloudpickle.loads(sent(processor, cloudpickle.dumps, "init(self, handle)"))
 
 
 def _check_event_time(name: Any, schema: st.StructType, owner: str) -> None:

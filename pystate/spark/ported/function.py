@@ -22,6 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import DeclarationError
 from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
+from pystate.functions.binding import sent
 from pystate.functions.context import TimeDomain
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
@@ -155,8 +156,12 @@ class TimedFunction(PortedFunction):
         )
 
 
+def _copied(processor: Any) -> Any:
+    return sent(processor, copy.deepcopy, "init(self, handle)")
+
+
 def ported(
-    processor: Any, options: Options, copied: Callable[[Any], Any] = copy.deepcopy
+    processor: Any, options: Options, copied: Callable[[Any], Any] = _copied
 ) -> PortedFunction:
     """Return a function that runs a processor.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -550,3 +551,10 @@ def test_the_order_of_many_rows_is_kept_for_each_key() -> None:
     for k, v in values:
         wanted.setdefault(k, []).append(v)
     assert found == wanted
+
+
+def test_what_cannot_go_to_the_tasks_is_made_in_init() -> None:
+    processor = Scripted(no_state)
+    processor.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(DeclarationError, match=r"lock = .*make it in init\(self, handle\)"):
+        adapt(processor, "k")
