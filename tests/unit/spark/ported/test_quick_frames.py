@@ -108,36 +108,6 @@ def test_frames_are_those_of_pandas(slow: Any, data: Any) -> None:
     assert made(pd.DataFrame.__init__, dict(data)) == made(slow, dict(data))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"a": [1, 2.5]},
-        {"a": [2.5, 1], "b": [True, 1], "c": [0, False]},
-        {"a": [1, None], "b": ["x", None], "c": [0.5, None], "d": [None, None]},
-        {"a": [1, "x"], "b": ["x", 0.5]},
-        {"a": np.array([datetime(2024, 1, 2)], object), "b": np.array([None])},
-        {"a": np.array([1, 2], object), "b": np.array(["x", "y"], object)},
-        {"a": [1], "b": np.array([1, 2])},
-        {"a": np.array([1, 2]), "b": np.array([1])},
-        {"a": [1, 2], "b": [1]},
-        {"a": np.array([1, 2]), "b": range(3)},
-        {"a": [2**63], "b": [-(2**63)], "c": 2**63 - 1},
-        {"a": [1], "b": 2**63},
-        {"a": range(2**63 - 2, 2**63), "b": range(5, 1, -2)},
-        {"a": [], "b": 1},
-        {"a": [], "b": [1]},
-        {"a": np.empty((2, 1)), "b": [1, 2]},
-        {"a": [[1, 2], [3]], "b": [1, 2]},
-        {"a": [1], 2: [3]},
-        {"a": [1], "b": None},
-        {"a": 1},
-        {},
-    ],
-)
-def test_what_looks_like_a_plain_column_is_not_always_one(slow: Any, data: Any) -> None:
-    assert made(pd.DataFrame.__init__, dict(data)) == made(slow, dict(data))
-
-
 def test_a_frame_is_made_without_pandas_search(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick_frames, "_column", lambda *of: 1 / 0)
     assert len(pd.DataFrame()) == 0 and len(pd.DataFrame([[1]], columns=["a"])) == 1
