@@ -24,9 +24,6 @@ class Form(Protocol):
     wanted: str
     """What the processor is to yield, for errors."""
 
-    def prepare(self) -> None:
-        """Prepare this process, which runs a task."""
-
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""
 
@@ -46,9 +43,6 @@ class RowForm:
     # garbage collector busy.
     collected = 4096
     wanted = "yield rows, each of them a Row with names, or return a list of them"
-
-    def prepare(self) -> None:
-        """Nothing: all processors may make rows."""
 
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""

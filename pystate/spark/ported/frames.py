@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.spark.ported.cut_frames import CutFrames
-from pystate.spark.ported.quick_frames import quicken
 
 __all__ = ["FrameForm", "to_frame"]
 
@@ -43,10 +42,6 @@ class FrameForm:
     def __init__(self, zone: str, most: int = 10_000) -> None:
         self._zone = zone
         self._most = most
-
-    def prepare(self) -> None:
-        """Quicken what the processor makes frames with."""
-        quicken()
 
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""

@@ -86,9 +86,8 @@ class PortedFunction(KeyedProcessFunction):
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
-        options = self._options
         quicken()
-        options.form.prepare()
+        options = self._options
         domain = _DOMAINS.get(options.time_mode)
         self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
         self._handle = TaskHandle(
