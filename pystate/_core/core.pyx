@@ -9,6 +9,7 @@ Thread safety: a handle that is at work without the GIL is marked busy, and any 
 `close` included, raises `InUseError`. After a fork the child's handles refuse to work.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.float cimport PyFloat_FromDouble
 from cpython.list cimport PyList_New, PyList_SET_ITEM

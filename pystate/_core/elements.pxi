@@ -172,6 +172,40 @@ cdef class ListElements(CollectionHandle):
             self.table.check(status)
         return result
 
+    @cython.binding(False)
+    def items_bytes(self):
+        """Return the current key's items of fixed width side by side, as an array has them."""
+        cdef pst_run run
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef size_t width = cell_width(self.codec.code), filled = 0, size
+        cdef bytearray result
+        self.start()
+        status = pst_elements_next_run(self.walk, &run)
+        if status == PST_INVALID:
+            result = bytearray()
+            while True:
+                status = pst_elements_next(self.walk, &key, &cell)
+                if status != PST_OK:
+                    break
+                result += (<char *> &cell.word[0])[:width]
+        else:
+            # No other object is made, so nobody's code runs meanwhile.
+            result = PyByteArray_FromStringAndSize(NULL, <Py_ssize_t> (run.left * width))
+            while status == PST_OK:
+                size = run.count * width
+                if filled + size > <size_t> len(result):
+                    status = PST_CHANGED
+                    break
+                memcpy(PyByteArray_AS_STRING(result) + filled, run.items, size)
+                filled += size
+                status = pst_elements_next_run(self.walk, &run)
+            if status == PST_NOT_FOUND and filled != <size_t> len(result):
+                status = PST_CHANGED
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
     def append_all(self, Batch keys not None, ArrayRef items not None):
         """Append an item to the list of each key."""
         cdef pst_status status

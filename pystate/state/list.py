@@ -27,9 +27,24 @@ from pystate.types.codecs import codec_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from typing_extensions import Self
 
 __all__ = ["ListHandle", "ListState", "ObjectListHandle", "UnionListState"]
+
+#: How items lie in the core.
+_DTYPES = {
+    "boolean": np.dtype("?"),
+    "byte": np.dtype("i1"),
+    "short": np.dtype("i2"),
+    "int": np.dtype("i4"),
+    "long": np.dtype("i8"),
+    "float": np.dtype("f4"),
+    "double": np.dtype("f8"),
+    "date": np.dtype("i4"),
+    "timestamp": np.dtype("M8[us]"),
+    "timestamp_ntz": np.dtype("M8[us]"),
+}
 
 
 class ListState(State["ListHandle"]):
@@ -102,7 +117,7 @@ class UnionListState(ListState):
 class ListHandle(Elements, core.ListElements):
     """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
 
-    ``add``, ``add_all``, ``get``, ``update`` and ``clear`` work on the current key and raise
+    ``add``, ``add_all``, ``get``, ``to_numpy``, ``update`` and ``clear`` work on the current key and raise
     `NoCurrentKeyError` without one; ``len(handle)`` counts its items. ``add`` of None or of another
     type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle`` and iteration
     do what they do with a list, and each of them costs as much as `get`. The other methods work on
@@ -119,12 +134,39 @@ class ListHandle(Elements, core.ListElements):
     def __init__(self, table: core.Table, column: int, name: str, declaration: ListState) -> None:
         type_ = declaration.type
         super().__init__(table, column, name, type_, codec_of(type_, name), None)
+        self._dtype = _DTYPES.get(type_.name)
 
     _others = LIST_NAMES
 
     def get(self) -> list[Any]:
         """The current key's items, in order; empty if there are none."""
         return self._unpacked(self.items_list())
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """The current key's items as an array, which does not change with the state.
+
+        It takes a copy of the items, where `get` makes an object of each: much less for long lists
+        of numbers.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the items' type: dates are ``datetime64[D]``, timestamps ``datetime64[us]`` in UTC.
+
+        Raises
+        ------
+        WrongTypeError
+            The items are not numbers, booleans, dates or timestamps.
+        NoCurrentKeyError
+            No key is current.
+        """
+        if self._dtype is None:
+            raise WrongTypeError(
+                f"state {self.name!r}: items of type {self.type.ddl} are no NumPy array; get() "
+                "returns them as a list"
+            )
+        items = np.frombuffer(self.items_bytes(), self._dtype)
+        return items.astype("datetime64[D]") if self.type.name == "date" else items
 
     def __getitem__(self, index: Any) -> Any:
         return self.get()[index]

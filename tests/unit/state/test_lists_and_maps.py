@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 import io
 from collections.abc import Callable, Iterator
@@ -429,3 +430,61 @@ def test_a_restore_takes_no_more_memory_than_what_was_written(
     assert after <= before * 1.1
     order = [("key", "ascending")]
     assert copy.sort_by(order).equals(table.sort_by(order))
+
+
+NUMBERS: dict[str, list[Any]] = {
+    "boolean": [True, False, True],
+    "byte": [-128, 127, 0],
+    "short": [-(1 << 15), 300],
+    "int": [-(1 << 31), 7],
+    "long": [-(1 << 63), (1 << 63) - 1, 0],
+    "float": [1.5, -2.0],
+    "double": [0.1, float("inf")],
+    "date": [dt.date(1969, 12, 31), dt.date(2024, 2, 29)],
+    "timestamp_ntz": [dt.datetime(1969, 12, 31, 23), dt.datetime(2024, 2, 29, 1, 2, 3, 4)],
+}
+
+
+@pytest.mark.parametrize("ttl", [None, ps.StateTtl(days=1)])
+@pytest.mark.parametrize("type_", NUMBERS)
+@pytest.mark.parametrize("times", [0, 1, 700])
+def test_the_items_as_an_array(type_: str, ttl: ps.StateTtl | None, times: int) -> None:
+    states = {"l": ps.ListState(type_, ttl=ttl)}
+    with ps.KeyedStateBackend("long", states=states) as backend:
+        handle = backend["l"]
+        backend.set_current_key(1)
+        handle.add_all(NUMBERS[type_] * times)
+        found = handle.to_numpy()
+        assert found.tolist() == handle.get() == NUMBERS[type_] * times
+        found[:] = found[::-1]  # it is the caller's own
+        handle.add_all(NUMBERS[type_])
+        assert len(found) == len(NUMBERS[type_]) * times
+        assert handle.get() == NUMBERS[type_] * (times + 1)
+
+
+def test_an_array_of_what_has_not_expired() -> None:
+    states = {"l": ps.ListState("long", ttl=ps.StateTtl(seconds=1))}
+    with ps.KeyedStateBackend("long", states=states) as backend:
+        backend.set_current_key(1)
+        backend.set_clock(processing_time=1_000)
+        backend["l"].add(1)
+        backend.set_clock(processing_time=1_900)
+        backend["l"].add(2)
+        backend.set_clock(processing_time=2_100)
+        assert backend["l"].to_numpy().tolist() == [2]
+
+
+def test_an_array_in_utc(backend: ps.KeyedStateBackend) -> None:
+    with ps.KeyedStateBackend("long", states={"l": ps.ListState("timestamp")}) as times:
+        times.set_current_key(1)
+        times["l"].add(dt.datetime(2024, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))))
+        assert times["l"].to_numpy().tolist() == [dt.datetime(2024, 1, 1)]
+
+
+@pytest.mark.parametrize("name", ["texts", "things"])
+def test_no_array_of_other_items(backend: ps.KeyedStateBackend, name: str) -> None:
+    with pytest.raises(WrongTypeError, match=rf"{name}.* no NumPy array; get\(\)"):
+        backend[name].to_numpy()
+    backend.clear_current_key()
+    with pytest.raises(NoCurrentKeyError):
+        backend["l"].to_numpy()
