@@ -1,6 +1,8 @@
 #include "base/pool.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 
@@ -69,24 +71,53 @@ pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_key_
     pthread_mutex_unlock(&p->lock);
     if (entries->capacity >= words)
         return PST_OK;
-    /* Of the new ones only what is written to will be there. */
+    /* Of the new ones only what is written to will be there, so that there is room for a later epoch
+     * that has a little more. */
     pst_free(entries->words);
+    words += words / 8;
     entries->words = pst_malloc(words * sizeof *entries->words);
     entries->capacity = entries->words ? words : 0;
     return entries->words ? PST_OK : PST_NO_MEMORY;
 }
 
+/* What becomes of a buffer. */
+typedef enum fate { FREED, OFFERED, KEPT } fate;
+
 /* One huge epoch must not pin its buffers for ever. */
-static int worth_keeping(size_t capacity, size_t used) {
-    return capacity <= ((size_t)1 << 23) || (capacity <= POOL_KEEPS && used * 8 >= capacity);
+static fate fate_of(size_t capacity, size_t used) {
+    if (capacity <= ((size_t)1 << 23))
+        return KEPT;
+    if (used * 8 < capacity)
+        return FREED;
+    return capacity <= POOL_KEEPS ? KEPT : OFFERED;
+}
+
+/* Lets the kernel take the memory where it is short of it, and have it again without a fault where
+ * it was not. Returns whether it does. */
+static int offer(void *data, size_t size) {
+#ifdef MADV_FREE
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)data + page - 1) & ~(page - 1);
+    uintptr_t to = ((uintptr_t)data + size) & ~(page - 1);
+    return to <= from || !madvise((void *)from, to - from, MADV_FREE);
+#else
+    (void)data;
+    (void)size;
+    return 0;
+#endif
 }
 
 void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_key_buffer *bytes,
                    pst_charge *charge) {
-    int keep = worth_keeping(entries->capacity * 8, used * 8) &&
-               worth_keeping(bytes->capacity, bytes->size);
+    fate one = fate_of(entries->capacity * 8, used * 8);
+    fate other = fate_of(bytes->capacity, bytes->size), both = one < other ? one : other;
+    if (both == OFFERED) {
+        if (!offer(entries->words, entries->capacity * 8) || !offer(bytes->data, bytes->capacity))
+            both = FREED;
+        pst_charge_drop(charge);
+    }
     pthread_mutex_lock(&p->lock);
-    if (keep && p->n < POOL_BUFFERS) {
+    if (both != FREED && p->n < POOL_BUFFERS) {
         p->spare[p->n].entries = *entries;
         p->spare[p->n].bytes = *bytes;
         p->spare[p->n++].charged = charge->bytes;

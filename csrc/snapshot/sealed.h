@@ -10,8 +10,8 @@
  *  G1. A row is gathered only if it logically changed: before and after are compared, so what was
  *      touched and put back, or inserted and deleted, leaves nothing.
  *  G2. Records carry keys and values, never slots or granules.
- *  G3. Buffers up to a size are reused, so that in a steady state sealing faults no pages in. Those
- *      of a large epoch are freed with it.
+ *  G3. Buffers are reused, so that in a steady state sealing faults no pages in. Those of a large
+ *      epoch are offered to the kernel meanwhile, and freed where later epochs need little of them.
  *  G4. What is written to buffers is charged, in the pool too; what is only reserved is not.
  */
 #ifndef PST_SEALED_H
