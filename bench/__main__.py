@@ -93,6 +93,7 @@ def on_spark() -> dict[str, Question]:
         "spark-state-size": state_size.job,
         "rescale": rescales.rescales,
         "nexmark": compare.queries,
+        "nexmark-windows": compare.windows,
     }
 
 

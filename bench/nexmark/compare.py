@@ -43,6 +43,8 @@ EXPECTED = {
 }
 """What is expected of aggregates in windows, and of the interval join."""
 SMALL = Plan(6_000)
+LARGER = 5
+"""How many times as large the larger batches are."""
 
 
 class Comparison:
@@ -117,16 +119,28 @@ def cheaper(ours: Sequence[Measured], theirs: Sequence[Measured]) -> float:
 
 def queries(scale: Scale) -> list[Row]:
     """All queries, for ``python -m bench --spark``."""
+    return asked("nexmark", Plan(scale.nexmark_events), scale.nexmark_chunk, list(QUERIES))
+
+
+def windows(scale: Scale) -> list[Row]:
+    """Those with windows, in larger batches: less of their time does not depend on the rows."""
+    chunk = LARGER * scale.nexmark_chunk
+    return asked("nexmark-windows", Plan((WARM_UP + 2) * chunk), chunk, WINDOWED)
+
+
+def asked(question: str, plan: Plan, chunk: int, names: Sequence[str]) -> list[Row]:
+    """Run queries once each."""
     rows = []
-    with comparison(Plan(scale.nexmark_events), scale.nexmark_chunk) as (made, given):
-        for name, query in QUERIES.items():
+    with comparison(plan, chunk) as (made, given):
+        for name in names:
+            query = QUERIES[name]
             found = made.rounds(name, given, 1)
             if wrong := [who for who, runs in found.items() if not all(r.right for r in runs)]:
                 raise AssertionError(f"{name} is wrong with {', '.join(wrong)}")
             for who, runs in found.items():
                 rows.append(
                     Row(
-                        "nexmark",
+                        question,
                         f"{name}, {query.title}: {who}, rows of one core",
                         Spread.of([run.rows_per_core / 1e6 for run in runs]),
                         "M rows/s",

@@ -104,6 +104,7 @@ def test_the_jobs_on_spark(tmp_path: Path) -> None:
         "spark-state-size",
         "rescale",
         "nexmark",
+        "nexmark-windows",
     }
 
 
