@@ -118,10 +118,10 @@ class ListHandle(Elements, core.ListElements):
     """A list per key. `ListState` declares it, a backend's `register` or a store gives it.
 
     ``add``, ``add_all``, ``get``, ``to_numpy``, ``update`` and ``clear`` work on the current key;
-    they raise `NoCurrentKeyError` without one. ``len(handle)`` counts its items. ``add`` of None or
-    of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle`` and
-    iteration do what they do with a list, and each of them costs as much as `get`. The other methods
-    work on a `KeyBatch`.
+    they raise `NoCurrentKeyError` without one. ``len(handle)`` counts its items. ``add`` of None
+    or of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle``
+    and iteration do what they do with a list, and each of them costs as much as `get`. The other
+    methods work on a `KeyBatch`.
 
     Attributes
     ----------
