@@ -8,8 +8,12 @@
 
 enum { POOL_BUFFERS = 3 };
 
-/* Bytes of a buffer that is worth keeping. */
-#define POOL_KEEPS ((size_t)64 << 20)
+/* Bytes of a buffer that is kept whatever was used of it, and of one that is kept if it was used;
+ * tests have less. */
+#ifndef PST_POOL_SMALL
+#define PST_POOL_SMALL ((size_t)8 << 20)
+#define PST_POOL_KEEPS ((size_t)64 << 20)
+#endif
 
 struct pst_pool {
     pthread_mutex_t lock;
@@ -85,11 +89,11 @@ typedef enum fate { FREED, OFFERED, KEPT } fate;
 
 /* One huge epoch must not pin its buffers for ever. */
 static fate fate_of(size_t capacity, size_t used) {
-    if (capacity <= ((size_t)1 << 23))
+    if (capacity <= PST_POOL_SMALL)
         return KEPT;
     if (used * 8 < capacity)
         return FREED;
-    return capacity <= POOL_KEEPS ? KEPT : OFFERED;
+    return capacity <= PST_POOL_KEEPS ? KEPT : OFFERED;
 }
 
 /* Lets the kernel take the memory where it is short of it, and have it again without a fault where
