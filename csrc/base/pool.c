@@ -75,10 +75,11 @@ pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_key_
     pthread_mutex_unlock(&p->lock);
     if (entries->capacity >= words)
         return PST_OK;
-    /* Of the new ones only what is written to will be there, so that there is room for a later epoch
-     * that has a little more. */
+    /* A table that changed a little more than before may do so again; of the new ones only what is
+     * written to will be there. */
+    if (entries->capacity)
+        words += words / 8;
     pst_free(entries->words);
-    words += words / 8;
     entries->words = pst_malloc(words * sizeof *entries->words);
     entries->capacity = entries->words ? words : 0;
     return entries->words ? PST_OK : PST_NO_MEMORY;

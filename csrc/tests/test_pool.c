@@ -74,13 +74,15 @@ int main(void) {
     check_fate(1000, 100, 0, 0);
     check_fate(100000, 100000, 1, 0);
     check_fate(100000, 10000, 0, 0);
-    /* A little more than the last time has room. */
+    /* Who once had a little more than the last time has room to do so again. */
     pst_pool *p = pst_pool_create(budget);
     REQUIRE(p);
     buffers b = take(p, 100000);
-    uint64_t *words = b.entries.words;
     give(p, &b, 100000);
     b = take(p, 101000);
+    uint64_t *words = b.entries.words;
+    give(p, &b, 101000);
+    b = take(p, 102000);
     CHECK(b.entries.words == words);
     give(p, &b, 101000);
     pst_pool_release(p);
