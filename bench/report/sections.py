@@ -260,9 +260,9 @@ SHORT = {
     "is shown beside it.",
     "spark-count": "The job without state is the limit: reading, shuffling and writing take the "
     "same in both, and it is itself only so much faster than Spark's own count.",
-    "spark-skewed": "Combined rows save the shuffle, but the scan and the partial counts stay: rows "
-    "that Spark only combines, shuffles and writes, without any state, are 1.5 times as fast as the "
-    "job without state.",
+    "spark-skewed": "Combined rows save the shuffle, but the scan and the partial counts stay: "
+    "rows that Spark only combines, shuffles and writes, without any state, are 1.5 times as fast "
+    "as the job without state.",
     "spark-windows": "Reading and shuffling take half of a batch, and are the same for both; the "
     "rest is the delta and the output, which two cores compress and write side by side.",
     "spark-function": "A third of a batch of this size is the job's fixed cost; larger batches "
