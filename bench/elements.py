@@ -144,18 +144,11 @@ def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
             sums.append(np.add.reduceat(lists.values.to_numpy(), starts))
         return sums
 
-    def read_one_by_one() -> list[Any]:
+    def one_by_one(read_current: Callable[[], Any]) -> list[Any]:
         found = []
         for k in keys_list:
             backend.set_current_key(k)
-            found.append(items.get())
-        return found
-
-    def arrays_one_by_one() -> list[Any]:
-        found = []
-        for k in keys_list:
-            backend.set_current_key(k)
-            found.append(items.to_numpy())
+            found.append(read_current())
         return found
 
     def sum_one_by_one() -> list[int]:
@@ -171,9 +164,9 @@ def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
             "pystate": Work(ours),
             "dict of lists": Work(lambda: peers.sum_lists(kept, keys_list)),
         }
-    works = {"pystate": Work(read_one_by_one if scalar else read)}
+    works = {"pystate": Work((lambda: one_by_one(items.get)) if scalar else read)}
     if scalar:
-        works["pystate, as an array"] = Work(arrays_one_by_one)
+        works["pystate, as an array"] = Work(lambda: one_by_one(items.to_numpy))
     return {**works, "dict of lists": Work(lambda: peers.copy_lists(kept, keys_list))}
 
 

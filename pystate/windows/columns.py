@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.arguments import nearest, shown
@@ -27,13 +26,12 @@ from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max,
 from pystate.state.key_batch import KeyBatch, Step, apply_steps, copied_together
 from pystate.state.value import ValueHandle
 from pystate.types.state_type import parse_type
+from pystate.windows.grid import Mask
 
-__all__ = ["ROWS", "AggregateLike", "Columns", "Mask", "WindowColumn", "aggregated"]
+__all__ = ["ROWS", "AggregateLike", "Columns", "WindowColumn", "aggregated"]
 
 #: ``ps.sum("x")``; ``(ps.TopK(3), "x")``; ``(Own(), "x", "long")``, with the result's type.
 AggregateLike: TypeAlias = "Aggregate | tuple[Any, ...]"
-
-Mask = npt.NDArray[np.bool_]
 
 #: The state that counts a window's rows, if no aggregate does.
 ROWS = "window.rows"

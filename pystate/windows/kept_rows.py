@@ -27,8 +27,8 @@ from pystate.types.arrays import as_array
 from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import parse_type
-from pystate.windows.columns import ROWS, Columns, Mask
-from pystate.windows.grid import Times
+from pystate.windows.columns import ROWS, Columns
+from pystate.windows.grid import Mask, Times
 
 __all__ = ["KeptRows", "Loaded", "RowColumns"]
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,15 +34,14 @@ from pystate.operator.event_time import event_times
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
 from pystate.windows.combined import accumulators
-from pystate.windows.grid import Times
+from pystate.windows.grid import Mask, Times
 from pystate.windows.specification import END, START, WindowSpec
 
-__all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "Mask", "WindowOperator", "take"]
+__all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "WindowOperator", "take"]
 
 #: Windows that fire at once.
 FIRED_ROWS = 32_768
 
-Mask = npt.NDArray[np.bool_]
 LateRows = Callable[[pa.RecordBatch], None]
 
 _MOST_US_MS = ((1 << 63) - 1) // 1000

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from pystate.state.key_batch import KeyBatch
 from pystate.windows.assigners import Aligned, Tumbling
-from pystate.windows.grid import Grid, Times, grid_of
-from pystate.windows.operator import FIRED_ROWS, Mask, WindowOperator
+from pystate.windows.grid import Grid, Mask, Times, grid_of
+from pystate.windows.operator import FIRED_ROWS, WindowOperator
 
 __all__ = ["GlobalOperator", "TumblingOperator"]
 

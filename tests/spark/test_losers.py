@@ -21,6 +21,7 @@ from pystate.errors import EvaluationError
 from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, set_lock_timeout, state_of, wait_for
+from .deadly import first_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
 
 MakeJob = Callable[..., "Job"]
 OUT = "k string, n long, mark string"
-
-
-def first_to(flag: Path) -> bool:
-    """True for exactly one caller of all processes."""
-    try:
-        os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 class Marking(ps.KeyedProcessFunction):
