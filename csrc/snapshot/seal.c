@@ -2,6 +2,7 @@
  * let go of, and then one store makes all of it count (E1). */
 #include <string.h>
 
+#include "base/mem.h"
 #include "memory/alloc.h"
 #include "memory/ring.h"
 #include "memory/span.h"
@@ -13,26 +14,60 @@
 #include "table/undo.h"
 #include "table/value.h"
 
-/* The slots of rows that died in the open epoch become reusable once it has left the window. */
-static pst_status retire(pst_table *t, uint32_t slot) {
+/* The slots whose rows died in the open epoch. They become reusable once it has left the window, in
+ * ascending order: rows that are made one after the other then lie side by side, and timers of one
+ * time come to the end of their run in the tree. Without `marks`, in the order of their deaths. */
+typedef struct retired {
+    pst_table *t;
+    uint64_t *marks; /* a bit per slot */
+} retired;
+
+static pst_status retire(const retired *r, uint32_t slot) {
+    pst_table *t = r->t;
     const uint64_t *row = pst_row(t, slot);
     /* Names that only went to the ring's end are among those that have left it. */
     if (pst_is_live(row[0]) || pst_header_stamp(row[0]) != t->stamp)
         return PST_OK;
     pst_status s = pst_row_free_key(t, row);
-    return s ? s : pst_slot_free(t, slot);
+    if (s || !r->marks)
+        return s ? s : pst_slot_free(t, slot);
+    r->marks[slot / 64] |= UINT64_C(1) << slot % 64;
+    return PST_OK;
 }
 
-static pst_status retire_dead(pst_table *t) {
+static pst_status retire_all(const retired *r) {
+    pst_table *t = r->t;
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     pst_status s = PST_OK;
     for (uint64_t i = 0; !s && i < t->undo_count; i++)
-        s = retire(t, (uint32_t)*pst_undo_record(t, t->undo, i));
+        s = retire(r, (uint32_t)*pst_undo_record(t, t->undo, i));
     for (uint32_t slot = before->slots; !s && slot < t->m->slots; slot++)
-        s = retire(t, slot);
+        s = retire(r, slot);
     uint32_t head = t->m->rings[PST_RING_SLOTS].head;
     for (uint32_t p = before->rings[PST_RING_SLOTS].head; !s && p != head; p++)
-        s = retire(t, pst_ring_at(t, PST_RING_SLOTS, p));
+        s = retire(r, pst_ring_at(t, PST_RING_SLOTS, p));
+    return s;
+}
+
+static pst_status free_marked(const retired *r, size_t words) {
+    pst_status s = PST_OK;
+    for (size_t i = 0; i < words; i++)
+        for (uint64_t left = r->marks[i]; !s && left; left &= left - 1)
+            s = pst_slot_free(r->t, (uint32_t)(i * 64) + (uint32_t)__builtin_ctzll(left));
+    return s;
+}
+
+static pst_status retire_dead(pst_table *t) {
+    enum { SLOTS_A_CHANGE = 1024 }; /* few changes are not worth looking at a bit of each slot */
+    retired r = {t, NULL};
+    size_t words = (size_t)t->m->slots / 64 + 1;
+    if (t->undo_count + pst_rows_made(t) - pst_meta_of(t, t->h->sealed)->slots >
+        t->m->slots / SLOTS_A_CHANGE)
+        r.marks = pst_calloc(words, sizeof *r.marks);
+    pst_status s = retire_all(&r);
+    if (!s && r.marks)
+        s = free_marked(&r, words);
+    pst_free(r.marks);
     return s;
 }
 

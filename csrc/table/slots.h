@@ -1,7 +1,8 @@
 /* slots.h: which slots rows take.
  *
- * Purpose: slots are reused in the order in which they were freed. Taking one also depends on how
- * far a cut (cut.h), which makes them fewer, has come.
+ * Purpose: slots are reused in the order of the epochs that freed them; many of one epoch, in
+ * ascending order (seal.c). Taking one also depends on how far a cut (cut.h), which makes them
+ * fewer, has come.
  *
  * Thread safety: the writer's alone.
  *
