@@ -39,6 +39,8 @@ static uint32_t field_width(const pst_column *c, const pst_column *before) {
         return before->kind == PST_VALUE ? 8 : 0;
     case PST_TIMERS:
         return 4;
+    case PST_TIMER:
+        return 8;
     case PST_VALUE:
         break;
     }
@@ -55,7 +57,7 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
     lay->image_offset = lay->key_kind == PST_KEY_WORD ? 16 : 32;
     lay->n_states = schema->n_states;
     lay->wide = schema->n_states > PST_INLINE_STATES;
-    lay->timers = -1;
+    lay->timers = lay->timer = -1;
     for (int32_t i = 0; i < schema->n_states; i++) {
         const pst_column *c = &schema->states[i];
         pst_field *f = &lay->fields[i];
@@ -73,6 +75,8 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
             f[-1].time = (int8_t)i;
         if (c->kind == PST_TIMERS)
             lay->timers = i;
+        if (c->kind == PST_TIMER)
+            lay->timer = i;
         lay->has_blocks |= f->is_bytes || c->kind == PST_LIST || c->kind == PST_MAP;
         lay->has_elements |= c->kind == PST_LIST || c->kind == PST_MAP || c->kind == PST_TIMERS;
     }

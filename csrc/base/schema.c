@@ -67,6 +67,8 @@ static pst_status check_state(const pst_column *c, const pst_column *before) {
         return before && before->kind <= PST_MAP && c->type == PST_INT64 ? PST_OK : PST_INVALID;
     case PST_TIMERS:
         return PST_OK;
+    case PST_TIMER:
+        return before && before->kind == PST_TIMERS && c->type == PST_INT64 ? PST_OK : PST_INVALID;
     }
     return PST_INVALID;
 }
@@ -170,6 +172,13 @@ uint64_t pst_schema_fingerprint(const pst_schema *s) {
 
 uint32_t pst_collection_id(const char *name) {
     return (uint32_t)pst_xxh64(name, strlen(name), 0);
+}
+
+int pst_schema_has_timer(const pst_schema *s) {
+    int32_t i = s->n_states - 1;
+    while (i >= 0 && s->states[i].kind != PST_TIMER)
+        i--;
+    return i >= 0;
 }
 
 int pst_schema_has_element(const pst_schema *s) {

@@ -80,17 +80,25 @@ static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes 
     return st ? st : pst_row_map_append(t, slot, i, &e, more);
 }
 
+/* An element stays one, also where it is a row's only timer: files have it so. */
 static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, int put,
                               uint32_t *slot) {
     if (rest.size != 9 || rest.data[0] > 1)
         return put ? PST_CORRUPT : PST_OK;
     int64_t time_ms = pst_timer_time(pst_get_big(rest.data + 1, 8));
+    pst_domain domain = (pst_domain)rest.data[0];
     pst_status s = row_of(t, key, put, slot);
     if (s || *slot == PST_NONE)
         return s;
-    if (put)
-        return pst_timer_add(t, *slot, (pst_domain)rest.data[0], time_ms);
-    s = pst_timer_remove(t, *slot, (pst_domain)rest.data[0], time_ms);
+    int in_record = *slot == t->applied;
+    /* The element goes because the record of the row has the timer now. */
+    if (!put && in_record && pst_timer_packed_domain(t->applied_timer) == domain &&
+        pst_timer_packed_time(t->applied_timer) == time_ms)
+        return PST_OK;
+    s = put ? pst_timer_add(t, *slot, domain, time_ms)
+            : pst_timer_remove(t, *slot, domain, time_ms);
+    if (!s && !in_record && t->lay.timer >= 0)
+        pst_timer_set_apart(t, *slot);
     return s == PST_NOT_FOUND ? PST_OK : s;
 }
 

@@ -44,7 +44,7 @@ uint32_t pst_timer_count(const pst_table *t, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
     if (lay->timers < 0 || !pst_row_has(lay, row, lay->timers))
         return 0;
-    return pst_get32(pst_field_at(lay, row, lay->timers));
+    return pst_get32(pst_field_at(lay, row, lay->timers)) / 2;
 }
 
 pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,

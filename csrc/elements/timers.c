@@ -8,19 +8,42 @@ static int32_t group_of_row(const pst_table *t, const uint64_t *row) {
     return pst_group_of(t, pst_row_hash(t, row));
 }
 
-/* Adds `by` to the row's count of timers. */
-static void count(pst_table *t, uint32_t slot, int32_t by) {
-    uint64_t *row = pst_row(t, slot);
+/* Tells by the presence that is stored whether the row's only timer is in its column. */
+static void set_presence(pst_table *t, uint64_t *row, uint64_t presence) {
+    uint64_t before = pst_presence(&t->lay, row);
+    int apart = pst_timers_are_apart(&t->lay, presence);
+    int more = apart - pst_timers_are_apart(&t->lay, before);
+    if (more)
+        pst_put32(&t->m->timed_apart, t->m->timed_apart + (uint32_t)more);
+    if (presence != before)
+        pst_row_set_presence(t, row, presence);
+}
+
+/* What the row counts: twice its timers, and whether what their words lack adds up to something. */
+static uint32_t counted(const pst_table *t, uint64_t *row) {
     int32_t i = t->lay.timers;
+    return pst_row_has(&t->lay, row, i) ? pst_get32(pst_field_at(&t->lay, row, i)) : 0;
+}
+
+static void mark(pst_table *t, uint64_t *row, uint32_t now) {
+    uint64_t presence = pst_presence(&t->lay, row), timers = UINT64_C(1) << t->lay.timers;
+    uint64_t one = t->lay.timer < 0 ? 0 : UINT64_C(1) << t->lay.timer;
+    presence &= ~(timers | one);
+    set_presence(t, row, presence | (now ? timers : 0) | (now == 2 ? one : 0));
+}
+
+/* Adds `by` to the row's count of timers: this one was registered or deleted. */
+static void count(pst_table *t, uint32_t slot, int32_t by, pst_domain domain, int64_t time_ms) {
+    uint64_t *row = pst_row(t, slot), word = pst_timer_pack(domain, time_ms);
     pst_touch(t, slot, row);
-    void *field = pst_field_at(&t->lay, row, i);
-    uint32_t now = pst_row_has(&t->lay, row, i) ? pst_get32(field) : 0;
-    now += (uint32_t)by;
-    pst_put32(field, now);
-    if (now)
-        pst_row_mark(t, row, i);
-    else
-        pst_row_set_presence(t, row, pst_presence(&t->lay, row) & ~(UINT64_C(1) << i));
+    uint32_t before = counted(t, row), now = before + 2 * (uint32_t)by;
+    now ^= pst_timer_packed_time(word) != time_ms;
+    pst_put32(pst_field_at(&t->lay, row, t->lay.timers), now);
+    if (t->lay.timer >= 0) {
+        void *field = pst_field_at(&t->lay, row, t->lay.timer);
+        pst_put64(field, (before ? pst_get64(field) : 0) ^ word);
+    }
+    mark(t, row, now);
 }
 
 pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
@@ -31,7 +54,7 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
     if (s || root.count == at->count)
         return s;
     pst_timer_store_root(at, root);
-    count(t, slot, 1);
+    count(t, slot, 1, domain, time_ms);
     if (time_ms <= t->due_until[domain])
         t->timers_missed++;
     return PST_OK;
@@ -45,8 +68,39 @@ pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int6
     if (s)
         return s;
     pst_timer_store_root(at, root);
-    count(t, slot, -1);
+    count(t, slot, -1, domain, time_ms);
     return PST_OK;
+}
+
+/* ---- in the row ------------------------------------------------------------------------------ */
+
+pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) {
+    uint64_t *row = pst_row(t, slot), before = 0;
+    int had = pst_row_has(&t->lay, row, t->lay.timer);
+    if (had)
+        before = pst_get64(pst_field_at(&t->lay, row, t->lay.timer));
+    if (had && word && *word == before)
+        return PST_OK;
+    pst_status s = PST_OK;
+    if (word)
+        s = pst_timer_add(t, slot, pst_timer_packed_domain(*word), pst_timer_packed_time(*word));
+    if (!s && had)
+        s = pst_timer_remove(t, slot, pst_timer_packed_domain(before),
+                             pst_timer_packed_time(before));
+    /* It may have been there as an element, alone. */
+    if (!s && word) {
+        pst_touch(t, slot, row);
+        mark(t, row, counted(t, row));
+    }
+    return s == PST_NOT_FOUND ? PST_CORRUPT : s;
+}
+
+void pst_timer_set_apart(pst_table *t, uint32_t slot) {
+    uint64_t *row = pst_row(t, slot);
+    if (!pst_row_has(&t->lay, row, t->lay.timer))
+        return;
+    pst_touch(t, slot, row);
+    set_presence(t, row, pst_presence(&t->lay, row) & ~(UINT64_C(1) << t->lay.timer));
 }
 
 /* ---- many ------------------------------------------------------------------------------------ */
@@ -76,8 +130,9 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
         for (uint32_t i = 0; i < done; i++) {
             if (!(fresh >> i & 1))
                 continue;
-            count(t, (uint32_t)timers[from + i][1], 1);
-            if (pst_timer_time(timers[from + i][0]) <= t->due_until[domain])
+            int64_t time_ms = pst_timer_time(timers[from + i][0]);
+            count(t, (uint32_t)timers[from + i][1], 1, domain, time_ms);
+            if (time_ms <= t->due_until[domain])
                 t->timers_missed++;
         }
     }
@@ -101,7 +156,8 @@ pst_status pst_timers_remove(pst_table *t, int32_t key_group, pst_domain domain,
             return s;
         pst_timer_store_root(at, root);
         for (uint32_t i = 0; i < done; i++)
-            count(t, (uint32_t)timers[from + i][1], -1);
+            count(t, (uint32_t)timers[from + i][1], -1, domain,
+                  pst_timer_time(timers[from + i][0]));
     }
     return PST_OK;
 }

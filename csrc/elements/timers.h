@@ -2,7 +2,8 @@
  *
  * Purpose: per key group and domain a tree of (time, slot) whose root lies in the meta. A timer's
  * key is the row that it belongs to; a row counts its timers in a column of its own, so that it
- * lives as long as one of them does.
+ * lives as long as one of them does. In files most timers are no records of their own: where a key
+ * has one timer alone, the row's record bears it, in a column beside the count.
  *
  * Thread safety: as the table.
  *
@@ -13,6 +14,13 @@
  *  TM2. A row's count, present where it is not zero, is the number of entries in the trees that
  *       name the row. So its slot is not reused while a timer refers to it.
  *  TM3. Registering what is there and deleting what is not change nothing.
+ *  TM4. Column PST_TIMER of a row is present if the row has one timer, and then is that timer. Else
+ *       its timers are apart: elements in files, and the meta counts such rows. So are a timer that
+ *       was restored from an element, until its row's timers change, and one whose time has no 63
+ *       bits.
+ *  TM5. In the row's field there are the timers of the row, joined by exclusive or, whether it is
+ *       present or not; so where one is left it is known which. The count's lowest bit does the
+ *       same for what a word cannot hold.
  */
 #ifndef PST_TIMERS_H
 #define PST_TIMERS_H
@@ -47,6 +55,33 @@ static inline uint64_t pst_timer_word(int64_t time_ms) {
 static inline int64_t pst_timer_time(uint64_t word) {
     return (int64_t)(word ^ (UINT64_C(1) << 63));
 }
+
+/* ---- in the row ------------------------------------------------------------------------------ */
+
+/* A timer as one word. It is no timer's where the time has no 63 bits. */
+static inline uint64_t pst_timer_pack(pst_domain domain, int64_t time_ms) {
+    return (uint64_t)time_ms << 1 | (uint64_t)domain;
+}
+
+static inline pst_domain pst_timer_packed_domain(uint64_t word) {
+    return (pst_domain)(word & 1);
+}
+
+static inline int64_t pst_timer_packed_time(uint64_t word) {
+    return (int64_t)word >> 1;
+}
+
+/* Does a row with these states have timers that are elements in files? */
+static inline int pst_timers_are_apart(const pst_row_layout *lay, uint64_t presence) {
+    return (presence >> lay->timers & 1) && !(lay->timer >= 0 && (presence >> lay->timer & 1));
+}
+
+/* Gives a row the timer that a file's record of it bears, in place of the one before; NULL for
+ * none. REQUIRES: room for a touch was reserved. */
+pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word);
+/* The row's timers are elements of a file that has no column for them (TM4). REQUIRES: room for
+ * a touch was reserved. */
+void pst_timer_set_apart(pst_table *t, uint32_t slot);
 
 /* ---- rows that move (cut.h): timer_move.c ---------------------------------------------------- */
 

@@ -83,6 +83,7 @@ typedef enum pst_kind {
     PST_TIME = 3,   /* hidden, PST_INT64: when the column before it was last written, in ms. Of  */
                     /* a list or map the elements bear the time and the row has no such field    */
     PST_TIMERS = 4, /* hidden, PST_INT32: how many timers the key has; at most one such column    */
+    PST_TIMER = 5,  /* hidden, PST_INT64, behind that column: the key's timer, if it has just one */
 } pst_kind;
 
 enum {

@@ -56,6 +56,7 @@ typedef struct pst_row_layout {
     int has_blocks;   /* some state keeps blocks of its own */
     int has_elements; /* some state is a list, a map or the count of timers */
     int32_t timers;   /* the column that counts them, or -1 */
+    int32_t timer;    /* the column for a key's only one, or -1 */
     int32_t n_states;
     pst_field fields[PST_MAX_STATES];
 } pst_row_layout;
@@ -118,6 +119,9 @@ struct pst_table {
     uint64_t entries_made; /* of maps, since what has expired was last looked for */
     int64_t due_until[2];  /* per domain: up to where timers were handed out last */
     uint64_t timers_missed;
+    /* The row whose record of a file was last applied, and the timer that it bears; PST_NONE. */
+    uint32_t applied;
+    uint64_t applied_timer;
     char *path;
     int lock_slot; /* in the registry of descriptors to close in forked children */
     uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */

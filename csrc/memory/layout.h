@@ -32,7 +32,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 10u
+#define PST_TABLE_FORMAT 11u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -166,7 +166,8 @@ typedef struct pst_meta {
     uint32_t cut_phase; /* of making slots fewer: down to `cut` */
     uint32_t cut;
     uint32_t cut_at;
-    uint32_t pad[3];    /* a shard lies in one cache line, a root in one word */
+    uint32_t timed_apart; /* rows whose timers are elements in files (TM4) */
+    uint32_t pad[2];    /* a shard lies in one cache line, a root in one word */
     pst_shard shards[]; /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 

@@ -14,6 +14,7 @@
 #include "base/schema.h"
 #include "elements/collections.h"
 #include "elements/elements.h"
+#include "elements/timers.h"
 #include "snapshot/dropped.h"
 #include "snapshot/load_entries.h"
 #include "sst/sst_reader.h"
@@ -62,7 +63,8 @@ static int make_mapping(const pst_table *t, const int32_t *columns, int32_t n, p
             return 0;
         m->here |= UINT64_C(1) << column;
         m->taken |= UINT64_C(1) << i;
-        m->values |= (uint64_t)(t->lay.fields[column].kind == PST_VALUE) << i;
+        uint8_t kind = t->lay.fields[column].kind;
+        m->values |= (uint64_t)(kind == PST_VALUE || kind == PST_TIMER) << i;
     }
     return 1;
 }
@@ -77,6 +79,13 @@ static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, cons
     pst_touch(t, slot, row);
     if (kind == PST_LIST || kind == PST_MAP)
         return apply_marker(t, slot, column, cell, present);
+    if (kind == PST_TIMER) {
+        if (!present)
+            return pst_timer_replace(t, slot, NULL);
+        t->applied = slot;
+        t->applied_timer = cell->word[0];
+        return pst_timer_replace(t, slot, cell->word);
+    }
     if (kind == PST_TIMERS || !t->lay.fields[column].width)
         return PST_OK;
     if (!present)
@@ -134,6 +143,7 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
         return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
                    ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n, more, slot))
                    : PST_OK;
+    t->applied = PST_NONE;
     if (r->op == PST_PUT)
         return pst_poison(t, apply_put(t, &key, r, m, slot));
     *slot = pst_index_find(t, &key);
@@ -141,7 +151,9 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
         return PST_OK;
     uint64_t *row = pst_row(t, *slot);
     pst_touch(t, *slot, row);
-    return pst_poison(t, pst_row_delete(t, row));
+    if (t->lay.timer >= 0 && m->here >> t->lay.timer & 1)
+        s = pst_timer_replace(t, *slot, NULL);
+    return pst_poison(t, s ? s : pst_row_delete(t, row));
 }
 
 pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
@@ -435,6 +447,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     if (!record)
         return PST_NO_MEMORY;
     t->arena.refused = 0;
+    t->applied = PST_NONE;
     uint64_t n = 0;
     uint32_t slot = PST_NONE, more = 0, passed = 0;
     int has_element = pst_schema_has_element(from);

@@ -77,6 +77,10 @@ pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const
 int pst_sealed_is_words(const pst_table *t);
 pst_status pst_sealed_touched_words(pst_sealed *s, const pst_table *t);
 pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
+/* Gathers what stays of a touched row's timers where it becomes an element of files, or is one no
+ * longer. Arguments as for pst_sealed_row_with_elements. */
+pst_status pst_sealed_staying(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                              uint64_t before, const uint64_t *image);
 /* Gathers all timers of a key group. */
 pst_status pst_sealed_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group);
 /* Prefetches what comparing the lists and maps of a touched row begins with. The row and its undo

@@ -1,86 +1,11 @@
-/* sealed_elements.c: what an epoch changed of lists, maps and timers.
- *
- * Their files have one key column more (elements.h), so every entry has a bytes key: the row's key
- * in the form of several columns, then the element or its absence. */
+/* sealed_elements.c: what an epoch changed of rows with lists, maps and timers. */
 #include <string.h>
 
-#include "base/hash.h"
-#include "base/key.h"
 #include "base/mem.h"
 #include "elements/elements.h"
-#include "elements/timers.h"
 #include "snapshot/sealed.h"
+#include "snapshot/sealed_entry.h"
 #include "table/undo.h"
-
-/* One column's part of the encoding in key.c. */
-static uint8_t *put_part(uint8_t *p, pst_bytes b) {
-    *p++ = 1;
-    memcpy(p, &b.size, 4);
-    if (b.size)
-        memcpy(p + 4, b.data, b.size);
-    return p + 4 + b.size;
-}
-
-/* Keeps the file's key of a row, or of one of its elements (data not NULL): {hash, offset,
- * size}. */
-static pst_status keep_key(pst_sealed *s, const pst_table *t, const uint64_t *row,
-                           pst_bytes element, uint64_t *w) {
-    const uint64_t *k = row + t->lay.key_offset / 8;
-    int word = t->lay.key_kind == PST_KEY_WORD, null = (row[0] & PST_FLAG_NULL_KEY) != 0;
-    pst_bytes own = {NULL, 0};
-    if (!word)
-        own = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
-    /* The form of one string column is its bytes alone; all others are tagged already. */
-    int plain = t->schema.n_keys == 1 && t->schema.keys[0].type != PST_DECIMAL;
-    size_t room = 16 + (size_t)own.size + element.size + 8;
-    uint8_t small[512], *form = room <= sizeof small ? small : pst_malloc(room), *p = form;
-    if (!form)
-        return PST_NO_MEMORY;
-    if (null) {
-        *p++ = 0;
-    } else if (word) {
-        p += pst_key_put_word(p, k[0]);
-    } else if (plain) {
-        p = put_part(p, own);
-    } else {
-        memcpy(p, own.data, own.size);
-        p += own.size;
-    }
-    if (element.data)
-        p = put_part(p, element);
-    else
-        *p++ = 0;
-    w[0] = 0; /* the writer hashes the columns that are hashed */
-    pst_status st = pst_sealed_keep(s, form, (size_t)(p - form), w + 1);
-    s->logical_bytes += (word ? 8 : own.size) + element.size;
-    if (form != small)
-        pst_free(form);
-    return st;
-}
-
-static uint64_t *put_info(const pst_sealed *s, uint64_t *w, pst_record_op op, uint64_t changed,
-                          uint64_t present) {
-    *w++ = (op == PST_DELETE ? PST_INFO_DELETE : 0u) | (s->wide ? 0 : changed << 8 | present << 16);
-    if (s->wide) {
-        *w++ = changed;
-        *w++ = present;
-    }
-    return w;
-}
-
-enum { ENTRY_WORDS = 6 }; /* key, info and masks */
-
-static pst_status begin_entry(pst_sealed *s, const pst_table *t, const uint64_t *row,
-                              pst_bytes element, size_t cells, uint64_t **w) {
-    pst_status st = pst_sealed_reserve(s, ENTRY_WORDS + cells);
-    *w = s->entries.words + s->n_words;
-    return st ? st : keep_key(s, t, row, element, *w);
-}
-
-static void end_entry(pst_sealed *s, const uint64_t *w) {
-    s->n_words = (size_t)(w - s->entries.words);
-    s->rows++;
-}
 
 /* ---- the row itself ------------------------------------------------------------------------- */
 
@@ -116,7 +41,7 @@ static pst_status emit_row(pst_sealed *s, const pst_table *t, const uint64_t *ro
                            uint64_t present, const marker *markers) {
     uint64_t *w, values = present;
     pst_bytes none = {NULL, 0};
-    pst_status st = begin_entry(s, t, row, none, 2 * (size_t)t->lay.n_states, &w);
+    pst_status st = pst_entry_begin(s, t, row, none, 2 * (size_t)t->lay.n_states, &w);
     if (st)
         return st;
     for (int32_t i = 0; i < t->lay.n_states; i++)
@@ -124,7 +49,7 @@ static pst_status emit_row(pst_sealed *s, const pst_table *t, const uint64_t *ro
             changed |= UINT64_C(1) << i;
             present |= (uint64_t)markers[i].starts << i;
         }
-    w = put_info(s, w + 3, PST_PUT, changed, present);
+    w = pst_entry_info(s, w + 3, PST_PUT, changed, present);
     for (uint64_t left = present; !st && left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         if (values >> i & 1) {
@@ -134,16 +59,16 @@ static pst_status emit_row(pst_sealed *s, const pst_table *t, const uint64_t *ro
             w += 2;
         }
     }
-    end_entry(s, w);
+    pst_entry_end(s, w);
     return st;
 }
 
 static pst_status emit_delete(pst_sealed *s, const pst_table *t, const uint64_t *row) {
     uint64_t *w;
     pst_bytes none = {NULL, 0};
-    pst_status st = begin_entry(s, t, row, none, 0, &w);
+    pst_status st = pst_entry_begin(s, t, row, none, 0, &w);
     if (!st)
-        end_entry(s, put_info(s, w + 3, PST_DELETE, 0, 0));
+        pst_entry_end(s, pst_entry_info(s, w + 3, PST_DELETE, 0, 0));
     return st;
 }
 
@@ -161,13 +86,13 @@ static pst_status emit_run(pst_sealed *s, const pst_table *t, const uint64_t *ro
     uint64_t *w, kept[2], bit = UINT64_C(1) << i;
     pst_put_big(element, t->collections[i].id, 4);
     pst_put_big(element + 4, seq, 8);
-    pst_status st = begin_entry(s, t, row, (pst_bytes){element, sizeof element}, 2, &w);
+    pst_status st = pst_entry_begin(s, t, row, (pst_bytes){element, sizeof element}, 2, &w);
     if (!st)
         st = pst_sealed_keep(s, blob, size, kept);
     if (st)
         return st;
     s->logical_bytes += size;
-    end_entry(s, put_cell_bytes(put_info(s, w + 3, PST_PUT, bit, bit), kept));
+    pst_entry_end(s, put_cell_bytes(pst_entry_info(s, w + 3, PST_PUT, bit, bit), kept));
     return PST_OK;
 }
 
@@ -225,17 +150,17 @@ static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *
     pst_bytes element;
     pst_status st = entry_element(s, t, i, e, &element);
     if (!st)
-        st = begin_entry(s, t, row, element, 3, &w);
+        st = pst_entry_begin(s, t, row, element, 3, &w);
     if (st)
         return st;
     if (op == PST_DELETE) {
-        end_entry(s, put_info(s, w + 3, op, 0, 0));
+        pst_entry_end(s, pst_entry_info(s, w + 3, op, 0, 0));
         return PST_OK;
     }
     int timed = t->collections[i].map.timed;
     uint64_t columns = timed ? bit | bit << 1 : bit;
     pst_cell cell;
-    w = put_info(s, w + 3, op, columns, columns);
+    w = pst_entry_info(s, w + 3, op, columns, columns);
     pst_entry_value_cell(t, i, e, &cell);
     if (!pst_is_wide_value((pst_type)t->lay.fields[i].type)) {
         *w++ = cell.word[0];
@@ -250,7 +175,7 @@ static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *
     }
     if (timed)
         *w++ = (uint64_t)e->time;
-    end_entry(s, w);
+    pst_entry_end(s, w);
     return st;
 }
 
@@ -324,70 +249,13 @@ pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const
     pst_status st = PST_OK;
     if (changed | marked)
         st = emit_row(s, t, row, changed, changed & after, markers);
+    if (!st && t->lay.timers >= 0)
+        st = pst_sealed_staying(s, t, row, before, image);
     for (int32_t k = 0; !st && elements && k < t->lay.n_states; k++) {
         int32_t i = t->collections[k].nth;
         if (elements >> i & 1)
             st = emit_collection(s, t, row, i, before, image);
         elements &= ~(UINT64_C(1) << i);
     }
-    return st;
-}
-
-/* ---- timers --------------------------------------------------------------------------------- */
-
-static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_record_op op,
-                             const pst_tree_entry *e) {
-    uint8_t element[PST_ELEMENT_TIMER];
-    uint64_t *w, bit = op == PST_PUT ? UINT64_C(1) << t->lay.timers : 0;
-    pst_put_big(element, PST_TIMERS_ID, 4);
-    element[4] = (uint8_t)domain;
-    pst_put_big(element + 5, e->key[0], 8);
-    const uint64_t *row = pst_row(t, (uint32_t)e->key[1]);
-    pst_status st = begin_entry(s, t, row, (pst_bytes){element, sizeof element}, 1, &w);
-    if (st)
-        return st;
-    w = put_info(s, w + 3, op, bit, bit);
-    if (bit)
-        *w++ = 1;
-    end_entry(s, w);
-    return PST_OK;
-}
-
-/* The rows of timers lie anywhere, so some timers are found before the first is emitted. */
-static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst_tree_root from,
-                              pst_tree_root to) {
-    enum { TOGETHER = 32 };
-    pst_tree_diff d;
-    pst_tree_entry e[TOGETHER];
-    pst_record_op op[TOGETHER];
-    pst_status found = PST_OK, st = PST_OK;
-    if (!memcmp(&from, &to, sizeof to))
-        return PST_OK;
-    pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &pst_timer_shape, from, to);
-    while (!found && !st) {
-        int n = 0;
-        while (n < TOGETHER && !(found = pst_tree_diff_next(&d, &op[n], &e[n])))
-            pst_prefetch_row(t, (uint32_t)e[n++].key[1]);
-        for (int i = 0; !st && i < n; i++)
-            st = emit_timer(s, t, domain, op[i], &e[i]);
-    }
-    return st || found == PST_NOT_FOUND ? st : found;
-}
-
-pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t) {
-    pst_meta *before = pst_meta_of(t, t->h->sealed);
-    pst_status st = PST_OK;
-    for (int32_t g = t->first_key_group; !st && g <= t->last_key_group; g++)
-        for (int domain = 0; !st && domain < 2; domain++)
-            st = emit_timers(s, t, domain, *pst_timer_root(t, before, g, (pst_domain)domain),
-                             *pst_timer_root(t, t->m, g, (pst_domain)domain));
-    return st;
-}
-
-pst_status pst_sealed_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group) {
-    pst_status st = PST_OK;
-    for (int domain = 0; !st && domain < 2; domain++)
-        st = emit_timers(s, t, domain, (pst_tree_root){0, 0},
-                         *pst_timer_root(t, t->m, key_group, (pst_domain)domain));
     return st;
 }

@@ -41,7 +41,7 @@ pst_status pst_record_rules_make(const pst_schema *schema, pst_record_rules *rul
         uint64_t bit = UINT64_C(1) << i;
         if (!is_file_column(c))
             return PST_CORRUPT;
-        if (c->kind == PST_VALUE || c->kind == PST_LIST ||
+        if (c->kind == PST_VALUE || c->kind == PST_LIST || c->kind == PST_TIMER ||
             (c->kind == PST_TIME && c[-1].kind == PST_VALUE))
             rules->in_rows |= bit;
         if (c->kind == PST_LIST)

@@ -222,6 +222,8 @@ pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
 pst_status pst_row_delete(pst_table *t, uint64_t *row) {
     uint64_t presence = pst_presence(&t->lay, row);
     uint64_t kept = t->lay.timers < 0 ? 0 : presence & UINT64_C(1) << t->lay.timers;
+    if (t->lay.timer >= 0)
+        kept |= presence & UINT64_C(1) << t->lay.timer;
     pst_status s = PST_OK;
     for (int32_t i = 0; !s && t->lay.has_blocks && i < t->lay.n_states; i++)
         if (presence >> i & 1)

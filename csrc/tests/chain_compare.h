@@ -171,13 +171,26 @@ static inline int timers_of(const world *w, pst_table *t, const uint32_t *slots,
                 out->all[out->n++] = (timer){k, domain, pst_timer_time(e.key[0])};
             }
         }
+    uint32_t apart = 0;
     for (int k = 0; k < WORLD_KEYS; k++) {
         uint64_t *row = slots[k] == PST_NONE ? NULL : pst_row(t, slots[k]);
         int there = row && pst_row_has(&t->lay, row, t->lay.timers);
-        uint32_t count = there ? pst_get32(pst_field_at(&t->lay, row, t->lay.timers)) : 0;
+        uint32_t count = slots[k] == PST_NONE ? 0 : pst_timer_count(t, slots[k]);
         if (!CHECK_EQ(counted[k], count) || !CHECK_EQ(there, count > 0))
             return 0;
+        int alone = there && t->lay.timer >= 0 && pst_row_has(&t->lay, row, t->lay.timer);
+        apart += there && !alone;
+        if (!alone)
+            continue;
+        uint64_t word = pst_get64(pst_field_at(&t->lay, row, t->lay.timer));
+        for (int i = 0; i < out->n; i++)
+            if (out->all[i].key == k)
+                CHECK_EQ(pst_timer_pack((pst_domain)out->all[i].domain, out->all[i].time), word);
+        if (!CHECK_EQ(count, 1))
+            return 0;
     }
+    if (!CHECK_EQ(t->m->timed_apart, apart))
+        return 0;
     qsort(out->all, (size_t)out->n, sizeof *out->all, compare_timers);
     return 1;
 }

@@ -17,7 +17,7 @@ enum {
     WORLD_KEYS = 14,
     WORLD_KEY_COLUMNS = 3,
     WORLD_STATES = 12,
-    WORLD_COLUMNS = 2 * WORLD_STATES + 1, /* each with its time, and timers */
+    WORLD_COLUMNS = 2 * WORLD_STATES + 2, /* each with its time, and timers */
     WORLD_KEY_TEXT = 500,
     WORLD_TEXT = 70000,
     WORLD_LIMIT = 1 << 27 /* of memory: more than any world needs */
@@ -70,6 +70,7 @@ typedef struct world {
     pst_column columns[WORLD_COLUMNS];
     const world_state *state_of[WORLD_COLUMNS]; /* NULL: a hidden column */
     int has_timers;
+    int has_timer_column; /* for a key's only one, as all later files */
 
     uint8_t key_room[WORLD_TEXT];
     uint8_t value_room[WORLD_TEXT];
@@ -253,8 +254,12 @@ static inline int world_declare(world *w) {
     }
     w->has_timers =
         w->may_have_timers && !w->values_only && ((had_timers && !may_drop) || !world_one_in(w, 6));
+    w->has_timer_column |= !world_one_in(w, 4);
     if (w->has_timers)
         world_add_column(w, (pst_column){.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+                         NULL);
+    if (w->has_timers && w->has_timer_column)
+        world_add_column(w, (pst_column){.name = "#timer", .type = PST_INT64, .kind = PST_TIMER},
                          NULL);
     return dropped || (had_timers && !w->has_timers);
 }

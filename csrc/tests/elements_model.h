@@ -37,6 +37,7 @@ enum {
     EM_BOOK,
     EM_BOOK_TIME,
     EM_COUNT,
+    EM_ONE,
     EM_COLUMNS
 };
 
@@ -88,7 +89,8 @@ static inline void em_init(elements_model *m, int spaces, int64_t ttl_ms) {
         [EM_MAP_TIME] = {.name = "m#time", .type = PST_INT64, .kind = PST_TIME},
         [EM_BOOK] = {.name = "b", .type = PST_STRING, .kind = PST_MAP, .map_key = PST_STRING},
         [EM_BOOK_TIME] = {.name = "b#time", .type = PST_INT64, .kind = PST_TIME},
-        [EM_COUNT] = {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
+        [EM_COUNT] = {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+        [EM_ONE] = {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
     memset(m, 0, sizeof *m);
     m->ttl_ms = ttl_ms;
     m->now_ms = 1000;
@@ -104,6 +106,18 @@ static inline void em_init(elements_model *m, int spaces, int64_t ttl_ms) {
     m->schema.keys = spaces ? EM_SPACE_KEYS : EM_LONG_KEY;
     m->schema.n_keys = spaces ? 2 : 1;
     m->schema.n_hashed = 1;
+}
+
+/* Two of them are beyond 63 bits. */
+static inline int64_t em_time(int timer) {
+    return timer == 0 ? INT64_MIN : timer == EM_TIMERS - 1 ? INT64_MAX : timer * 100;
+}
+
+static inline int em_timer(int64_t time) {
+    int timer = 0;
+    while (timer < EM_TIMERS && em_time(timer) != time)
+        timer++;
+    return timer;
 }
 
 static inline void em_clock(elements_model *m, pst_table *t) {
@@ -223,23 +237,23 @@ static inline int em_compare_timers(const elements_model *m, const em_state *wan
                                     int domain, int only_groups_from, int only_groups_to) {
     int64_t times[EM_KEYS * EM_TIMERS + 1];
     uint8_t found[EM_KEYS][EM_TIMERS] = {{0}};
-    int64_t last[EM_KEYS];
+    int last[EM_KEYS];
     pst_batch *b = NULL;
     pst_status s =
         pst_timers_due(t, (pst_domain)domain, INT64_MAX, EM_KEYS * EM_TIMERS + 1, times, &b);
     for (int k = 0; k < EM_KEYS; k++)
-        last[k] = INT64_MIN;
+        last[k] = -1;
     if (!s) {
         int64_t keys[EM_KEYS * EM_TIMERS + 1];
         uint8_t valid[EM_KEYS * EM_TIMERS + 1];
         int32_t column = m->schema.n_keys - 1;
         REQUIRE(pst_batch_get_key(b, column, keys, valid) == PST_OK);
         for (int64_t i = 0; i < pst_batch_length(b); i++) {
-            REQUIRE(keys[i] >= 0 && keys[i] < EM_KEYS && times[i] % 100 == 0 && times[i] >= 0 &&
-                    times[i] < 100 * EM_TIMERS);
-            found[keys[i]][times[i] / 100]++;
-            CHECK(last[keys[i]] < times[i]);
-            last[keys[i]] = times[i];
+            int timer = em_timer(times[i]);
+            REQUIRE(keys[i] >= 0 && keys[i] < EM_KEYS && timer < EM_TIMERS);
+            found[keys[i]][timer]++;
+            CHECK(last[keys[i]] < timer);
+            last[keys[i]] = timer;
         }
     } else if (!CHECK_EQ(s, PST_NOT_FOUND)) {
         return 0;
@@ -423,9 +437,9 @@ static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
     case 14: {
         int at = (int)((r >> 8) % EM_TIMERS), domain = (int)((r >> 16) % 2);
         if ((r >> 20) % 3)
-            CHECK_EQ(pst_timer_register(t, (pst_domain)domain, at * 100), PST_OK);
+            CHECK_EQ(pst_timer_register(t, (pst_domain)domain, em_time(at)), PST_OK);
         else
-            CHECK_EQ(pst_timer_delete(t, (pst_domain)domain, at * 100), PST_OK);
+            CHECK_EQ(pst_timer_delete(t, (pst_domain)domain, em_time(at)), PST_OK);
         w->timers[domain][at] = (r >> 20) % 3 != 0;
         break;
     }
@@ -526,7 +540,7 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
 static inline void em_fire(elements_model *m, pst_table *t, uint64_t *random) {
     int64_t times[7];
     int domain = (int)(check_random(random) % 2);
-    int64_t until = (int64_t)(check_random(random) % (100 * EM_TIMERS));
+    int64_t until = em_time((int)(check_random(random) % EM_TIMERS));
     for (;;) {
         pst_batch *b = NULL;
         pst_status s = pst_timers_due(t, (pst_domain)domain, until, 7, times, &b);
@@ -542,7 +556,7 @@ static inline void em_fire(elements_model *m, pst_table *t, uint64_t *random) {
     }
     for (int k = 0; k < EM_KEYS; k++)
         for (int i = 0; i < EM_TIMERS; i++)
-            if (i * 100 <= until)
+            if (em_time(i) <= until)
                 m->now.keys[k].timers[domain][i] = 0;
 }
 

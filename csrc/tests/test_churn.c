@@ -29,6 +29,7 @@ enum {
     LARGEST,
     BLOB, /* the ninth: the presence of more than seven states lies in a word of its own */
     TIMERS,
+    TIMER,
     COLUMNS
 };
 
@@ -45,7 +46,8 @@ static const pst_column STATES[COLUMNS] = {
     [ENTRIES] = {.name = "entries", .type = PST_STRING, .kind = PST_MAP, .map_key = PST_INT64},
     [LARGEST] = {.name = "largest", .type = PST_INT64},
     [BLOB] = {.name = "blob", .type = PST_BINARY},
-    [TIMERS] = {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
+    [TIMERS] = {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+    [TIMER] = {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
 static const pst_column LONG_KEY[] = {{.name = "k", .type = PST_INT64}};
 static const pst_column TEXT_KEY[] = {{.name = "k", .type = PST_STRING}};
 

@@ -182,7 +182,7 @@ static void test_touched_is_not_changed(void) {
     CHECK_EQ(pst_value_put(t, m->column[EM_N], &value), PST_OK);
     CHECK_EQ(pst_timer_register(t, PST_EVENT, 100), PST_OK);
     em_seal(m, t, &sealed);
-    CHECK_EQ(pst_sealed_rows(sealed), 4); /* the row, the item, the entry, the timer */
+    CHECK_EQ(pst_sealed_rows(sealed), 3); /* the row with its timer, the item, the entry */
     pst_sealed_destroy(sealed);
     em_clock(m, t);
     em_set_key(m, t, 3);
@@ -198,6 +198,52 @@ static void test_touched_is_not_changed(void) {
     em_seal(m, t, &sealed);
     CHECK_EQ(pst_sealed_rows(sealed), 0);
     pst_sealed_destroy(sealed);
+    pst_table_close(t);
+    free(m);
+}
+
+static uint64_t sealed_rows(elements_model *m, pst_table *t) {
+    pst_sealed *sealed = NULL;
+    em_seal(m, t, &sealed);
+    uint64_t rows = pst_sealed_rows(sealed);
+    pst_sealed_destroy(sealed);
+    em_set_key(m, t, 3);
+    return rows;
+}
+
+/* A key's only timer costs its row's record a cell; of several each is a record. */
+static void test_timers_cost(void) {
+    elements_model *m = malloc(sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 0);
+    pst_table *t = em_open(m, 0, 3);
+    em_set_key(m, t, 3);
+    CHECK_EQ(pst_timer_register(t, PST_PROCESSING, 100), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 1);
+    CHECK_EQ(pst_timer_delete(t, PST_PROCESSING, 100), PST_OK);
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 100), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 1);
+    CHECK_EQ(t->m->timed_apart, 0);
+    /* The one that stays becomes an element. */
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 200), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 3);
+    CHECK_EQ(t->m->timed_apart, 1);
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, 300), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 1);
+    CHECK_EQ(pst_timer_delete(t, PST_EVENT, 300), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 1);
+    /* The one that is left is an element no longer. */
+    CHECK_EQ(pst_timer_delete(t, PST_EVENT, 100), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 3);
+    CHECK_EQ(t->m->timed_apart, 0);
+    /* A word has no room for this one. */
+    CHECK_EQ(pst_timer_register(t, PST_EVENT, INT64_MAX), PST_OK);
+    CHECK_EQ(pst_timer_delete(t, PST_EVENT, 200), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 2);
+    CHECK_EQ(t->m->timed_apart, 1);
+    CHECK_EQ(pst_timer_delete(t, PST_EVENT, INT64_MAX), PST_OK);
+    CHECK_EQ(sealed_rows(m, t), 2);
+    CHECK_EQ(t->m->timed_apart, 0);
     pst_table_close(t);
     free(m);
 }
@@ -575,6 +621,7 @@ int main(int argc, char **argv) {
         }
     test_reuse();
     test_touched_is_not_changed();
+    test_timers_cost();
     test_cost();
     for (int i = 0; i < 2; i++) {
         test_sweep_in_parts(NAMES[i]);

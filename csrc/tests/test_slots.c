@@ -27,7 +27,8 @@ static uint64_t any(uint64_t n) {
 
 static const pst_column TIMED[] = {{.name = "n", .type = PST_INT64, .has_default = 1},
                                    {.name = "s", .type = PST_STRING},
-                                   {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS}};
+                                   {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+                                   {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
 
 static int is_timed(const pst_table *t) {
     return t->lay.timers >= 0;
@@ -209,7 +210,7 @@ static void open_run(const pst_schema *s, uint64_t seed, const char *path) {
     run.m->schema = s;
     run.m->keys = MODEL_KEYS;
     run.random = seed;
-    pst_schema with_timers = {1, 3, s->keys, TIMED};
+    pst_schema with_timers = {1, 4, s->keys, TIMED};
     if (s->states == TIMED)
         s = &with_timers;
     REQUIRE(pst_table_open(s, &o, &run.t, NULL, NULL) == PST_OK);

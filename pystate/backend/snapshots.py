@@ -15,7 +15,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.errors import InvalidArgumentError
-from pystate.state.columns import NAMESPACE, core_schema, timers_column
+from pystate.state.columns import NAMESPACE, core_schema, timers_columns
 from pystate.state.declaration import State
 from pystate.types.arrays import decoded, from_parts
 from pystate.types.codecs import codec_of
@@ -125,7 +125,7 @@ class SealedReader:
         self._namespace = namespace
         columns = [column for name, d in states.items() for column in d.columns(name)]
         if timers:
-            columns.append(timers_column())
+            columns += timers_columns()
         schema = core_schema(self._keys, namespace, columns)
         self._reader = core.Reader(table, schema, path, where)
         self._states: dict[str, tuple[int, State[Any]]] = {}

@@ -18,6 +18,7 @@ __all__ = [
     "MAP",
     "NAMESPACE",
     "TIME",
+    "TIMER",
     "TIMERS",
     "VALUE",
     "Column",
@@ -25,12 +26,12 @@ __all__ = [
     "core_schema",
     "key_column",
     "time_column",
-    "timers_column",
+    "timers_columns",
     "value_column",
 ]
 
 #: The core's numbers for kinds of columns, part of the file format.
-VALUE, LIST, MAP, TIME, TIMERS = range(5)
+VALUE, LIST, MAP, TIME, TIMERS, TIMER = range(6)
 
 #: The column of namespaces, after the key's.
 NAMESPACE = "namespace"
@@ -38,7 +39,7 @@ NAMESPACE = "namespace"
 #: The key column that distinguishes a row from its elements in files.
 ELEMENT = "#element"
 
-_TIMERS_NAME = "#timers"
+_TIMERS_NAME, _TIMER_NAME = "#timers", "#timer"
 _TIME_SUFFIX = "#time"
 _LONG, _INT = StateType("long"), StateType("int")
 _FIXED_CODE, _NESTED_CODE = core.FIXED, core.NESTED
@@ -58,7 +59,7 @@ class Column(NamedTuple):
     default : object
         What `add` starts from.
     kind : int
-        `VALUE`, `LIST`, `MAP`, `TIME` (of the column before) or `TIMERS`.
+        `VALUE`, `LIST`, `MAP`, `TIME` (of the column before), `TIMERS` or `TIMER`.
     map_key, map_precision, map_scale : int
         The type of a map's keys; in files, of a list's items.
     width : int
@@ -88,7 +89,9 @@ class Column(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The state that the column belongs to; a hidden column of no state is its own owner."""
+        """The state that the column belongs to; those of timers belong to ``#timers``."""
+        if self.kind in (TIMERS, TIMER):
+            return _TIMERS_NAME
         return self.name.partition("#")[0] or self.name
 
     @property
@@ -122,7 +125,7 @@ class Column(NamedTuple):
         """Whether both columns keep the same, in a file or a table."""
         if self.is_accumulator or other.is_accumulator:
             return self.ddl == other.ddl
-        if self.kind in (TIME, TIMERS):
+        if self.kind in (TIME, TIMERS, TIMER):
             return self.kind == other.kind
         return (
             self.kind == other.kind
@@ -171,9 +174,12 @@ def time_column(name: str) -> Column:
     return column_of(name + _TIME_SUFFIX, _LONG, kind=TIME)
 
 
-def timers_column() -> Column:
-    """How many timers a key has."""
-    return column_of(_TIMERS_NAME, _INT, kind=TIMERS)
+def timers_columns() -> list[Column]:
+    """How many timers a key has, and which it is if there is only one."""
+    return [
+        column_of(_TIMERS_NAME, _INT, kind=TIMERS),
+        column_of(_TIMER_NAME, _LONG, kind=TIMER),
+    ]
 
 
 def core_schema(

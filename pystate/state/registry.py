@@ -12,7 +12,7 @@ from typing import Any
 from pystate._core import core
 from pystate.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
-from pystate.state.columns import Column, timers_column
+from pystate.state.columns import Column, timers_columns
 from pystate.state.declaration import State
 from pystate.state.handle import Objects, StateHandle
 
@@ -55,7 +55,7 @@ class StateRegistry:
     @property
     def columns(self) -> list[Column]:
         """The table's state columns, hidden ones included."""
-        return [*self._columns, timers_column()] if self._timers else list(self._columns)
+        return [*self._columns, *timers_columns()] if self._timers else list(self._columns)
 
     @property
     def objects(self) -> Iterator[Objects]:
@@ -94,7 +94,7 @@ class StateRegistry:
         if len(self.columns) + len(columns) > core.MAX_STATES:
             raise DeclarationError(
                 f"an operator has at most {core.MAX_STATES} columns for states; one with a time "
-                "to live takes two, timers take one"
+                "to live takes two, and so do timers"
             )
         handle = declaration.handle(self._table, len(self._columns), name)
         self._columns += columns

@@ -73,7 +73,7 @@ def test_states_come_before_the_first_use(
 
 @pytest.mark.parametrize(
     ("timers", "ttl", "most"),
-    [(False, None, 64), (True, None, 63), (False, TTL, 32), (True, TTL, 31)],
+    [(False, None, 64), (True, None, 62), (False, TTL, 32), (True, TTL, 31)],
 )
 def test_sixty_four_columns_and_no_more(timers: bool, ttl: ps.StateTtl | None, most: int) -> None:
     with ps.KeyedStateBackend("long", timers=timers) as backend:
