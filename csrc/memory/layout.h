@@ -167,8 +167,8 @@ typedef struct pst_meta {
     uint32_t cut;
     uint32_t cut_at;
     uint32_t timed_apart; /* rows whose timers are elements in files (TM4) */
-    uint32_t pad[2];    /* a shard lies in one cache line, a root in one word */
-    pst_shard shards[]; /* room for header.shards; then, with timers, two roots per key group */
+    uint32_t pad[2];      /* a shard lies in one cache line, a root in one word */
+    pst_shard shards[];   /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 
 _Static_assert(offsetof(pst_meta, shards) % sizeof(pst_shard) == 0, "shards are aligned");
