@@ -77,6 +77,8 @@ static void lay_out(const pst_schema *schema, pst_row_layout *lay) {
             lay->timers = i;
         if (c->kind == PST_TIMER)
             lay->timer = i;
+        if (c->kind == PST_TIMERS || c->kind == PST_TIMER)
+            lay->timed |= UINT64_C(1) << i;
         lay->has_blocks |= f->is_bytes || c->kind == PST_LIST || c->kind == PST_MAP;
         lay->has_elements |= c->kind == PST_LIST || c->kind == PST_MAP || c->kind == PST_TIMERS;
     }

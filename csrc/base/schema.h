@@ -20,9 +20,9 @@ int pst_column_same_type(const pst_column *a, const pst_column *b);
 static inline int pst_time_follows(const int32_t *columns, int32_t i) {
     return !columns || columns[i] < 0 || (columns[i - 1] >= 0 && columns[i] == columns[i - 1] + 1);
 }
-/* Whether the last key column is the element (PST_ELEMENT_COLUMN). */
 /* Is there a column for a key's only timer? */
-int pst_schema_has_timer(const pst_schema *s);
+int pst_schema_has_timer(const pst_schema *schema);
+/* Whether the last key column is the element (PST_ELEMENT_COLUMN). */
 int pst_schema_has_element(const pst_schema *schema);
 
 /* As pst_file_schema_create; with `element` also where no state needs that column. */

@@ -8,7 +8,7 @@ static int32_t group_of_row(const pst_table *t, const uint64_t *row) {
     return pst_group_of(t, pst_row_hash(t, row));
 }
 
-/* Tells by the presence that is stored whether the row's only timer is in its column. */
+/* Stores a row's presence, and counts it where that sets its timers apart (TM4). */
 static void set_presence(pst_table *t, uint64_t *row, uint64_t presence) {
     uint64_t before = pst_presence(&t->lay, row);
     int apart = pst_timers_are_apart(&t->lay, presence);
@@ -25,11 +25,14 @@ static uint32_t counted(const pst_table *t, uint64_t *row) {
     return pst_row_has(&t->lay, row, i) ? pst_get32(pst_field_at(&t->lay, row, i)) : 0;
 }
 
+/* A single timer whose word is whole is in its column. */
 static void mark(pst_table *t, uint64_t *row, uint32_t now) {
-    uint64_t presence = pst_presence(&t->lay, row), timers = UINT64_C(1) << t->lay.timers;
-    uint64_t one = t->lay.timer < 0 ? 0 : UINT64_C(1) << t->lay.timer;
-    presence &= ~(timers | one);
-    set_presence(t, row, presence | (now ? timers : 0) | (now == 2 ? one : 0));
+    uint64_t presence = pst_presence(&t->lay, row) & ~t->lay.timed;
+    if (now)
+        presence |= UINT64_C(1) << t->lay.timers;
+    if (now == 2)
+        presence |= t->lay.timed;
+    set_presence(t, row, presence);
 }
 
 /* Adds `by` to the row's count of timers: this one was registered or deleted. */

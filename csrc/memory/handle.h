@@ -57,6 +57,7 @@ typedef struct pst_row_layout {
     int has_elements; /* some state is a list, a map or the count of timers */
     int32_t timers;   /* the column that counts them, or -1 */
     int32_t timer;    /* the column for a key's only one, or -1 */
+    uint64_t timed;   /* a bit for each of these two */
     int32_t n_states;
     pst_field fields[PST_MAX_STATES];
 } pst_row_layout;

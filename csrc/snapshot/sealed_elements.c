@@ -20,7 +20,7 @@ static pst_list list_before(const pst_table *t, const uint64_t *image, uint64_t 
                             int32_t i) {
     if (!(presence >> i & 1))
         return (pst_list){0};
-    return pst_list_load(image + (t->lay.fields[i].offset - t->lay.image_offset) / 8);
+    return pst_list_load(pst_image_field(&t->lay, image, i));
 }
 
 static pst_list_change compare_lists(const pst_table *t, const pst_list *before,
@@ -200,7 +200,7 @@ static pst_tree_root map_before(const pst_table *t, const uint64_t *image, uint6
                                 int32_t i) {
     pst_tree_root root = {0, 0};
     if (presence >> i & 1)
-        memcpy(&root, image + (t->lay.fields[i].offset - t->lay.image_offset) / 8, sizeof root);
+        memcpy(&root, pst_image_field(&t->lay, image, i), sizeof root);
     return root;
 }
 

@@ -26,18 +26,18 @@ static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_
     return PST_OK;
 }
 
+static int are_apart(const pst_table *t, uint32_t slot) {
+    return pst_timers_are_apart(&t->lay, pst_presence(&t->lay, pst_row(t, slot)));
+}
+
 /* Had the row, in the last sealed epoch, timers that are elements in files? */
 static int were_apart(const pst_table *t, uint32_t slot) {
     uint64_t header = pst_row(t, slot)[0];
     uint32_t index = (uint32_t)(header >> 32);
     if (pst_header_stamp(header) != t->stamp)
-        return pst_timers_are_apart(&t->lay, pst_presence(&t->lay, pst_row(t, slot)));
+        return are_apart(t, slot);
     return index != PST_NONE &&
            pst_timers_are_apart(&t->lay, pst_undo_presence(t, pst_undo_record(t, t->undo, index)));
-}
-
-static int are_apart(const pst_table *t, uint32_t slot) {
-    return pst_timers_are_apart(&t->lay, pst_presence(&t->lay, pst_row(t, slot)));
 }
 
 /* The rows of timers lie anywhere, so some timers are found before the first is emitted. */
@@ -72,7 +72,7 @@ pst_status pst_sealed_staying(pst_sealed *s, const pst_table *t, const uint64_t 
     uint64_t after = pst_presence(lay, row);
     const uint64_t *from = image;
     pst_record_op op = PST_PUT;
-    const pst_meta *m = t->m;
+    pst_meta *m = t->m;
     if (lay->timer < 0 || !image)
         return PST_OK;
     if (pst_timers_are_apart(lay, before) && after >> lay->timer & 1) {
@@ -82,12 +82,11 @@ pst_status pst_sealed_staying(pst_sealed *s, const pst_table *t, const uint64_t 
     } else if (!(before >> lay->timer & 1) || !pst_timers_are_apart(lay, after)) {
         return PST_OK;
     }
-    uint64_t word = from[(lay->fields[lay->timer].offset - lay->image_offset) / 8];
+    uint64_t word = *pst_image_field(lay, from, lay->timer);
     uint32_t slot = (uint32_t)((uint64_t)((const uint8_t *)row - t->rows) / lay->row_size);
     pst_domain domain = pst_timer_packed_domain(word);
     pst_tree_entry e = {.key = {pst_timer_word(pst_timer_packed_time(word)), slot}};
-    pst_tree_root root =
-        *pst_timer_root(t, (pst_meta *)(uintptr_t)m, pst_group_of(t, pst_row_hash(t, row)), domain);
+    pst_tree_root root = *pst_timer_root(t, m, pst_group_of(t, pst_row_hash(t, row)), domain);
     pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), &pst_timer_shape, root, &e);
     if (st)
         return st == PST_NOT_FOUND ? PST_OK : st;

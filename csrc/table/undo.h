@@ -41,6 +41,12 @@ static inline uint64_t pst_undo_presence(const pst_table *t, const uint64_t *rec
     return t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
 }
 
+/* A column's words in a row's image. */
+static inline const uint64_t *pst_image_field(const pst_row_layout *lay, const uint64_t *image,
+                                              int32_t i) {
+    return image + (lay->fields[i].offset - lay->image_offset) / 8;
+}
+
 /* Set in the first word of a record of a key (U5). */
 #define PST_UNDO_KEY (UINT64_C(1) << 32)
 

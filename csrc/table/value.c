@@ -69,10 +69,9 @@ static int is_born(const pst_table *t, const uint64_t *row, int32_t i, uint32_t 
     if (undo == PST_NONE)
         return 1;
     const uint64_t *record = pst_undo_record(t, t->undo, undo);
-    uint64_t before = t->lay.wide ? record[2] : (record[1] >> 1) & 0x7F;
-    if (!(before >> i & 1))
+    if (!(pst_undo_presence(t, record) >> i & 1))
         return 1;
-    const uint64_t *ref = record + 2 + (t->lay.fields[i].offset - t->lay.image_offset) / 8;
+    const uint64_t *ref = pst_image_field(&t->lay, record + 2, i);
     return !(pst_ref_is_block(ref) && pst_ref_granule(ref) == granule);
 }
 
@@ -221,9 +220,7 @@ pst_status pst_row_clear(pst_table *t, uint64_t *row, int32_t i) {
 
 pst_status pst_row_delete(pst_table *t, uint64_t *row) {
     uint64_t presence = pst_presence(&t->lay, row);
-    uint64_t kept = t->lay.timers < 0 ? 0 : presence & UINT64_C(1) << t->lay.timers;
-    if (t->lay.timer >= 0)
-        kept |= presence & UINT64_C(1) << t->lay.timer;
+    uint64_t kept = presence & t->lay.timed;
     pst_status s = PST_OK;
     for (int32_t i = 0; !s && t->lay.has_blocks && i < t->lay.n_states; i++)
         if (presence >> i & 1)
