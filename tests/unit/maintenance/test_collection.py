@@ -76,6 +76,8 @@ def test_who_uses_the_checkpoint_keeps_it(tmp_path: Path) -> None:
     litter(work, orphan := f"{FOLDER}/00000001-{ID}.delta")
     with work.coordinator() as coordinator:
         work.run(coordinator, {1: 1})
+        coordinator.maintain()  # the search of its first epoch is over
+        assert not (work.root / orphan).exists()
         litter(work, orphan)
         with pytest.raises(InUseError, match="belongs to a job that runs"):
             ps.collect(work.root)
