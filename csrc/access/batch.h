@@ -28,7 +28,7 @@
 #include "table/slots.h"
 #include "table/value.h"
 
-enum { PST_GROUP = 16, PST_LINES = 4 * PST_GROUP };
+enum { PST_GROUP = 32, PST_LINES = 4 * PST_GROUP };
 
 struct pst_batch {
     pst_table *t;
@@ -45,6 +45,7 @@ struct pst_batch {
     uint64_t *own_words;
     pst_bytes *bytes; /* bytes keys */
     uint8_t *nulls;   /* a byte per row, or NULL */
+    int mixed;        /* in the last group, some rows were touched for the first time, others not */
     int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_key_buffer encoded;
     pst_charge charge;
@@ -134,12 +135,12 @@ void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell);
 /* Prefetches words of an array that is read in order, for a whole group some groups ahead of word
  * i: among so many other lines the processor does not follow such arrays. */
 PST_PREFETCH void pst_prefetch_words(const void *words, int64_t i, int64_t length) {
-    enum { AHEAD = 4 * PST_GROUP };
+    enum { AHEAD = 4 * PST_GROUP, LINE_WORDS = 8 };
     const uint64_t *at = (const uint64_t *)words + i + AHEAD;
     if (i + AHEAD + PST_GROUP > length)
         return;
-    __builtin_prefetch(at);
-    __builtin_prefetch(at + PST_GROUP / 2);
+    for (int k = 0; k < PST_GROUP; k += LINE_WORDS)
+        __builtin_prefetch(at + k);
 }
 
 /* The same for the elements of an array, if they are words. */

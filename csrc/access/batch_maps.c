@@ -13,6 +13,7 @@
  * whether they end in more than one leaf. */
 static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
                        int64_t to, int64_t step) {
+    _Static_assert((int)PST_GROUP <= (int)PST_TREE_PATHS, "a group's paths are followed together");
     const pst_table *t = b->t;
     pst_tree_root root[PST_GROUP];
     pst_tree_entry e[PST_GROUP];

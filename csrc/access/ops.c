@@ -53,6 +53,7 @@ static inline int float_less(double a, double b) {
         uint8_t *rows = t->rows;                                                                   \
         uint64_t row_size = t->lay.row_size, offset = f->offset;                                   \
         uint32_t stamp = t->stamp;                                                                 \
+        int mixed = b->mixed;                                                                      \
         int scalar = values->length == 1 && b->length != 1, wide = t->lay.wide;                    \
         uint64_t bit = UINT64_C(1) << column, flag = bit << 1;                                     \
         bits start_bits = (bits)f->default_word[0];                                                \
@@ -69,7 +70,10 @@ static inline int float_less(double a, double b) {
                     return s;                                                                      \
             }                                                                                      \
             uint64_t *row = (uint64_t *)(rows + slot * row_size);                                  \
-            if (pst_header_stamp(row[0]) != stamp)                                                 \
+            uint64_t first = pst_header_stamp(row[0]) != stamp;                                    \
+            if (mixed)                                                                             \
+                pst_touch_as(t, slot, row, first);                                                 \
+            else if (first)                                                                        \
                 pst_touch_first(t, slot, row);                                                     \
             uint8_t *field = (uint8_t *)row + offset;                                              \
             int present = wide ? pst_row_has(&t->lay, row, column) : (row[0] & flag) != 0;         \
@@ -261,6 +265,12 @@ static pst_status note_fresh(pst_batch *b, int32_t column, int64_t from, int64_t
     return PST_OK;
 }
 
+/* Whether so many first touches in a group make the next group's a toss-up, for which a branch is
+ * often mispredicted. */
+static int is_mixed(uint64_t firsts) {
+    return firsts >= PST_GROUP / 8 && firsts <= PST_GROUP - PST_GROUP / 8;
+}
+
 pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh) {
     kernel run[PST_MAX_STATES];
     pst_status s = n < 1 || n > PST_MAX_STATES ? PST_INVALID : PST_OK;
@@ -268,18 +278,23 @@ pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, u
         s = check_step(b, &steps[k], &run[k]);
     if (s)
         return s;
-    if (fresh && (steps[0].values.validity || b->t->lay.fields[steps[0].column].time >= 0))
+    pst_table *t = b->t;
+    if (fresh && (steps[0].values.validity || t->lay.fields[steps[0].column].time >= 0))
         return PST_INVALID;
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_bring(b, from);
-        s = pst_undo_reserve(b->t, PST_GROUP);
+        s = pst_undo_reserve(t, PST_GROUP + 1); /* one that is not counted, too */
         if (!s && fresh)
             s = note_fresh(b, steps[0].column, from, to, fresh);
-        for (int32_t k = 0; !s && k < n; k++)
+        uint64_t before = t->undo_count;
+        for (int32_t k = 0; !s && k < n; k++) {
             s = run_step(b, &steps[k], run[k], from, to);
+            b->mixed = 0; /* later steps find all rows touched */
+        }
+        b->mixed = is_mixed(t->undo_count - before);
     }
-    return pst_poison(b->t, s);
+    return pst_poison(t, s);
 }
 
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {

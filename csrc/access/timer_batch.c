@@ -98,8 +98,9 @@ static void sort_timers(uint64_t (*timers)[2], uint32_t n) {
 }
 
 /* A bit for each key of the group from .. to - 1 that has a timer. */
-static uint32_t timed_keys(const pst_array *times, int64_t from, int64_t to) {
-    uint32_t all = (UINT32_C(1) << (to - from)) - 1, bits = 0;
+static uint64_t timed_keys(const pst_array *times, int64_t from, int64_t to) {
+    _Static_assert(PST_GROUP + 7 < 64, "a group's bits lie in a word, wherever they begin");
+    uint64_t all = (UINT64_C(1) << (to - from)) - 1, bits = 0;
     if (!times->validity)
         return all;
     if (times->length == 1)
@@ -112,14 +113,14 @@ static uint32_t timed_keys(const pst_array *times, int64_t from, int64_t to) {
 
 /* Takes the timers of these of the keys from .. to - 1, and makes their rows. Rows that are there
  * are not looked at. */
-static pst_status find_timers(sorter *x, int64_t from, int64_t to, uint32_t keys) {
+static pst_status find_timers(sorter *x, int64_t from, int64_t to, uint64_t keys) {
     pst_batch *b = x->b;
     pst_table *t = b->t;
     const int64_t *ms = (const int64_t *)x->times->values + x->times->offset;
     pst_batch_resolve(b, to);
     pst_status s = pst_undo_reserve(t, PST_GROUP);
     for (; !s && keys; keys &= keys - 1) {
-        int64_t i = from + __builtin_ctz(keys);
+        int64_t i = from + __builtin_ctzll(keys);
         found *f = &x->found[x->n++];
         s = pst_batch_row(b, i, &f->slot);
         f->word = pst_timer_word(ms[x->times->length == 1 ? 0 : i]);
@@ -148,7 +149,7 @@ static pst_status register_some(sorter *x) {
     pst_status s = PST_OK;
     for (x->n = 0; !s && x->next < length && x->n + PST_GROUP <= SORTED; x->next += PST_GROUP) {
         int64_t to = x->next + PST_GROUP < length ? x->next + PST_GROUP : length;
-        uint32_t keys = timed_keys(x->times, x->next, to);
+        uint64_t keys = timed_keys(x->times, x->next, to);
         if (keys)
             s = find_timers(x, x->next, to, keys);
     }

@@ -2,12 +2,8 @@
 
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define HAVE_AVX512 1
-#endif
-
 #include "base/coding.h"
+#include "base/simd.h"
 
 /* One column over one chunk: h[i] becomes the hash of v[i] seeded with h[i]. `values` begins at
  * the chunk's first value; all loops are free of branches. */
@@ -39,10 +35,9 @@ DEFINE_KERNEL(hash_f32, 4,
 DEFINE_KERNEL(hash_f64, 8,
               pst_hash_word(PST_FLOAT64, pst_canonical_word(PST_FLOAT64, pst_get_u64(p)), h[i]))
 
-#ifdef HAVE_AVX512
+#ifdef PST_AVX512
 /* pst_xxh64_long, eight lanes at a time. */
-__attribute__((target("avx512f,avx512dq"))) static void
-hash_64_avx512(const uint8_t *values, int64_t n, uint64_t *restrict h) {
+PST_WITH_AVX512 static void hash_64_avx512(const uint8_t *values, int64_t n, uint64_t *restrict h) {
     const __m512i p1 = _mm512_set1_epi64((int64_t)PST_XXH_P1);
     const __m512i p2 = _mm512_set1_epi64((int64_t)PST_XXH_P2);
     const __m512i p3 = _mm512_set1_epi64((int64_t)PST_XXH_P3);
@@ -67,8 +62,8 @@ hash_64_avx512(const uint8_t *values, int64_t n, uint64_t *restrict h) {
 #endif
 
 static void hash_64(const uint8_t *values, int64_t n, uint64_t *h) {
-#ifdef HAVE_AVX512
-    if (__builtin_cpu_supports("avx512dq")) {
+#ifdef PST_AVX512
+    if (pst_has_avx512()) {
         hash_64_avx512(values, n, h);
         return;
     }

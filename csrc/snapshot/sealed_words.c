@@ -4,7 +4,7 @@
 #include "table/undo.h"
 
 enum {
-    AHEAD = 32,   /* rows that are prefetched */
+    AHEAD = 80,   /* rows that are prefetched */
     CHARGED = 128 /* rows between two charges */
 };
 

@@ -58,15 +58,18 @@ static inline uint8_t *pst_undo_log(const pst_table *t, uint64_t epoch) {
 /* How far ahead of its end the log is prefetched, in bytes. */
 enum { PST_UNDO_AHEAD = 1024 };
 
-/* Counts the record that was just written. From now on undoing puts it back. */
-static inline uint32_t pst_undo_count_one(pst_table *t) {
-    uint32_t index = (uint32_t)t->undo_count++;
+/* Counts the record that was just written, if n is 1. From now on undoing puts it back. */
+static inline uint32_t pst_undo_count_some(pst_table *t, uint64_t n) {
+    uint32_t index = (uint32_t)t->undo_count;
+    t->undo_count += n;
     pst_release64(&t->h->undo_count[t->h->active % PST_UNDO_LOGS], t->undo_count);
     PST_FENCE(__ATOMIC_RELEASE);
     return index;
 }
 
-static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
+/* Touches a row without a branch, for the first time or, where `first` is 0, once more: then the
+ * record stays uncounted and the header is stored as it was. */
+static inline void pst_touch_as(pst_table *t, uint32_t slot, uint64_t *row, uint64_t first) {
     assert(t->undo_count < t->undo_capacity);
     uint64_t header = row[0];
     uint64_t *record = pst_undo_record(t, t->undo, t->undo_count);
@@ -74,10 +77,15 @@ static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
     pst_put64(record + 1, header);
     pst_put_words(record + 2, row + t->lay.image_offset / 8, t->lay.image_words);
     __builtin_prefetch((const uint8_t *)record + PST_UNDO_AHEAD, 1);
-    uint32_t index = pst_undo_count_one(t);
-    pst_put64(row, pst_make_header((uint32_t)header, t->stamp, index));
+    uint32_t index = pst_undo_count_some(t, first);
+    uint64_t made = pst_make_header((uint32_t)header, t->stamp, index);
+    pst_put64(row, header ^ ((header ^ made) & (0 - first)));
     /* A reader that sees a word of the new image must find the new header on its second look. */
     PST_FENCE(__ATOMIC_RELEASE);
+}
+
+static inline void pst_touch_first(pst_table *t, uint32_t slot, uint64_t *row) {
+    pst_touch_as(t, slot, row, 1);
 }
 
 /* Afterwards the row may be changed. REQUIRES: room was reserved. */
@@ -93,7 +101,7 @@ static inline void pst_undo_set_key(pst_table *t, uint32_t slot, uint64_t *word,
     uint64_t *record = pst_undo_record(t, t->undo, t->undo_count);
     pst_put64(record, slot | PST_UNDO_KEY);
     pst_put64(record + 1, *word);
-    (void)pst_undo_count_one(t);
+    (void)pst_undo_count_some(t, 1);
     pst_put64(word, to);
 }
 

@@ -287,7 +287,46 @@ static void test_refused(void) {
     pst_table_close(t);
 }
 
+/* A group whose rows were all touched as their values expired, in an undo log that is full now,
+ * after a group of which only some rows were touched for the first time. */
+static void test_full_log(void) {
+    enum { MANY = 128, OLD = 80, SOME = 16, LATER = 1000 };
+    static int64_t keys[MANY], values[MANY], one_more = 1;
+    static uint8_t valid[MANY];
+    pst_column key = {.name = "k", .type = PST_INT64};
+    pst_column states[2] = {{.name = "n", .type = PST_INT64},
+                            {.name = "#n", .type = PST_INT64, .kind = PST_TIME}};
+    pst_schema s = {.keys = &key, .n_keys = 1, .states = states, .n_states = 2};
+    pst_table_options o = {.max_parallelism = 1};
+    pst_ttl ttl = {.duration_ms = LATER};
+    pst_clock clock = {0, PST_NO_TIME, PST_NO_TIME};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&s, &o, &t, NULL, NULL) == PST_OK);
+    REQUIRE(pst_table_set_ttl(t, 0, &ttl) == PST_OK);
+    pst_table_set_clock(t, &clock);
+    pst_step add = {0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &one_more}};
+    for (int64_t i = 0; i < MANY; i++)
+        keys[i] = i;
+    pst_batch *b = make_batch(t, keys, MANY);
+    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL) == PST_OK);
+    pst_batch_destroy(b);
+    seal(t, 1);
+    clock.processing_ms = LATER;
+    pst_table_set_clock(t, &clock);
+    for (int64_t from = 0; from < MANY; from += OLD - SOME) {
+        b = make_batch(t, keys + from, from ? MANY - from : OLD);
+        REQUIRE(pst_batch_apply_all(b, 1, &add, NULL) == PST_OK);
+        REQUIRE(pst_batch_get(b, 0, values + from, valid + from) == PST_OK);
+        pst_batch_destroy(b);
+    }
+    for (int64_t i = 0; i < MANY; i++)
+        CHECK_EQ(values[i], i >= OLD - SOME && i < OLD ? 2 : 1);
+    REQUIRE(pst_table_rollback(t, 1) == PST_OK);
+    pst_table_close(t);
+}
+
 int main(void) {
+    test_full_log();
     test_random(2500, 1);
     test_random(2500, 7);
     test_made_meanwhile();

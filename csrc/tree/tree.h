@@ -115,7 +115,7 @@ PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
 /* Brings the paths to the keys of n entries into cache, each in a tree of its own, level by level
  * for all at once: a descent alone waits at every level. Returns whether the paths end in more than
  * one leaf. */
-enum { PST_TREE_PATHS = 16 };
+enum { PST_TREE_PATHS = 32 };
 int pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
                          const pst_tree_root *roots, const pst_tree_entry *entries, int n);
 
