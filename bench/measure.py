@@ -32,7 +32,7 @@ class Scale:
     elements: int
     element_rows: int
     grown: tuple[int, ...]
-    timed_rows: int
+    timed_rows: tuple[int, ...]
     timed_keys: int
     timed_batches: int
     pandas_rows: tuple[int, ...]
@@ -72,7 +72,7 @@ SCALES = {
             elements=2_000,
             element_rows=1_000,
             grown=(100, 1_000),
-            timed_rows=400,
+            timed_rows=(400,),
             timed_keys=100,
             timed_batches=1,
             pandas_rows=(400,),
@@ -108,7 +108,7 @@ SCALES = {
             elements=1_000_000,
             element_rows=500_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),
-            timed_rows=300_000,
+            timed_rows=(300_000, 1_200_000),
             timed_keys=60_000,
             timed_batches=3,
             pandas_rows=(300_000, 1_200_000),
@@ -144,7 +144,7 @@ SCALES = {
             elements=1_000_000,
             element_rows=1_000_000,
             grown=(1_000, 10_000, 100_000, 1_000_000),
-            timed_rows=1_200_000,
+            timed_rows=(1_200_000,),
             timed_keys=240_000,
             timed_batches=3,
             pandas_rows=(1_200_000,),

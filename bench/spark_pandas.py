@@ -183,7 +183,7 @@ def jobs(scale: Scale) -> list[Row]:
     """All jobs, with batches of each size: several of the first, and one of each other."""
     found = []
     for i, rows in enumerate(scale.pandas_rows):
-        keys = rows * scale.timed_keys // scale.timed_rows
+        keys = rows * scale.timed_keys // scale.timed_rows[0]
         found += sized(replace(scale, spark_rows=rows, spark_keys=keys), scale.pandas_batches, i)
     return found
 

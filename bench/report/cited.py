@@ -97,14 +97,45 @@ def version_of(figures: Figures, question: str, name: str) -> str:
     return rows[0].what.rpartition(": ")[2].replace(",", "") if rows else name
 
 
+def sizes_of(f: Figures, question: str, pattern: str, before: str) -> list[tuple[str, str]]:
+    """How many rows a batch had, as the rows of a question say it, and as a table does."""
+    whats = [row.what for row in f.rows(question, pattern)]
+    sizes = [what.partition(before)[2].partition(" rows")[0] for what in whats]
+    found = [(size, f"{size.replace(',', ' ')} rows a batch") for size in sizes]
+    return found or [("*", "many rows a batch")]
+
+
+def by_row(f: Figures) -> Lines:
+    """A function of one row and Spark's processor, for each size of a batch."""
+    question = "spark-function"
+    lines: Lines = []
+    for size, rows in sizes_of(f, question, "value*: pystate", "timer, "):
+        of, ported = (
+            f"value*, {size} rows*: transformWithState",
+            f"the same processor*, {size} rows*",
+        )
+        at_once = f"{of}, a key's rows at once"
+        other = f.x(question, at_once) if f.rows(question, at_once) else ""
+        lines += [
+            (
+                f"a function row by row with a value, a map and timers, {rows}",
+                f"{f.x(question, of)} the same processor under `transformWithState`"
+                + (other and f", {other} one that accesses its state once per key and batch"),
+            ),
+            (
+                "that processor itself, unchanged, in a job",
+                f"{f.x(question, ported)} `transformWithState`: "
+                f"{f.value(question, ported, times=1_000)} rows/s",
+            ),
+        ]
+    return lines
+
+
 def in_frames(f: Figures) -> Lines:
     """Functions of Spark that get frames, for each size of a batch."""
     question, group, frames = "spark-pandas", "applyInPandasWithState", "transformWithStateInPandas"
-    counts = [row.what for row in f.rows(question, "count*: pystate, by row")]
-    sizes = [what.partition("frames, ")[2].partition(" rows")[0] for what in counts]
     lines: Lines = []
-    for size in sizes or ["*"]:
-        rows = f"{size.replace(',', ' ')} rows a batch" if sizes else "many rows a batch"
+    for size, rows in sizes_of(f, question, "count*: pystate, by row", "frames, "):
         of, by_batch = f"count*, {size} rows*: ", f"by batch*, {size} rows*: "
         lines.append(
             (
@@ -128,7 +159,6 @@ def in_frames(f: Figures) -> Lines:
 def on_spark(f: Figures) -> Lines:
     """The guide's table of jobs."""
     rows, keys = f.size("spark-count", "spark_rows"), f.size("spark-count", "spark_keys")
-    timed = f.size("spark-function", "timed_rows")
     first = "spark-count", "*: without state"
     return [
         (
@@ -155,18 +185,7 @@ def on_spark(f: Figures) -> Lines:
             f"{f.value('small-batches', '* 1,000 rows: added *')} ms of "
             f"{f.value('small-batches', '* 1,000 rows: pystate')} ms",
         ),
-        (
-            f"a function row by row with a value, a map and timers, {timed} rows a batch",
-            f"{f.x('spark-function', '*: transformWithState')} the same processor under "
-            "`transformWithState`, "
-            f"""{f.x("spark-function", "*: transformWithState, a key's rows at once")} one that """
-            "accesses its state once per key and batch",
-        ),
-        (
-            "that processor itself, unchanged, in a job",
-            f"{f.x('spark-function', 'the same processor *')} `transformWithState`: "
-            f"{f.value('spark-function', 'the same processor *', times=1_000)} rows/s",
-        ),
+        *by_row(f),
         *in_frames(f),
         (
             f"an epoch that changes {f.size('spark-state-size', 'grown_rows')} keys, while the "
@@ -341,17 +360,19 @@ def memory(f: Figures) -> str:
 def costs(f: Figures) -> Lines:
     """README's table: some of the guide's lines."""
     spark, process, files = on_spark(f), in_process(f), of_checkpoints(f)
-    by_row = "spark-function", "*: transformWithState"
-    ported = "spark-function", "the same processor *"
+    frames, question = in_frames(f), "spark-function"
+    sizes = [rows for _, rows in sizes_of(f, question, "value*: pystate", "timer, ")]
+    ported = f.x(question, "the same processor *")
     return [
         (f"on Spark: {spark[0][0]}", spark[0][1]),
         (
-            "on Spark: a function row by row with a value, a map and timers",
-            f"{f.x(*by_row)} the same processor under `transformWithState`; that processor itself, "
-            f"unchanged, in a job {f.x(*ported)}, {f.value(*ported, times=1_000)} rows/s",
+            f"on Spark: a function row by row with a value, a map and timers, {listed(sizes)}",
+            f"{f.x(question, 'value*: transformWithState')} the same processor under "
+            f"`transformWithState`; that processor itself, unchanged, in a job {ported}, "
+            f"{f.value(question, 'the same processor *', times=1_000)} rows/s",
         ),
-        (f"on Spark: {spark[6][0]}", spark[6][1]),
-        (f"on Spark: {spark[7][0]}", spark[7][1]),
+        (f"on Spark: {frames[0][0]}", frames[0][1]),
+        (f"on Spark: {frames[1][0]}", frames[1][1]),
         process[0],
         process[2],
         (
