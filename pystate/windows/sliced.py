@@ -270,7 +270,7 @@ class SlicedOperator(WindowOperator):
                     fresh = self._have_nothing_before(firsts)
                     ends = np.arange(int(firsts.min()), last + 1, slide)
                     ahead = self._running.ahead(columns, firsts, ends, fresh)
-                    return None if ahead is None else self._emit_ahead(due, columns, ahead)
+                    return None if ahead is None else self._fire_before(due, columns, ahead)
             times //= 2
         return None
 
@@ -287,17 +287,22 @@ class SlicedOperator(WindowOperator):
         nothing: Mask = firsts > self._grid.end_after(self._unkept)
         return nothing
 
-    def _emit_ahead(
+    def _fire_before(
         self, due: DueTimers, columns: Sequence[pa.Array[Any]], ahead: Ahead
     ) -> Iterator[pa.RecordBatch]:
-        assert self._running is not None
         due.fire_all()
         self._held.register(after=ahead.last)
-        on = self._running.move(ahead, self._sweeps)
+        yield from self._emit_ahead(columns, ahead)
         if not self._sweeps:
             done = np.asarray(due.keys.namespaces().is_valid())
             if done.any():
                 self.backend.delete(self.chosen(due.keys, done))
+
+    def _emit_ahead(
+        self, columns: Sequence[pa.Array[Any]], ahead: Ahead
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._running is not None
+        on = self._running.move(ahead, self._sweeps)
         if len(on):
             keys = self.backend.keys([take(column, on) for column in columns])
             self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
@@ -337,6 +342,11 @@ class SlicedOperator(WindowOperator):
     ) -> Iterator[pa.RecordBatch]:
         """Emit the window of some keys that ends at `end`."""
         ends = np.full(len(keys), end, np.int64)
+        if runs and self._running is not None:
+            one = self._running.ahead(columns, ends, ends[:1], self._have_nothing_before(ends))
+            if one is not None:
+                yield from self._emit_ahead(columns, one)
+                return
         if runs:
             there, results = self._run(keys, columns, end)
         else:
