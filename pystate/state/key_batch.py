@@ -18,7 +18,15 @@ from pystate.errors import InvalidArgumentError, PystateError
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["KeyBatch", "Step", "apply_steps", "checked_batch", "copied", "copied_together"]
+__all__ = [
+    "KeyBatch",
+    "Step",
+    "apply_steps",
+    "checked_batch",
+    "copied",
+    "copied_together",
+    "numbers_together",
+]
 
 #: A column, 1 to add, 2 or 3 for the smaller or larger value, and a value per key or one for all.
 Step: TypeAlias = tuple[int, int, core.ArrayRef]
@@ -225,6 +233,30 @@ def copied_together(
     keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
 ) -> list[pa.Array[Any]]:
     """Copy columns of fixed width in the core's form, with one visit to each row."""
+    rooms = _read_together(keys, columns)
+    return [
+        from_parts(type_, len(keys), valid, values)
+        for (_, type_), (values, valid) in zip(columns, rooms, strict=True)
+    ]
+
+
+def numbers_together(
+    keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
+) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Copy columns of longs, with one visit to each row.
+
+    Returns
+    -------
+    list of tuple of numpy.ndarray
+        Of each column the values, 0 where there is none, and where there are values.
+    """
+    rooms = _read_together(keys, columns)
+    return [(values.view(np.int64), valid.view(np.bool_)) for values, valid in rooms]
+
+
+def _read_together(
+    keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
+) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     rows = len(keys)
     rooms = [(_room(type_, rows), np.empty(rows, np.uint8)) for _, type_ in columns]
     keys.get_all(
@@ -233,10 +265,7 @@ def copied_together(
             for (column, _), (values, valid) in zip(columns, rooms, strict=True)
         ]
     )
-    return [
-        from_parts(type_, rows, valid, values)
-        for (_, type_), (values, valid) in zip(columns, rooms, strict=True)
-    ]
+    return rooms
 
 
 def apply_steps(keys: KeyBatch, steps: Sequence[Step]) -> np.ndarray[Any, np.dtype[np.bool_]]:

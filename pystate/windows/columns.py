@@ -23,10 +23,16 @@ from pystate.errors import (
 from pystate.functions.aggregates import Aggregate
 from pystate.state.aggregating import AggregatingHandle, AggregatingState, ColumnAggregate
 from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
-from pystate.state.key_batch import KeyBatch, Step, apply_steps, copied_together
+from pystate.state.key_batch import (
+    KeyBatch,
+    Step,
+    apply_steps,
+    copied_together,
+    numbers_together,
+)
 from pystate.state.value import ValueHandle
 from pystate.types.state_type import parse_type
-from pystate.windows.grid import Mask
+from pystate.windows.grid import Mask, Times
 
 __all__ = ["ROWS", "AggregateLike", "Columns", "WindowColumn", "aggregated"]
 
@@ -206,6 +212,11 @@ class Columns:
             # The error names the state, which has the column's name.
             raise StateOverflowError(f"{self._owner}: {error}") from None
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the states, one per column."""
+        return [handle.name for handle in self._handles]
+
     def exist(self, keys: KeyBatch) -> Mask:
         """Which keys have a window or slice."""
         found: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
@@ -225,6 +236,14 @@ class Columns:
         handles = [h for h in handles if not h.type.is_bytes] + list(more)
         arrays = copied_together(keys, [(h.column, h.type) for h in handles])
         return dict(zip((h.name for h in handles), arrays, strict=True))
+
+    def numbers(
+        self, keys: KeyBatch, more: Sequence[ValueHandle] = ()
+    ) -> dict[str, tuple[Times, Mask]]:
+        """As `kept`, where all are longs: the values, 0 for none, and where there are values."""
+        handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)] + list(more)
+        found = numbers_together(keys, [(h.column, h.type) for h in handles])
+        return dict(zip((h.name for h in handles), found, strict=True))
 
     def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
         """Merge accumulators into those of some keys, and take more steps."""
@@ -266,8 +285,10 @@ class Columns:
         """The results of some keys, one array per result column."""
         return self.results_of(keys, self.kept(keys))
 
-    def results_of(self, keys: KeyBatch, kept: Mapping[str, pa.Array[Any]]) -> list[pa.Array[Any]]:
-        """The results of some keys, of which `kept` was read."""
+    def results_of(
+        self, keys: KeyBatch | None, kept: Mapping[str, pa.Array[Any]]
+    ) -> list[pa.Array[Any]]:
+        """The results of some keys, of which `kept` was read; without them, that is all."""
         found = []
         pairs = list(zip(self._columns, self._handles, strict=True))[: self._results]
         for column, handle in pairs:
@@ -275,6 +296,7 @@ class Columns:
             if isinstance(handle, ColumnAggregate) and handle.name in kept:
                 values = handle.finished(kept[handle.name])
             else:
+                assert keys is not None
                 values = handle.results(keys)
             if isinstance(values, list):
                 try:

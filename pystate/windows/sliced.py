@@ -8,10 +8,13 @@ Invariants
 ----------
 1. A slice that is new registers a timer at the first end of a window after the late bound. A window
    that fires and is not empty registers the next one. So each window with a row has a timer when it
-   is due, and a key without rows has none.
+   is due, and a key without rows has none. Where the operator `runs` and windows slide, timers of
+   new slices are kept back until the epoch finishes. Then those that are due stay back, but for
+   each key's earliest, as long as windows are put together ahead; what that leaves is registered.
 2. Due times are handled in order, all keys of one time before any later time. So each key is met
    once per time, and a slice is removed after the last window that it belongs to. Where each time
-   has few keys, the windows of many times are put together at once, and emitted in that order.
+   has few keys, the windows of many times are put together at once, and emitted in that order. So
+   they are where the operator `runs` and windows slide, of any keys that are not too many.
 3. Where the operator `runs`, the default namespace of a key holds the aggregates of the slices that
    belong both to the last window fired, whose end is `NEXT`, and to the next one. Late rows remove
    `NEXT`, and the next window is put together anew.
@@ -30,8 +33,10 @@ from pystate.backend.timers import DueTimers
 from pystate.state.key_batch import KeyBatch, Step
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Aligned
-from pystate.windows.grid import Times, grid_of, unfolded
+from pystate.windows.grid import Mask, Times, grid_of, unfolded
+from pystate.windows.held_timers import HeldTimers, first_timers
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.windows.running import Ahead, RunningSums
 from pystate.windows.specification import NEXT
 
 __all__ = ["SlicedOperator"]
@@ -45,6 +50,10 @@ _LOOKED_UP = 262_144
 _FEW = 16_384
 #: Times whose windows are put together at once, at most.
 _MOST_TIMES = 4_096
+#: Windows that are put together at once from what is kept summed up, at most.
+_AHEAD = 131_072
+#: Times up to which that is tried however few windows a slice has.
+_LEAST_TIMES = 4
 
 
 class SlicedOperator(WindowOperator):
@@ -76,6 +85,14 @@ class SlicedOperator(WindowOperator):
             for i, column in enumerate(self.spec.columns)
             if (name := self.spec.filled(column)) is not None
         }
+        self._running: RunningSums | None = None
+        if self._next is not None and not self._grid.grows:
+            self._running = RunningSums(
+                self.backend, self.columns, self._grid, self._next, self._filled
+            )
+        self._held = HeldTimers(self.backend, self.domain)
+        #: Up to where windows fired of which nothing was kept.
+        self._unkept = self.times.late_bound
 
     # -- rows
 
@@ -91,6 +108,7 @@ class SlicedOperator(WindowOperator):
             return
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
+        columns = keys.key_arrays()
         new = np.flatnonzero(self.add(keys, rows))
         if len(new):
             self._note_new([take(column, new) for column in columns], slices[new])
@@ -123,7 +141,9 @@ class SlicedOperator(WindowOperator):
                 if not there.all():
                     ends = ends[there]
                     columns = [column.filter(pa.array(there)) for column in columns]
-            if len(ends):
+            if len(ends) and self._running is not None:
+                self._held.add(columns, ends)
+            elif len(ends):
                 self.backend.register_timers(self.backend.keys(columns), self.domain, ends)
 
     def _note_late(self, columns: Sequence[pa.Array[Any]], slices: Times, bound: int) -> None:
@@ -153,7 +173,10 @@ class SlicedOperator(WindowOperator):
                 yield from self._windows_of(slices, done)
         self.note_early()
         until = watermark if self.domain == "event" else self.times.processing_time
-        if until is not None:
+        if until is None:
+            self._held.register()
+        else:
+            self._held.settle(until)
             yield from self._fire_all(until)
         for slices in self.due_early():
             yield from self._windows_of(slices, until)
@@ -163,6 +186,12 @@ class SlicedOperator(WindowOperator):
         times = 1
         while (time := self.backend.next_timer(self.domain)) is not None and time <= until:
             again = self._fires_again(time, first)
+            if self._held and not again:
+                ahead = self._fire_ahead(time, until)
+                if ahead is not None:
+                    yield from ahead
+                    continue
+                self._held.register()
             last = min(until, time + (times - 1) * self._grid.slide)
             due = None
             if self._sweeps and not again:
@@ -174,7 +203,8 @@ class SlicedOperator(WindowOperator):
             elif times > 1:
                 times //= 2
             else:
-                yield from self._fire_until(time, again=again)
+                ahead = None if again else self._fire_ahead(time, until)
+                yield from ahead or self._fire_until(time, again=again)
 
     def _fires_again(self, time: int, first: bool) -> bool:
         bound = self.times.late_bound
@@ -196,6 +226,7 @@ class SlicedOperator(WindowOperator):
         grid = self._grid
         due.fire_all()
         columns, first = due.keys.key_arrays(), due.timestamps
+        self._unkept = last if self._unkept is None else max(self._unkept, last)
         if self._next is not None:
             self.backend.delete(due.keys)
         furthest = grid.last_end_of(first)
@@ -218,6 +249,70 @@ class SlicedOperator(WindowOperator):
             if len(windows):
                 gone = [take(column, windows) for column in chosen]
                 self.backend.delete(self.backend.keys(gone, pa.array(slices)))
+
+    def _fire_ahead(self, time: int, until: int) -> Iterator[pa.RecordBatch] | None:
+        """Emit the windows of many times from what is kept summed up; None if that cannot be."""
+        if self._running is None:
+            return None
+        slide = self._grid.slide
+        due = self.backend.due_timers(self.domain, time, _AHEAD)
+        assert due is not None, "the timers of the earliest time"
+        # Of more times than a slice has windows, many would be those of other keys alone.
+        times = min((until - time) // slide + 1, max(self._grid.size // slide, _LEAST_TIMES))
+        times = min(times, _AHEAD // len(due.keys))
+        while times > 1:
+            last = time + (times - 1) * slide
+            due = self.backend.due_timers(self.domain, last, _AHEAD)
+            assert due is not None, "the same timers"
+            if len(due.keys) < _AHEAD:
+                columns, firsts = first_timers(self.backend, due)
+                if 0 < len(firsts) <= 2 * _AHEAD // times:
+                    fresh = self._have_nothing_before(firsts)
+                    ends = np.arange(int(firsts.min()), last + 1, slide)
+                    ahead = self._running.ahead(columns, firsts, ends, fresh)
+                    return None if ahead is None else self._fire_before(due, columns, ahead)
+            times //= 2
+        return None
+
+    def _have_nothing_before(self, firsts: Times) -> Mask:
+        """Whether keys of which nothing is kept have no slice but those that enter from there on.
+
+        A window before it would have a timer of its own, unless it was over when its slice began,
+        or fired without being kept. Then the timer is that of the first window after this.
+        """
+        if self.domain != "event":
+            return np.zeros(len(firsts), np.bool_)
+        if self._unkept is None:
+            return np.ones(len(firsts), np.bool_)
+        nothing: Mask = firsts > self._grid.end_after(self._unkept)
+        return nothing
+
+    def _fire_before(
+        self, due: DueTimers, columns: Sequence[pa.Array[Any]], ahead: Ahead
+    ) -> Iterator[pa.RecordBatch]:
+        due.fire_all()
+        self._held.register(after=ahead.last)
+        yield from self._emit_ahead(columns, ahead)
+        if not self._sweeps:
+            done = np.asarray(due.keys.namespaces().is_valid())
+            if done.any():
+                self.backend.delete(self.chosen(due.keys, done))
+
+    def _emit_ahead(
+        self, columns: Sequence[pa.Array[Any]], ahead: Ahead
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._running is not None
+        on = self._running.move(ahead, self._sweeps)
+        if len(on):
+            keys = self.backend.keys([take(column, on) for column in columns])
+            self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
+        for begin in range(0, len(ahead.rows), FIRED_ROWS):
+            part = slice(begin, begin + FIRED_ROWS)
+            fired = [take(column, ahead.rows[part]) for column in columns]
+            kept = {name: array[part] for name, array in ahead.kept.items()}
+            results = self._unfilled(kept, self.columns.results_of(None, kept))
+            ends = ahead.ends[part]
+            yield self.result(fired, self._grid.start_of(ends), ends, results)
 
     def _fire_until(self, time: int, *, again: bool) -> Iterator[pa.RecordBatch]:
         runs = self._next is not None and not again
@@ -247,6 +342,11 @@ class SlicedOperator(WindowOperator):
     ) -> Iterator[pa.RecordBatch]:
         """Emit the window of some keys that ends at `end`."""
         ends = np.full(len(keys), end, np.int64)
+        if runs and self._running is not None:
+            one = self._running.ahead(columns, ends, ends[:1], self._have_nothing_before(ends))
+            if one is not None:
+                yield from self._emit_ahead(columns, one)
+                return
         if runs:
             there, results = self._run(keys, columns, end)
         else:

@@ -53,6 +53,8 @@ epochs = st.lists(
 
 #: Windows of one time, of many, and now one now the other.
 few = st.sampled_from([(0,), (1 << 20,), (0, 1 << 20), (9,)])
+#: Timers registered at once, or kept back; windows put together time by time, or ahead.
+ahead = st.sampled_from([(), ((0, 1 << 17),), ((0, 7), (2, 40)), ((3, 1), (0, 20)), ((9, 90),)])
 
 
 @pytest.mark.parametrize("emit", ["final", "update"])
@@ -63,6 +65,7 @@ few = st.sampled_from([(0,), (1 << 20,), (0, 1 << 20), (9,)])
     all_=st.booleans(),
     size=st.integers(1, 9),
     few=few,
+    ahead=ahead,
 )
 @settings(max_examples=25, deadline=None)
 def test_equals_a_recomputation(
@@ -74,10 +77,17 @@ def test_equals_a_recomputation(
     all_: bool,
     size: int,
     few: tuple[int, ...],
+    ahead: tuple[tuple[int, int], ...],
 ) -> None:
     aggregates = ALL if all_ else SUMS
     world = World(
-        windows, aggregates, allowed_lateness=lateness, emit=emit, batch_rows=size, few=few
+        windows,
+        aggregates,
+        allowed_lateness=lateness,
+        emit=emit,
+        batch_rows=size,
+        few=few,
+        ahead=ahead,
     )
     results = numbers if all_ else lambda found: (numbers(found)[1], len(found))
     model = Model(expected, results, lateness, emit)
@@ -105,12 +115,17 @@ def compare(world: World, model: Model, epochs: Any) -> None:
 
 
 @pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
-@given(epochs=epochs, all_=st.booleans(), few=few)
+@given(epochs=epochs, all_=st.booleans(), few=few, ahead=ahead)
 @settings(max_examples=25, deadline=None)
 def test_one_watermark_per_epoch(
-    windows: Assigner, expected: Any, epochs: Any, all_: bool, few: tuple[int, ...]
+    windows: Assigner,
+    expected: Any,
+    epochs: Any,
+    all_: bool,
+    few: tuple[int, ...],
+    ahead: tuple[tuple[int, int], ...],
 ) -> None:
-    world = World(windows, ALL if all_ else SUMS, few=few)
+    world = World(windows, ALL if all_ else SUMS, few=few, ahead=ahead)
     world.one_watermark = True
     model = Model(expected, numbers if all_ else lambda found: (numbers(found)[1], len(found)))
     watermark = -10

@@ -22,7 +22,7 @@ from pystate.backend.keyed import (
 from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.operator.output import OutputColumns
 from pystate.types.keys import parse_key
-from pystate.windows import sliced
+from pystate.windows import held_timers, sliced
 from pystate.windows.assigners import Assigner
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
@@ -49,6 +49,7 @@ class World:
         parallelism: int = 1,
         batch_rows: int = 1 << 20,
         few: Sequence[int] = (),
+        ahead: Sequence[tuple[int, int]] = (),
         **options: Any,
     ) -> None:
         more = {"event_time": "t", **options}
@@ -61,6 +62,8 @@ class World:
         self.batch_rows = batch_rows
         #: By turns, up to how many slices of a time the windows of many times fire together.
         self.few = itertools.cycle(few or [sliced._FEW])
+        #: By turns, how many timers are kept back at least, and windows put together ahead at most.
+        self.ahead = itertools.cycle(ahead or [(held_timers._LEAST, sliced._AHEAD)])
         self.bound: int | None = None
         #: Whether rows are late by the watermark up to which windows fire in the same epoch.
         self.one_watermark = False
@@ -132,7 +135,13 @@ class World:
     def _compute(
         self, batch: pa.RecordBatch, watermark: int | None, now: int
     ) -> tuple[list[Row], list[Row], int, int]:
-        with mock.patch.object(sliced, "_FEW", next(self.few)):
+        held, ahead = next(self.ahead)
+        with (
+            mock.patch.object(sliced, "_FEW", next(self.few)),
+            mock.patch.object(sliced, "_AHEAD", ahead),
+            mock.patch.object(held_timers, "_LEAST", held),
+            mock.patch.object(held_timers, "_MOST", 4 * ahead),
+        ):
             return self._compute_ranges(batch, watermark, now)
 
     def _compute_ranges(
