@@ -28,7 +28,7 @@ static inline
         pst_cursor c;
         c.line = (uint64_t *)(uintptr_t)nothing;
         if (pst_cursor_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
-            __builtin_prefetch(c.line, 0, 2);
+            __builtin_prefetch(c.line, 0, 3);
         lines[i % PST_LINES] = c.line;
         tags[i % PST_LINES] = tag;
     }
@@ -108,7 +108,7 @@ PST_WITH_AVX512 static int64_t find_lines_avx512(pst_batch *b, int64_t to) {
         _mm256_storeu_si256((__m256i *)(void *)(b->tags + i % PST_LINES),
                             _mm512_cvtepi64_epi32(tag));
         for (int k = 0; k < 8; k++)
-            __builtin_prefetch(lines[k], 0, 2);
+            __builtin_prefetch(lines[k], 0, 3);
     }
     _mm256_zeroupper();
     return i;
