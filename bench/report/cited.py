@@ -360,7 +360,7 @@ def memory(f: Figures) -> str:
 def costs(f: Figures) -> Lines:
     """README's table: some of the guide's lines."""
     spark, process, files = on_spark(f), in_process(f), of_checkpoints(f)
-    frames, question = in_frames(f), "spark-function"
+    frames, question = in_frames(f)[:2], "spark-function"
     sizes = [rows for _, rows in sizes_of(f, question, "value*: pystate", "timer, ")]
     ported = f.x(question, "the same processor *")
     return [
@@ -371,8 +371,7 @@ def costs(f: Figures) -> Lines:
             f"`transformWithState`; that processor itself, unchanged, in a job {ported}, "
             f"{f.value(question, 'the same processor *', times=1_000)} rows/s",
         ),
-        (f"on Spark: {frames[0][0]}", frames[0][1]),
-        (f"on Spark: {frames[1][0]}", frames[1][1]),
+        *((f"on Spark: {what}", figure) for what, figure in frames),
         process[0],
         process[2],
         (
