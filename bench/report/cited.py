@@ -361,12 +361,13 @@ def costs(f: Figures) -> Lines:
     """README's table: some of the guide's lines."""
     spark, process, files = on_spark(f), in_process(f), of_checkpoints(f)
     frames, question = in_frames(f)[:2], "spark-function"
-    sizes = [rows for _, rows in sizes_of(f, question, "value*: pystate", "timer, ")]
+    rows = [rows for _, rows in sizes_of(f, question, "value*: pystate", "timer, ")]
+    sizes = listed([one.removesuffix(" rows a batch") for one in rows[:-1]] + rows[-1:])
     ported = f.x(question, "the same processor *")
     return [
         (f"on Spark: {spark[0][0]}", spark[0][1]),
         (
-            f"on Spark: a function row by row with a value, a map and timers, {listed(sizes)}",
+            f"on Spark: a function row by row with a value, a map and timers, {sizes}",
             f"{f.x(question, 'value*: transformWithState')} the same processor under "
             f"`transformWithState`; that processor itself, unchanged, in a job {ported}, "
             f"{f.value(question, 'the same processor *', times=1_000)} rows/s",
