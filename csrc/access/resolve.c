@@ -3,6 +3,9 @@
 
 #include "base/simd.h"
 
+/* The line of a key whose shard has no page yet. */
+static const uint64_t NOTHING[PST_LINE] __attribute__((aligned(64)));
+
 static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -12,7 +15,6 @@ static int64_t min64(int64_t a, int64_t b) {
 
 static inline
     __attribute__((always_inline)) void find_lines_as(pst_batch *b, int64_t to, int masked) {
-    static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
     const pst_table *t = b->t;
     const pst_shard *shards = t->m->shards;
     const uint8_t *heap = t->heap;
@@ -26,7 +28,7 @@ static inline
         uint32_t group = masked ? (uint32_t)hash & mask : (uint32_t)pst_group_of(t, hash);
         uint32_t tag = pst_salted_tag(salt, hash);
         pst_cursor c;
-        c.line = (uint64_t *)(uintptr_t)nothing;
+        c.line = (uint64_t *)(uintptr_t)NOTHING;
         if (pst_cursor_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
             __builtin_prefetch(c.line, 0, 3);
         lines[i % PST_LINES] = c.line;
@@ -63,7 +65,6 @@ PST_WITH_AVX512 static inline __m512i salted_tags(__m512i hash, __m512i add, __m
 
 /* Eight keys at a time, as far as they go; returns the first key that is left. */
 PST_WITH_AVX512 static int64_t find_lines_avx512(pst_batch *b, int64_t to) {
-    static const uint64_t nothing[PST_LINE] __attribute__((aligned(64)));
     const pst_table *t = b->t;
     const uint8_t *heap = t->heap;
     pst_salt salt = pst_salt_of(t);
@@ -77,7 +78,7 @@ PST_WITH_AVX512 static int64_t find_lines_avx512(pst_batch *b, int64_t to) {
     const __m512i tag_bits = _mm512_set1_epi64(0xFFFFFFFF);
     const __m512i line_start = _mm512_set1_epi64(~(int64_t)(PST_LINE - 1));
     const __m512i in_page = _mm512_set1_epi64(PST_PAGE_ENTRIES - 1);
-    const __m512i empty = _mm512_set1_epi64((int64_t)(uintptr_t)nothing);
+    const __m512i empty = _mm512_set1_epi64((int64_t)(uintptr_t)NOTHING);
     const __m512i base = _mm512_set1_epi64((int64_t)(uintptr_t)heap);
     const __m128i depth_shift = _mm_cvtsi32_si128((int)t->m->directory_bits);
     const __m128i tag_shift = _mm_cvtsi32_si128(32 - (int)t->m->directory_bits);

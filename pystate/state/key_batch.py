@@ -19,6 +19,9 @@ from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_
 from pystate.types.state_type import StateType
 
 __all__ = [
+    "ADD",
+    "MAX",
+    "MIN",
     "KeyBatch",
     "Step",
     "apply_steps",
@@ -28,7 +31,9 @@ __all__ = [
     "numbers_together",
 ]
 
-#: A column, 1 to add, 2 or 3 for the smaller or larger value, and a value per key or one for all.
+#: What a step does to a column: add, or keep the smaller or the larger value.
+ADD, MIN, MAX = 1, 2, 3
+#: A column, what is done to it, and a value per key or one for all.
 Step: TypeAlias = tuple[int, int, core.ArrayRef]
 
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}

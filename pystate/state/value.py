@@ -21,7 +21,7 @@ from pystate.state.columns import Column, value_column
 from pystate.state.declaration import State, spelled, written
 from pystate.state.habits import VALUE_NAMES, NoValue
 from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
-from pystate.state.key_batch import KeyBatch, Step, copied
+from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["NestedHandle", "ObjectHandle", "ValueHandle", "ValueState"]
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
-_ADD, _MIN, _MAX = 1, 2, 3
-_OPERATIONS = {_ADD: "add", _MIN: "min", _MAX: "max"}
+_OPERATIONS = {ADD: "add", MIN: "min", MAX: "max"}
 #: Objects are written to the core in pieces of at most this many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
 
@@ -247,7 +246,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         if values is MISSING:
             now = "update(value() + number)"
             raise for_batches(f"state {self.name!r}", "add(keys, values)", now)
-        self._apply(keys, _ADD, values)
+        self._apply(keys, ADD, values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:
         """Keep the smaller of each key's value and the given one; an absent value is replaced.
@@ -259,7 +258,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         values : array-like or scalar
             As many as there are keys, or one value for all; nulls are skipped.
         """
-        self._apply(keys, _MIN, values)
+        self._apply(keys, MIN, values)
 
     def max(self, keys: KeyBatch, values: Any) -> None:
         """Keep the larger of each key's value and the given one; NaN is larger than any number.
@@ -271,7 +270,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         values : array-like or scalar
             As many as there are keys, or one value for all; nulls are skipped.
         """
-        self._apply(keys, _MAX, values)
+        self._apply(keys, MAX, values)
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' values. A key whose last state is cleared ceases to exist."""
@@ -283,7 +282,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
 
     def step(self, keys: KeyBatch, op: int, values: Any) -> Step:
         """What `apply_steps` does for `add` (1), `min` (2) and `max` (3) of this state."""
-        if not (self.type.is_number or (self.type.is_time and op != _ADD)):
+        if not (self.type.is_number or (self.type.is_time and op != ADD)):
             name = _OPERATIONS[op]
             raise WrongTypeError(f"state {self.name!r}: there is no {name} for {self.type.ddl}")
         return self.column, op, self._as_values(self._checked(keys), values)

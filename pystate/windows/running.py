@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import ADD, MAX, KeyBatch
 from pystate.state.value import ValueHandle
 from pystate.windows.columns import Columns
 from pystate.windows.grid import Grid, Mask, Times
@@ -25,8 +25,6 @@ from pystate.windows.operator import take
 
 __all__ = ["Ahead", "RunningSums"]
 
-#: Steps of `apply_steps`.
-_ADD, _MAX = 1, 3
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
 #: No sum of numbers below it overflows.
@@ -159,8 +157,8 @@ class RunningSums:
             changes = {name: change[on] for name, change in changes.items()}
             keys = self._some(keys, more)
         if len(on):
-            steps = [h.step(keys, _ADD, pa.array(changes[h.name])) for h in self._filled.values()]
-            steps.append(self._next.step(keys, _MAX, ahead.last))
+            steps = [h.step(keys, ADD, pa.array(changes[h.name])) for h in self._filled.values()]
+            steps.append(self._next.step(keys, MAX, ahead.last))
             sums = [pa.array(changes[name]) for name in self._columns.names]
             self._columns.merge(keys, sums, steps)
         if sweeps:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend.timers import DueTimers
-from pystate.state.key_batch import KeyBatch, Step
+from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Aligned
 from pystate.windows.grid import Mask, Times, grid_of, unfolded
@@ -41,8 +41,6 @@ from pystate.windows.specification import NEXT
 
 __all__ = ["SlicedOperator"]
 
-#: Steps of `apply_steps`.
-_ADD, _MAX = 1, 3
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
 #: Slices of one time's windows up to which windows of many times are put together at once: looking
@@ -463,7 +461,7 @@ class SlicedOperator(WindowOperator):
         """Take away what is not in the window after `end`; returns how many rows these were."""
         assert self._next is not None
         gone = np.zeros(len(keys), np.int64)
-        more: list[Step] = [self._next.step(keys, _MAX, end)]
+        more: list[Step] = [self._next.step(keys, MAX, end)]
         for start in self._leaving(end):
             slices, rows = self._merge(columns, keys, start, -1, more)
             gone += rows
@@ -496,7 +494,7 @@ class SlicedOperator(WindowOperator):
         steps = list(more)
         for i, handle in self._filled.items():
             valid = accumulators[i].is_valid().cast(pa.int64())
-            steps.append(handle.step(keys, _ADD, valid if sign > 0 else pc.negate(valid)))
+            steps.append(handle.step(keys, ADD, valid if sign > 0 else pc.negate(valid)))
         assert self._rows_at is not None, "a window that slides over aggregates"
         rows: Times = accumulators[self._rows_at].fill_null(0).to_numpy()
         if sign < 0:
