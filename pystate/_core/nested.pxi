@@ -40,7 +40,7 @@ cdef class NestedCodec(Codec):
     # ---- Python -> bytes
 
     cdef object encode(self, object value, pst_cell *cell):
-        cdef bytes data = self.pack(value)
+        cdef bytes data = self.packed(value)
         cell.word[0] = 0
         cell.word[1] = 0
         cell.bytes.data = <const uint8_t *> PyBytes_AS_STRING(data)
@@ -49,6 +49,10 @@ cdef class NestedCodec(Codec):
 
     def pack(self, value):
         """Return the value's bytes."""
+        return self.packed(value)
+
+    @cython.final
+    cdef bytes packed(self, object value):
         cdef uint8_t room[512]
         cdef pst_nested_writer w
         pst_nested_writer_open(&w, self.tree.c, room, sizeof(room))

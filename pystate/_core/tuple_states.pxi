@@ -85,7 +85,7 @@ cdef class TupleMap:
         return self.key_of(key)
 
     @cython.binding(False)
-    def get(self, key):
+    def getValue(self, key):
         """Return the value of a key as a row, or None."""
         cdef Py_ssize_t i
         made(self.handle)
@@ -102,7 +102,7 @@ cdef class TupleMap:
         return row
 
     @cython.binding(False)
-    def put(self, key, value):
+    def updateValue(self, key, value):
         """Store the value of a key."""
         made(self.handle)
         key = self.key(key)
@@ -115,18 +115,38 @@ cdef class TupleMap:
 
 cdef extern from *:
     """
-    /* Row(name=value, ...) of Spark as it is made in Python: a tuple of the values, and the names as
-     * its own __fields__. Any other call is for the function that the class had before. The function
-     * is bound to (class, that function). */
-    static PyObject *pst_quick_row(PyObject *bound, PyObject *const *args, Py_ssize_t n_args,
+    /* As without a vectorcall. */
+    static PyObject *pst_slow_call(PyObject *kind, PyObject *const *args, Py_ssize_t given,
                                    PyObject *names) {
-        static PyObject *fields_name;
-        PyObject *row, *fields, *kind = PyTuple_GET_ITEM(bound, 0);
         Py_ssize_t i, n = names ? PyTuple_GET_SIZE(names) : 0;
+        PyObject *made = NULL, *plain = PyTuple_New(given), *named = n ? PyDict_New() : NULL;
+        if (!plain || (n && !named))
+            goto out;
+        for (i = 0; i < given; i++) {
+            Py_INCREF(args[i]);
+            PyTuple_SET_ITEM(plain, i, args[i]);
+        }
+        for (i = 0; i < n; i++)
+            if (PyDict_SetItem(named, PyTuple_GET_ITEM(names, i), args[given + i]))
+                goto out;
+        made = PyType_Type.tp_call(kind, plain, named);
+    out:
+        Py_XDECREF(plain);
+        Py_XDECREF(named);
+        return made;
+    }
+
+    /* Row(name=value, ...) of Spark as its __new__ makes it in Python: a tuple of the values, and the
+     * names as its own __fields__. Any other call is the class's as before. */
+    static PyObject *pst_row_call(PyObject *kind, PyObject *const *args, size_t n_args,
+                                  PyObject *names) {
+        static PyObject *fields_name;
+        PyObject *row, *fields;
+        Py_ssize_t i, given = PyVectorcall_NARGS(n_args), n = names ? PyTuple_GET_SIZE(names) : 0;
         if (!fields_name && !(fields_name = PyUnicode_InternFromString("__fields__")))
             return NULL;
-        if (n_args != 1 || !n || args[0] != kind)
-            return PyObject_Vectorcall(PyTuple_GET_ITEM(bound, 1), args, (size_t)n_args, names);
+        if (given || !n)
+            return pst_slow_call(kind, args, given, names);
         row = pst_new_row(kind, n);
         fields = row ? PyList_New(n) : NULL;
         if (!fields) {
@@ -134,7 +154,7 @@ cdef extern from *:
             return NULL;
         }
         for (i = 0; i < n; i++) {
-            PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[1 + i];
+            PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[i];
             Py_INCREF(name);
             PyList_SET_ITEM(fields, i, name);
             Py_INCREF(value);
@@ -146,19 +166,23 @@ cdef extern from *:
         return row;
     }
 
-    static PyMethodDef pst_quick_row_def = {
-        "__new__", (PyCFunction)(void (*)(void))pst_quick_row, METH_FASTCALL | METH_KEYWORDS,
-        "Make a row of its fields' values by name."};
-
-    static PyObject *pst_quick_row_of(PyObject *bound) {
-        return PyCFunction_NewEx(&pst_quick_row_def, bound, NULL);
+    /* A class's own vectorcall is what calling it comes to first; no other class inherits it. */
+    static int pst_set_row_call(PyObject *kind, int quick) {
+        PyTypeObject *type = (PyTypeObject *)kind;
+        if (quick ? type->tp_vectorcall != NULL : type->tp_vectorcall != pst_row_call)
+            return 0;
+        type->tp_vectorcall = quick ? pst_row_call : NULL;
+        return 1;
     }
     """
-    object pst_quick_row_of(object bound)
+    bint pst_set_row_call(object kind, bint quick)
+    enum:
+        HEAP_TYPE "Py_TPFLAGS_HEAPTYPE"
 
 
-def quick_new(kind, other):
-    """Return what may take the place of the `__new__` of Spark's class of rows, which is `other`."""
-    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+def set_quick_rows(kind, bint quick):
+    """Have calls ``kind(name=value, ...)`` of Spark's class of rows make the row in one step, or no
+    more; False, and nothing has changed, if they did so already, or did not."""
+    if not (isinstance(kind, type) and issubclass(kind, tuple) and kind.__flags__ & HEAP_TYPE):
         raise errors.InvalidArgumentError(f"rows are tuples, not {kind!r:.80}")
-    return pst_quick_row_of((kind, other))
+    return pst_set_row_call(kind, quick)

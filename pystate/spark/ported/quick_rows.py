@@ -25,7 +25,7 @@ def quicken() -> None:
     """
     from pyspark import TaskContext
 
-    if TaskContext.get() is not None and isinstance(Row.__dict__.get("__new__"), staticmethod):
+    if TaskContext.get() is not None:
         quicken_class(Row)
 
 
@@ -38,13 +38,12 @@ def quicken_class(kind: Any) -> bool:
         Spark's `Row`, or a copy of it.
     """
     slow = kind.__dict__.get("__new__")
-    if not isinstance(slow, staticmethod):
+    if not isinstance(slow, staticmethod) or not core.set_quick_rows(kind, True):
         return False
-    kind.__new__ = core.quick_new(kind, slow.__func__)
-    if _same(kind, slow.__func__):
-        return True
-    kind.__new__ = slow
-    return False
+    if not _same(kind, slow.__func__):
+        core.set_quick_rows(kind, False)
+        return False
+    return True
 
 
 def _same(kind: Any, slow: Any) -> bool:

@@ -65,10 +65,12 @@ class Declared:
         """The state that the processor gets, over its handle."""
         struct = read_struct(self.schema, self.what)
         if self.kind == "value":
-            return PortedValue(self.name, handle, struct)
+            return (PlainValue if struct.plain else PortedValue)(self.name, handle, struct)
         if self.kind == "list":
             return PortedList(self.name, handle, struct)
-        return PortedMap(self.name, handle, struct, self.keys())
+        keys = self.keys()
+        kind = PlainMap if keys.plain and struct.plain else PortedMap
+        return kind(self.name, handle, struct, keys)
 
 
 def declared(
@@ -149,10 +151,6 @@ class PortedValue(ValueState):
         self._write = handle.update
         self._pack, self._unpack = struct.pack, struct.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
-        if struct.plain:
-            short = core.TupleValue(handle, len(struct.names), struct.pack)
-            self.get = short.get  # type: ignore[method-assign]
-            self.update = short.update  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is a value."""
@@ -166,6 +164,14 @@ class PortedValue(ValueState):
     def update(self, newValue: Any) -> None:
         """Store a value."""
         self._write(self._pack(newValue))
+
+
+class PlainValue(core.TupleValue, PortedValue):
+    """The same of plain fields: what is called for every row is a method of the core."""
+
+    def __init__(self, name: str, handle: values.ValueHandle, struct: Struct) -> None:
+        core.TupleValue.__init__(self, handle, len(struct.names), struct.pack)
+        PortedValue.__init__(self, name, handle, struct)
 
 
 class PortedList(ListState):
@@ -220,11 +226,6 @@ class PortedMap(MapState):
         self._row = row_class(struct.names)
         self._key, self._key_back = keys.pack, keys.unpack
         self.clear = handle.clear  # type: ignore[method-assign]
-        if keys.plain and struct.plain:
-            # What is frequent is one call of the core each.
-            short = core.TupleMap(handle, len(struct.names), self._pack, self._key, self._row)
-            self.getValue = short.get  # type: ignore[method-assign]
-            self.updateValue = short.put  # type: ignore[method-assign]
 
     def exists(self) -> bool:
         """Whether there is an entry."""
@@ -259,6 +260,15 @@ class PortedMap(MapState):
     def removeKey(self, key: Any) -> None:
         """Remove a key."""
         self._handle.remove(self._key(key))
+
+
+class PlainMap(core.TupleMap, PortedMap):
+    """The same of plain fields, and with keys of one plain field."""
+
+    def __init__(self, name: str, handle: maps.MapHandle, struct: Struct, keys: MapKeys) -> None:
+        row = row_class(struct.names)
+        core.TupleMap.__init__(self, handle, len(struct.names), struct.pack, keys.pack, row)
+        PortedMap.__init__(self, name, handle, struct, keys)
 
 
 def _as_tuples(handle: Any) -> None:

@@ -13,16 +13,17 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
 
+from pystate._core import core
+from pystate.errors import InvalidArgumentError
 from pystate.spark.ported.quick_rows import quicken, quicken_class
 
 
 @pytest.fixture
 def slow() -> Iterator[Any]:
     """How Spark makes a row, while its class makes them in one step."""
-    before = Row.__dict__["__new__"]
     assert quicken_class(Row)
-    yield partial(before.__func__, Row)
-    Row.__new__ = before  # type: ignore[method-assign]
+    yield partial(Row.__dict__["__new__"].__func__, Row)
+    assert core.set_quick_rows(Row, False)
 
 
 def test_rows_are_those_of_spark(slow: Any) -> None:
@@ -74,15 +75,18 @@ def test_another_class_is_left_alone() -> None:
 
 
 def test_sparks_class_is_quick_only_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Row.__dict__["__new__"]
     quicken()
-    assert Row.__dict__["__new__"] is before
+    assert not core.set_quick_rows(Row, False)
     monkeypatch.setattr(TaskContext, "get", lambda: object())
+    quicken()
     try:
+        assert Row(a=1).asDict() == {"a": 1}
         quicken()
-        quick = Row.__dict__["__new__"]
-        assert quick is not before and Row(a=1).asDict() == {"a": 1}
-        quicken()
-        assert Row.__dict__["__new__"] is quick
     finally:
-        Row.__new__ = before  # type: ignore[method-assign]
+        assert core.set_quick_rows(Row, False)
+
+
+def test_only_classes_of_tuples_have_quick_rows() -> None:
+    for wrong in (tuple, dict, 3, Row(a=1)):
+        with pytest.raises(InvalidArgumentError, match="rows are tuples"):
+            core.set_quick_rows(wrong, True)  # type: ignore[arg-type]
