@@ -127,6 +127,15 @@ cdef class RowLoop(_Calls):
         return False
 
 
+cdef class Firing:
+    """The timer that fires, for who wants to know. Only while it is `watched` is it told of each
+    one, which costs two calls for every timer."""
+
+    cdef readonly object timestamp
+    """None while none fires."""
+    cdef public bint watched
+
+
 cdef class TimerLoop(_Calls):
     """Calls ``call(key, timestamp, context)`` for each timer that is due, with its key current.
 
@@ -138,13 +147,16 @@ cdef class TimerLoop(_Calls):
         Their keys.
     timed : bool
         Whether a timer's time becomes ``context.timestamp``.
+    firing : Firing or None
+        What is told which timer fires.
     before, after : callable or None
-        ``before(timestamp)`` and ``after()`` of each call.
+        ``before(timestamp)`` and ``after()`` of each call that is watched.
     """
 
     cdef DueTimers due
     cdef list names
     cdef bint timed
+    cdef Firing firing
     cdef object before
     cdef object after
     cdef readonly Py_ssize_t fired
@@ -153,12 +165,15 @@ cdef class TimerLoop(_Calls):
     """The timer of the last call."""
 
     def __init__(self, DueTimers due not None, list keys not None, bint timed, call, context,
-                 Emitted emitted, tuple checked not None, clock=None, leave=None, before=None,
-                 after=None):
+                 Emitted emitted, tuple checked not None, clock=None, leave=None,
+                 Firing firing=None, before=None, after=None):
         self.set_call(call, context, emitted, checked, clock, leave)
         self.due = due
         self.names = keys
         self.timed = timed
+        if firing is not None and not (callable(before) and callable(after)):
+            raise errors.InvalidArgumentError("nobody is told of the timer that fires")
+        self.firing = firing
         self.before = before
         self.after = after
         self.end = len(due)
@@ -183,15 +198,19 @@ cdef class TimerLoop(_Calls):
                 context.timestamp = timestamp
             if self.clock is not None:
                 self.clock(timestamp if self.timed else None)
-            if self.before is not None:
-                self.before(timestamp)
+            if self.firing is not None:
+                self.firing.timestamp = timestamp
+                if self.firing.watched:
+                    self.before(timestamp)
             self.calling = True
             result = self.call(self.key, timestamp, context)
             if result is not None:
                 self.emit(result)
             self.calling = False
-            if self.after is not None:
-                self.after()
+            if self.firing is not None:
+                if self.firing.watched:
+                    self.after()
+                self.firing.timestamp = None
             if self.leave is not None:
                 self.leave()
             if not to_end and due.is_stale():

@@ -373,6 +373,11 @@ class RowLoop:
     def run(self, most: int) -> bool: ...
 
 @disjoint_base
+class Firing:
+    timestamp: int | None
+    watched: bool
+
+@disjoint_base
 class TimerLoop:
     key: Any
     calling: bool
@@ -389,6 +394,7 @@ class TimerLoop:
         checked: _Checked,
         clock: Callable[[int | None], None] | None = None,
         leave: Callable[[], None] | None = None,
+        firing: Firing | None = None,
         before: Callable[[int], None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None: ...
@@ -414,6 +420,8 @@ class TupleMap:
     ) -> None: ...
     def getValue(self, key: Any) -> Any: ...  # noqa: N802 - Spark's name
     def updateValue(self, key: Any, value: Any) -> None: ...  # noqa: N802
+    def containsKey(self, key: Any) -> bool: ...  # noqa: N802
+    def removeKey(self, key: Any) -> None: ...  # noqa: N802
 
 def set_quick_rows(kind: type[tuple[Any, ...]], quick: bool) -> bool: ...
 

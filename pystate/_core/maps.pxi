@@ -22,34 +22,15 @@ cdef class MapElements(CollectionHandle):
     @cython.binding(False)
     def remove(self, key, /):
         """Remove the entry under `key`, if there is one."""
-        cdef pst_cell at
-        cdef pst_status status
-        cdef unsigned long turn = self.table.turn
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        self.table.ready_for(turn, self.codec)
-        status = pst_map_remove(self.table.t, self.column, &at)
-        if status != PST_NOT_FOUND:
-            self.table.check(status)
+        removed(self, key)
 
     @cython.binding(False)
     def contains(self, key, /):
         """Whether there is an entry under `key`."""
-        cdef pst_cell at, cell
-        cdef pst_status status
-        cdef unsigned long turn = self.table.turn
-        if key is None:
-            raise self.none("map key")
-        owner = self.map_codec.encode(key, &at)
-        self.table.ready_for(turn, self.codec)
-        status = pst_map_get(self.table.t, self.column, &at, &cell)
-        if status != PST_NOT_FOUND:
-            self.table.check(status)
-        return status == PST_OK
+        return held(self, key)
 
     def __contains__(self, key):
-        return self.contains(key)
+        return held(self, key)
 
     @cython.binding(False)
     def entries_list(self):
@@ -158,4 +139,32 @@ cdef int stored(MapElements elements, key, value) except -1:
     other = elements.codec.encode(value, &cell)
     elements.table.ready_for(turn, elements.codec)
     elements.table.check(pst_map_put(elements.table.t, elements.column, &at, &cell))
+    return 0
+
+
+cdef bint held(MapElements elements, key) except -1:
+    cdef pst_cell at, cell
+    cdef pst_status status
+    cdef unsigned long turn = elements.table.turn
+    if key is None:
+        raise elements.none("map key")
+    owner = elements.map_codec.encode(key, &at)
+    elements.table.ready_for(turn, elements.codec)
+    status = pst_map_get(elements.table.t, elements.column, &at, &cell)
+    if status != PST_NOT_FOUND:
+        elements.table.check(status)
+    return status == PST_OK
+
+
+cdef int removed(MapElements elements, key) except -1:
+    cdef pst_cell at
+    cdef pst_status status
+    cdef unsigned long turn = elements.table.turn
+    if key is None:
+        raise elements.none("map key")
+    owner = elements.map_codec.encode(key, &at)
+    elements.table.ready_for(turn, elements.codec)
+    status = pst_map_remove(elements.table.t, elements.column, &at)
+    if status != PST_NOT_FOUND:
+        elements.table.check(status)
     return 0

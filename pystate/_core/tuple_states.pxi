@@ -110,6 +110,18 @@ cdef class TupleMap:
             value = self.pack(value)
         stored(self.handle, key, value)
 
+    @cython.binding(False)
+    def containsKey(self, key):
+        """Whether there is the key."""
+        made(self.handle)
+        return held(self.handle, self.key(key))
+
+    @cython.binding(False)
+    def removeKey(self, key):
+        """Remove a key."""
+        made(self.handle)
+        removed(self.handle, self.key(key))
+
 
 # ---- Spark's rows --------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
 from pystate.operator.grouping import grouped_rows
-from pystate.operator.rows import python_values
+from pystate.operator.rows import READABLE, python_values
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
+from pystate.types.arrays import reference
 from pystate.types.state_type import StateType
 
 __all__ = ["PortedCalls"]
@@ -135,12 +136,13 @@ class PortedCalls(KeyedCalls):
         timers = self.function._timers
         loop = core.TimerLoop(
             due,
-            list(self._timer_key(due.keys.key_arrays())),
+            self._timer_key(due.keys.key_arrays()),
             False,
             self.function.on_timer,
             self.context,
             self.emitted,
             self.checked("on_timer", returns=True),
+            firing=timers.firing,
             before=timers.fires,
             after=timers.fired,
         )
@@ -159,11 +161,13 @@ class _key_row:  # noqa: N801 - a function with options
         self._types = types
         self._row = row_class(tuple(names))
 
-    def __call__(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
-        values = [_local(column, name) for column, name in zip(columns, self._leaves, strict=True)]
+    def __call__(self, columns: Sequence[pa.Array[Any]]) -> list[Any]:
         row = self._row
         if not self._types:
-            return [tuple.__new__(row, found) for found in zip(*values, strict=True)]
+            source = core.RowSource(row, len(columns))
+            source.fill(0, list(map(_readable, columns, self._leaves)))
+            return list(source.rows(0, len(columns[0])))
+        values = map(_local, columns, self._leaves)
         return [
             tuple.__new__(row, [_part(each, rest) for each in self._types])
             for rest in map(iter, zip(*values, strict=True))
@@ -175,6 +179,11 @@ def _part(type: StateType, rest: Iterator[Any]) -> Any:
         return next(rest)
     row = row_class(tuple(name for name, _ in type.children))
     return tuple.__new__(row, [_part(child, rest) for _, child in type.children])
+
+
+def _readable(column: pa.Array[Any], name: str) -> core.ArrayRef | list[Any]:
+    plain = READABLE.get(column.type)
+    return _local(column, name) if plain is None else reference(column, plain)
 
 
 def _local(column: pa.Array[Any], name: str) -> list[Any]:

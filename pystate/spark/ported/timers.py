@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pystate._core import core
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.timers import DueTimers
 from pystate.functions.context import RuntimeContext, TimeDomain
@@ -73,8 +74,8 @@ class KeyTimers:
         self._context = context
         #: Up to when timers fire in the pass that runs; None outside of it.
         self._until: int | None = None
-        #: The timer that fires.
-        self._firing: int | None = None
+        #: The timer that fires; watched once the calls below have something to do.
+        self.firing = core.Firing()
         #: Timers that are due already and wait for the next pass; the order is that of the calls.
         self._later: dict[tuple[Any, int], None] = {}
         #: Timers that fire in this pass, although they were deleted.
@@ -90,6 +91,7 @@ class KeyTimers:
             timer = self._backend.current_key, timestamp
             self._later[timer] = None
             self._deleted.discard(timer)
+            self.firing.watched = True
             return
         self._context._timers.register_timer(self._domain, timestamp)
         if self._asked is not None:
@@ -101,6 +103,7 @@ class KeyTimers:
             timer = self._backend.current_key, timestamp
             self._later.pop(timer, None)
             self._deleted.add(timer)
+            self.firing.watched = True
             return
         self._context._timers.delete_timer(self._domain, timestamp)
         if self._asked is not None:
@@ -110,11 +113,12 @@ class KeyTimers:
         """The times of the key's timers, in order."""
         if self._asked is None:
             self._asked = self._all()
+            self.firing.watched = True
         key = self._backend.current_key
         found = set(self._of(key))
         found.update(time for other, time in self._later if other == key)
-        if self._firing is not None:
-            found.add(self._firing)
+        if self.firing.timestamp is not None:
+            found.add(self.firing.timestamp)
         found.difference_update(time for other, time in self._deleted if other == key)
         return iter(sorted(found))
 
@@ -142,22 +146,21 @@ class KeyTimers:
 
     def fires(self, timestamp: int) -> None:
         """A timer of the current key fires; it was taken away."""
-        self._firing = timestamp
         if self._asked is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
     def fired(self) -> None:
         """Its call has returned."""
         if self._later or self._deleted:
-            timer: Any = self._backend.current_key, self._firing
+            timer: Any = self._backend.current_key, self.firing.timestamp
             self._later.pop(timer, None)
             self._deleted.discard(timer)
-        self._firing = None
 
     def end(self) -> None:
         """Register what waits for the next pass."""
         later, self._later, self._until = self._later, {}, None
         self._deleted.clear()
+        self.firing.watched = self._asked is not None
         for key, timestamp in later:
             self._backend.set_current_key(key)
             self.register(timestamp)
