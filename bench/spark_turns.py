@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Checked = TypeVar("Checked")
 
-WARM_UP = 1
-"""Turns that are not timed."""
+WARM_UP = 3
+"""Turns that are not timed: the first batches of a JVM are those of its compiler."""
 SHARE = 10
 """A small batch has one of so many rows."""
 

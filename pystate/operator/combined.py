@@ -1,6 +1,6 @@
 """Rows that were combined before they came: one stands for several of a key, with their aggregates.
 
-A combined row has the key's columns, `WEIGHT`, `LATE` and `TIME` where they are needed, and for
+A combined row has the key's columns, `WEIGHT`, `LATE`, `TIME` and `FIRST` where they are needed, and for
 each aggregate what its values have come to. Integers of 64 bits are summed in two halves, which no
 number of rows makes overflow, so that a sum beyond its range is an error and never a wrong number.
 
@@ -20,6 +20,7 @@ from pystate.errors import StateOverflowError
 
 __all__ = [
     "COUNT",
+    "FIRST",
     "LATE",
     "LOW",
     "TIME",
@@ -35,6 +36,8 @@ WEIGHT = "__pystate_value_rows"
 LATE = "__pystate_value_late"
 #: The largest of their event times, in milliseconds.
 TIME = "__pystate_value_time"
+#: The smallest of them.
+FIRST = "__pystate_value_first"
 #: What is added to a column's name: of a sum in two halves, the sum of the lower ones.
 LOW = "_low"
 #: Of a mean, the number of values.

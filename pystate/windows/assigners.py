@@ -204,7 +204,7 @@ class Session(Assigner):
     ----------
     gap : str, timedelta or int in milliseconds; or column
         How long nothing happens between two sessions. Two rows at exactly this distance are in one
-        session. ``column("name")`` names a column instead, whose value is each row's own gap, in
+        session. ``column="name"`` names a column instead, whose value is each row's own gap, in
         milliseconds.
 
     Examples

@@ -1,7 +1,9 @@
 """Windows over rows that were combined per key and slice before they came.
 
 Which windows and aggregates this can be done for, and how the aggregates of combined rows become
-accumulators. A combined row is in the slice of its `TIME`, the largest of its rows' event times.
+accumulators. A combined row is in the slice of its `TIME`, the largest of its rows' event times. Of
+sessions the slices are as long as the gap: rows of one are always in one session, which the combined
+row joins as the stretch from its `FIRST` to its `TIME`.
 
 Thread safety: functions without state.
 """
@@ -16,9 +18,9 @@ import pyarrow.compute as pc
 from pystate.errors import StateOverflowError
 from pystate.operator.combined import COUNT, LOW, WEIGHT, mean_accumulators, whole_sums
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
-from pystate.windows.assigners import Aligned, Global
+from pystate.windows.assigners import Aligned, Global, Session
 from pystate.windows.columns import WindowColumn
-from pystate.windows.grid import grid_of
+from pystate.windows.grid import grid_of, reach
 from pystate.windows.specification import WindowSpec
 
 __all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
@@ -43,19 +45,24 @@ class Part(NamedTuple):
 class SliceRule(NamedTuple):
     """The slice of a time: the last ``n * step + offset`` that is not above it.
 
-    Times below `first` or above `last` count as these.
+    Times below `first` or above `last` count as these. Rows up to `split` are in other slices than
+    later ones: of these it differs whether they are too late.
     """
 
     step: int
     offset: int
     first: int
     last: int
+    split: int | None = None
 
 
 def refusal(spec: WindowSpec) -> str | None:
     """Why rows of these windows cannot be combined; None if they can."""
     windows, timed = spec.options.windows, spec.options.event_time is not None
-    if not isinstance(windows, (Aligned, Global)):
+    if isinstance(windows, Session):
+        if windows.gap_column is not None:
+            return "each row says how long its session lasts"
+    elif not isinstance(windows, (Aligned, Global)):
         return f"of {type(windows).__name__} windows it is only known row by row what is in which"
     if isinstance(windows, Aligned) and windows.zone is not None and timed:
         return "the windows are local times of a zone"
@@ -78,10 +85,27 @@ def _refused(column: WindowColumn) -> str | None:
     return None
 
 
-def slice_rule(spec: WindowSpec) -> SliceRule | None:
-    """How slices lie; None if all rows of a key are in one."""
+def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | None:
+    """How slices lie; None if all rows of a key are in one.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        The windows.
+    late_bound : int or None
+        Rows below it are late.
+    """
     windows, options = spec.options.windows, spec.options
-    if not isinstance(windows, Aligned) or options.event_time is None:
+    if options.event_time is None:
+        return None
+    if isinstance(windows, Session):
+        gap = windows.gap_ms
+        assert gap is not None
+        first, last = reach(gap, options.lateness_ms)
+        split = None if late_bound is None else late_bound - options.lateness_ms - gap
+        inside = split is not None and first <= split < last
+        return SliceRule(gap, 0, first, last, split if inside else None)
+    if not isinstance(windows, Aligned):
         return None
     grid = grid_of(windows, max(options.lateness_ms, 1) if spec.shares else options.lateness_ms)
     return SliceRule(grid.slice, grid.offset % grid.slice, grid.first, grid.last)

@@ -44,8 +44,7 @@ class Grid:
         self.offset = windows.offset_ms
         self.grows = windows.grows
         self._end_offset = self.offset if self.grows else self.offset + self.size
-        room = 4 * self.size + room_ms
-        self.first, self.last = int(_INT64.min) + room, int(_INT64.max) - room
+        self.first, self.last = reach(self.size, room_ms)
 
     def slices(self, times: Times) -> Times:
         """The slice of each time."""
@@ -144,6 +143,15 @@ class _ZoneGrid(Grid):
 
     def start_of(self, ends: Times) -> Times:
         return self.slices(ends - 1)
+
+
+def reach(length_ms: int, room_ms: int) -> tuple[int, int]:
+    """The first and the last time that windows of a length have: others count as these.
+
+    So ends of windows, and times that are as late as is allowed, are no numbers beyond 64 bits.
+    """
+    room = 4 * length_ms + room_ms
+    return int(_INT64.min) + room, int(_INT64.max) - room
 
 
 def grid_of(windows: Aligned, room_ms: int = 0) -> Grid:

@@ -25,10 +25,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.errors import InvalidArgumentError
+from pystate.operator.combined import FIRST
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Session
-from pystate.windows.grid import Times
+from pystate.windows.grid import Times, reach
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import OPEN
 
@@ -69,19 +70,26 @@ class SessionOperator(WindowOperator):
         """Add rows to their sessions, which this may begin, prolong and join."""
         rows, times = self.timed(rows)
         rows, times, gaps = self._gaps(rows, times)
+        starts = self._starts(rows, times)
         if rows.num_rows:
-            room = 4 * int(gaps.max()) + self.lateness
-            if int(times.max()) > _INT64.max - room or int(times.min()) < _INT64.min + room:
-                times = np.clip(times, _INT64.min + room, _INT64.max - room)
+            first, last = reach(int(gaps.max()), self.lateness)
+            if int(times.max()) > last or int(starts.min()) < first:
+                times, starts = np.clip(times, first, last), np.clip(starts, first, last)
         rows, kept = self.in_time(rows, times + gaps)
         if kept is not None:
-            times, gaps = times[kept], gaps[kept]
+            times, starts, gaps = times[kept], starts[kept], gaps[kept]
         if rows.num_rows:
             columns = self.key_columns(rows)
             codes = key_codes(columns, dense=True)
-            starts = self._place(columns, _Stretches(codes, times, times + gaps))
-            self.columns.add(self.backend.keys(columns, pa.array(starts)), rows)
+            begins = self._place(columns, _Stretches(codes, starts, times + gaps))
+            self.add(self.backend.keys(columns, pa.array(begins)), rows)
         return iter(())
+
+    def _starts(self, rows: pa.RecordBatch, times: Times) -> Times:
+        """The first time of what each row stands for."""
+        if not self._combined or self.domain != "event":
+            return times
+        return rows.column(FIRST).to_numpy()
 
     def _gaps(self, rows: pa.RecordBatch, times: Times) -> tuple[pa.RecordBatch, Times, Times]:
         """The rows with a gap, their times and gaps."""

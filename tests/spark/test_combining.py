@@ -101,6 +101,8 @@ def test_aggregates_of_keys(
         (ps.Sliding("45 s", "30 s"), "final"),
         (ps.Tumbling("30 s"), "update"),
         (ps.Global(), "update"),
+        (ps.Session("4 s"), "final"),
+        (ps.Session("3500 ms"), "update"),
     ],
 )
 def test_aggregates_of_windows(
@@ -214,8 +216,8 @@ def test_what_cannot_be_combined_is_an_error(rows: DataFrame, make_job: MakeJob)
         ("time zone", lambda df: job.key_by(
             df.selectExpr("i", "cast(at as timestamp_ntz) at"), "i", uid="a", event_time="at"
         ).aggregate(n=ps.count(), combine=True)),
-        ("Session", lambda df: job.key_by(df, "i", uid="a", event_time="at").window(
-            ps.Session("5 s")).aggregate(n=ps.count(), combine=True)),
+        ("how long", lambda df: job.key_by(df, "i", uid="a", event_time="at").window(
+            ps.Session(column="v")).aggregate(n=ps.count(), combine=True)),
         ("side output", lambda df: job.key_by(df, "i", uid="a", event_time="at").window(
             ps.Tumbling("5 s"), late="late").aggregate(n=ps.count(), combine=True)),
         ("combine=", lambda df: job.key_by(df, "i", uid="a").aggregate(combine=ps.count())),

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
-from pystate.operator.combined import LATE, TIME, WEIGHT
+from pystate.operator.combined import FIRST, LATE, TIME, WEIGHT
 from pystate.spark.base.resolve import column_named
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def combined_rows(
     time_ms: Column | None = None,
     late_bound_ms: int | None = None,
     within: Column | None = None,
+    *,
+    stretches: bool = False,
 ) -> DataFrame:
     """Combine the rows of each partition of a frame.
 
@@ -150,12 +152,14 @@ def combined_rows(
         Rows below it are counted as late.
     within : Column, optional
         Rows of a key are only combined if they are equal in it.
+    stretches : bool
+        Whether the first of their times is wanted, too.
 
     Returns
     -------
     DataFrame
-        The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME` and `LATE`. A key may have a row
-        per partition.
+        The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME`, `LATE` and, if it is wanted,
+        `FIRST`. A key may have a row per partition.
     """
     groups = [column.alias(f"k{i}") for i, (_, column) in enumerate(keys)]
     if within is not None:
@@ -164,6 +168,8 @@ def combined_rows(
     found.add(WEIGHT, F.count(F.lit(1)), "count")
     if time_ms is not None:
         found.add(TIME, F.max(time_ms), "max")
+        if stretches:
+            found.add(FIRST, F.min(time_ms), "min")
         if late_bound_ms is not None:
             late = F.when(time_ms < F.lit(late_bound_ms).cast("long"), F.lit(1))
             found.add(LATE, F.count(late), "count")

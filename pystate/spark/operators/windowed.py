@@ -124,7 +124,8 @@ class WindowedFrame:
         combine : {"auto", True, False}
             Whether Spark combines the rows of a key and window, or of the slices that windows
             share, before the shuffle; see `KeyedFrame.aggregate`. Only counts, sums, extremes and
-            means, of windows that are the same for all keys; not with a side output of late rows.
+            means, of windows that are the same for all keys or of sessions with one gap; not with
+            a side output of late rows.
         **aggregates
             Result columns: ``n=ps.count()``, ``total=ps.sum("delay")``; any aggregator with its
             column, ``top=(ps.TopK(3), "delay")``; an `AggregateFunction` with its column and its
@@ -290,17 +291,21 @@ def _needed(spec: WindowSpec, names: Sequence[str]) -> list[str]:
 def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFrame:
     """The rows of a frame, combined per key and slice."""
     name, time, within = spec.options.event_time, None, None
+    bound = None if plan.time is None else plan.time.late_bound_ms
     if name is not None:
         time = event_ms(column_named(name), frame.schema[name].dataType)
         assert time is not None
-        rule = slice_rule(spec)
+        rule = slice_rule(spec, bound)
         if rule is not None:
             bounded = F.greatest(F.least(time, _long(rule.last)), _long(rule.first))
             within = bounded - F.pmod(bounded - _long(rule.offset), _long(rule.step))
+            if rule.split is not None:
+                later = F.greatest(within, _long(rule.split + 1))
+                within = F.when(time > _long(rule.split), later).otherwise(within)
     columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
     keys = [(key, column_named(key)) for key in spec.key]
-    bound = None if plan.time is None else plan.time.late_bound_ms
-    return combined_rows(frame, keys, columns, time, bound, within)
+    stretches = isinstance(spec.options.windows, Session)
+    return combined_rows(frame, keys, columns, time, bound, within, stretches=stretches)
 
 
 def _long(value: int) -> Column:
