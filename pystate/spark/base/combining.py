@@ -34,6 +34,7 @@ __all__ = [
     "Combine",
     "CombinedColumn",
     "Function",
+    "changing",
     "checked_combine",
     "combined_rows",
     "decided",
@@ -126,6 +127,16 @@ def event_ms(column: Column, data_type: st.DataType) -> Column | None:
     return None
 
 
+def changing(value: int, beside: Column) -> Column:
+    """A long that another epoch has another value of; null where `beside`, a long, is null.
+
+    Spark writes a plain constant into the code that it generates, which is then new in each epoch:
+    to compile it costs more than to run it over a million rows. An array is handed to the code, and
+    an index that depends on a column keeps the optimizer from looking into it.
+    """
+    return F.get(F.array(F.lit(value).cast("long")), (beside * F.lit(0)).cast("int"))
+
+
 def combined_rows(
     frame: DataFrame,
     keys: Sequence[tuple[str, Column]],
@@ -171,7 +182,7 @@ def combined_rows(
         if stretches:
             found.add(FIRST, F.min(time_ms), "min")
         if late_bound_ms is not None:
-            late = F.when(time_ms < F.lit(late_bound_ms).cast("long"), F.lit(1))
+            late = F.when(time_ms < changing(late_bound_ms, time_ms), F.lit(1))
             found.add(LATE, F.count(late), "count")
     for column in columns:
         found.add_column(column)

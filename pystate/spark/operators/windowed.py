@@ -29,6 +29,7 @@ from pystate.spark.base.combining import (
     WITHOUT_ZONE,
     Combine,
     CombinedColumn,
+    changing,
     checked_combine,
     combined_rows,
     decided,
@@ -300,8 +301,9 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
             bounded = F.greatest(F.least(time, _long(rule.last)), _long(rule.first))
             within = bounded - F.pmod(bounded - _long(rule.offset), _long(rule.step))
             if rule.split is not None:
-                later = F.greatest(within, _long(rule.split + 1))
-                within = F.when(time > _long(rule.split), later).otherwise(within)
+                split = changing(rule.split, time)
+                later = F.greatest(within, split + _long(1))
+                within = F.when(time > split, later).otherwise(within)
     columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
     keys = [(key, column_named(key)) for key in spec.key]
     stretches = isinstance(spec.options.windows, Session)
