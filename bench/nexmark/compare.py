@@ -125,7 +125,7 @@ def queries(scale: Scale) -> list[Row]:
 def windows(scale: Scale) -> list[Row]:
     """Those with windows, in larger batches: less of their time does not depend on the rows."""
     chunk = LARGER * scale.nexmark_chunk
-    return asked("nexmark-windows", Plan((WARM_UP + 2) * chunk), chunk, WINDOWED)
+    return asked("nexmark-windows", Plan((WARM_UP + 4) * chunk), chunk, WINDOWED)
 
 
 def asked(question: str, plan: Plan, chunk: int, names: Sequence[str]) -> list[Row]:

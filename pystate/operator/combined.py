@@ -1,8 +1,9 @@
 """Rows that were combined before they came: one stands for several of a key, with their aggregates.
 
-A combined row has the key's columns, `WEIGHT`, `LATE`, `TIME` and `FIRST` where they are needed, and for
-each aggregate what its values have come to. Integers of 64 bits are summed in two halves, which no
-number of rows makes overflow, so that a sum beyond its range is an error and never a wrong number.
+A combined row has the key's columns, `WEIGHT`, `LATE`, `TIME` and `FIRST` where they are needed,
+and for each aggregate what its values have come to. Integers of 64 bits are summed in two halves,
+which no number of rows makes overflow, so that a sum beyond its range is an error and never a wrong
+number.
 
 Thread safety: functions without state.
 """

@@ -2,8 +2,8 @@
 
 Which windows and aggregates this can be done for, and how the aggregates of combined rows become
 accumulators. A combined row is in the slice of its `TIME`, the largest of its rows' event times. Of
-sessions the slices are as long as the gap: rows of one are always in one session, which the combined
-row joins as the stretch from its `FIRST` to its `TIME`.
+sessions the slices are as long as the gap: rows of one are always in one session, which the
+combined row joins as the stretch from its `FIRST` to its `TIME`.
 
 Thread safety: functions without state.
 """

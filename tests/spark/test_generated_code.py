@@ -60,11 +60,9 @@ PIPELINES: dict[str, Callable[[DataFrame, Job], DataFrame]] = {
     "session": lambda df, job: (
         keyed(df, job).window(ps.Session("2 s")).aggregate(n=ps.count(), combine=True)
     ),
-    "windows of windows": lambda df, job: (
-        job.key_by(
-            keyed(df, job).window(ps.Tumbling("2 s")).aggregate(n=ps.count()), "k", uid="b"
-        ).aggregate(total=ps.sum("n"))
-    ),
+    "windows of windows": lambda df, job: job.key_by(
+        keyed(df, job).window(ps.Tumbling("2 s")).aggregate(n=ps.count()), "k", uid="b"
+    ).aggregate(total=ps.sum("n")),
     "interval join": lambda df, job: keyed(df, job).interval_join(
         keyed(df.withColumnRenamed("v", "w"), job), "-1 second", "1 second", suffixes=("", "_right")
     ),

@@ -250,7 +250,7 @@ def test_both_roads_are_one(
 )
 @settings(max_examples=300, deadline=None)
 def test_sessions_of_rows_that_lie_close(epochs: Any, lateness: int, gap: int) -> None:
-    """Many rows in a slice, of which some are too late, and slices that only just meet or do not."""
+    """Many rows in a slice, of which some are too late, and slices that just meet or do not."""
     options: dict[str, Any] = {"allowed_lateness": lateness, "emit": "update"}
     aggregates = {"n": ps.count(), "v_sum": ps.sum("v"), "v_min": ps.min("v")}
     plain, other = (
