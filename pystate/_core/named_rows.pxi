@@ -42,7 +42,13 @@ cdef extern from *:
 
     /* A row that `pst_fill` has to fill before anybody sees it. */
     static PyObject *pst_new_row(PyObject *type, Py_ssize_t n) {
-        return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, n);
+        PyObject *row = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, n);
+    #if PY_VERSION_HEX >= 0x030E0000
+        /* Tuples keep their hash, and 0 would be one. */
+        if (row)
+            ((PyTupleObject *)row)->ob_hash = -1;
+    #endif
+        return row;
     }
     """
     object pst_named_tuple(object bases)

@@ -103,7 +103,6 @@ class KeyTimers:
             timer = self._backend.current_key, timestamp
             self._later.pop(timer, None)
             self._deleted.add(timer)
-            self.firing.watched = True
             return
         self._context._timers.delete_timer(self._domain, timestamp)
         if self._asked is not None:
@@ -151,10 +150,9 @@ class KeyTimers:
 
     def fired(self) -> None:
         """Its call has returned."""
-        if self._later or self._deleted:
+        if self._later:
             timer: Any = self._backend.current_key, self.firing.timestamp
             self._later.pop(timer, None)
-            self._deleted.discard(timer)
 
     def end(self) -> None:
         """Register what waits for the next pass."""

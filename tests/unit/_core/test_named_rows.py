@@ -43,6 +43,12 @@ def test_values_are_those_of_arrow(array: pa.Array[Any]) -> None:
     assert [type(value) for value in found] == [type(value) for value in array.to_pylist()]
 
 
+def test_a_row_hashes_as_its_tuple() -> None:
+    batch = pa.record_batch({"a": [1, 2], "b": ["x", None]})
+    for row in RowFactory(batch.schema.names).rows(batch):
+        assert {tuple(row): 1}[row] == 1 and hash(row) == hash(tuple(row))
+
+
 def test_a_type_that_is_not_read_in_the_core() -> None:
     assert readable(pa.array([1.5], pa.float32()), "x") == [1.5]
     with pytest.raises(InvalidArgumentError, match="read from a list"):

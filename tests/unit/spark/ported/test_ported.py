@@ -319,11 +319,8 @@ def no_state(self: Any, handle: Any) -> None:
 
 
 def test_timers_fire_in_one_pass_by_sparks_rules() -> None:
-    log = []
-
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
         time = info.getExpiryTimeInMs()
-        before = list(self.handle.listTimers())
         if time == 10:
             self.handle.deleteTimer(20)  # it fires all the same
             self.handle.registerTimer(10)  # it is deleted after the call
@@ -332,17 +329,67 @@ def test_timers_fire_in_one_pass_by_sparks_rules() -> None:
         if time == 15:
             self.handle.deleteTimer(90)
         yield key.k, time, times.getCurrentProcessingTimeInMs()
-        log.append((time, before, list(self.handle.listTimers())))
 
     processor = Scripted(no_state, registering, timer)
     with Harness(adapt(processor, "k", time_mode="ProcessingTime"), key="k") as harness:
-        log = []
-        processor.scripts = no_state, registering, timer
         harness.process([{"k": 1, "v": v} for v in (20, 10, 40, 10)])
         assert harness.advance_processing_time(30) == [(1, 10, 30), (1, 20, 30)]
         assert harness.advance_processing_time(39) == [(1, 15, 39)]
         assert harness.advance_processing_time(100) == [(1, 40, 100)]
         assert harness.advance_processing_time(200) == []
+
+
+#: What is done when a timer fires: timers so much later are registered and deleted, or all listed.
+_ACTS = hs.lists(
+    hs.tuples(hs.sampled_from(["register", "delete", "list"]), hs.integers(-1, 2)), max_size=4
+)
+
+
+@given(
+    first=hs.lists(hs.tuples(hs.integers(0, 1), hs.integers(1, 3)), min_size=1, max_size=4),
+    acts=hs.tuples(_ACTS, _ACTS, _ACTS),
+    passes=hs.lists(hs.integers(1, 3), max_size=2),
+)
+@settings(max_examples=400, deadline=None)
+def test_timers_of_a_pass_are_those_of_sparks_store(
+    first: list[tuple[int, int]],
+    acts: tuple[list[tuple[str, int]], ...],
+    passes: list[int],
+) -> None:
+    """A pass is over what is due as it begins; all else is what the store has."""
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        time = info.getExpiryTimeInMs()
+        for act, more in acts[time % 3]:
+            if act == "list":
+                yield key.k, time, list(self.handle.listTimers())
+            else:
+                getattr(self.handle, f"{act}Timer")(time + more)
+        yield key.k, time, None
+
+    store: dict[int, set[int]] = {0: set(), 1: set()}
+    now = 0
+    function = adapt(Scripted(no_state, registering, timer), "k", time_mode="ProcessingTime")
+    with Harness(function, key="k") as harness:
+        harness.process([{"k": k, "v": v} for k, v in first])
+        for k, v in first:
+            store[k].add(v)
+        for step in (*passes, 3, 1, 1):
+            now += step
+            found = harness.advance_processing_time(now)
+            for k in store:
+                expected: list[Any] = []
+                for time in sorted(t for t in store[k] if t <= now):
+                    for act, more in acts[time % 3]:
+                        if act == "list":
+                            expected.append((k, time, sorted(store[k])))
+                        elif act == "register":
+                            store[k].add(time + more)
+                        else:
+                            store[k].discard(time + more)
+                    expected.append((k, time, None))
+                    store[k].discard(time)
+                assert [row for row in found if row[0] == k] == expected
 
 
 @pytest.mark.parametrize("names", [["k"], ["k", "j"]])
@@ -410,14 +457,14 @@ def test_late_rows_are_dropped_at_the_watermark_and_timers_see_it() -> None:
 def test_a_drain_fires_all_timers_and_ends() -> None:
     def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
         time = info.getExpiryTimeInMs()
+        yield time, list(self.handle.listTimers())
         if time < 40:
             self.handle.registerTimer(time + 10)
-        yield time
 
     function = adapt(Scripted(no_state, registering, timer), "k", time_mode="EventTime")
     with Harness(function, key="k", event_time="v", allowed_delay=0) as harness:
-        harness.process([{"k": 1, "v": 20}])
-        assert harness.drain([]) == [20, 30, 40]
+        harness.process([{"k": 1, "v": 20}, {"k": 1, "v": 95}])
+        assert harness.drain([]) == [(20, [20, 95]), (95, [30, 95]), (30, [30]), (40, [40])]
 
 
 def test_a_replay_after_a_failure_does_the_same() -> None:

@@ -36,6 +36,7 @@ def test_rows_are_those_of_spark(slow: Any) -> None:
         assert copy.copy(found) == pickle.loads(pickle.dumps(found)) == plain
         found.__fields__.append("own")
         assert Row(**names).__fields__ == plain.__fields__
+    assert {(1, "x"): 1}[Row(a=1, b="x")] == 1
     # All other calls are for Spark's function.
     assert tuple(Row(1, 2)) == (1, 2) and vars(Row(1, 2)) == {} and tuple(Row()) == ()
     assert Row("a", "b")(1, 2) == slow("a", "b")(1, 2) == Row(a=1, b=2)
