@@ -206,12 +206,12 @@ STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """All jobs with batches of the first size; with one of each other, those that have a goal."""
-    found = sized(scale.timed_rows[0], scale.timed_keys, scale.timed_batches, STARTS, (50, 40))
+    """All jobs with batches of the first size; with those of others, the ones that have a goal."""
+    found = sized(scale.timed_rows[0], scale.timed_keys, scale.timed_batches, 1, STARTS, (50, 40))
     for rows in scale.timed_rows[1:]:
         starts = {name: start for name, start in STARTS.items() if "at once" not in name}
         keys = rows * scale.timed_keys // scale.timed_rows[0]
-        found += sized(rows, keys, 1, starts, (80, 100))
+        found += sized(rows, keys, 1, scale.timed_batches, starts, (80, 100))
     return found
 
 
@@ -219,15 +219,19 @@ def sized(
     rows: int,
     keys: int,
     batches: int,
+    in_a_row: int,
     starts: Mapping[str, Callable[[DataFrame, Path], StreamingQuery]],
     goals: tuple[int, int],
 ) -> list[Row]:
-    """Jobs with batches of one size; the goals are those of the function and of the processor."""
+    """Jobs with batches of one size, so many turns of so many in a row.
+
+    The goals are those of the function and of the processor.
+    """
 
     def write(spark: SparkSession, rows: int, folder: Path) -> None:
         write_input(spark, rows, keys, folder)
 
-    seconds, written = Comparison(starts, source, write, compared).run(rows, batches)
+    seconds, written = Comparison(starts, source, write, compared).run(rows, batches, in_a_row)
 
     def rates(name: str) -> Spread:
         return Spread.of([rows / one / 1e3 for one in seconds[name]])

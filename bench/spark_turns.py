@@ -1,8 +1,8 @@
 """Jobs of one session that get the same batches, one job after the other.
 
-Spark ends Python workers that were idle for a minute, as during the others' turn: before each batch
-there is a small one, which is not timed and starts them again. Turns before the timed ones have a
-small batch in its place, too.
+Spark ends Python workers that were idle for a minute, as during the others' turn: before a job's
+batches there is a small one, which is not timed and starts them again. Turns before the timed ones
+have small batches only.
 """
 
 from __future__ import annotations
@@ -42,8 +42,21 @@ class Comparison(Generic[Checked]):
     compared: Callable[[SparkSession, dict[str, Path]], Checked]
     """Checks the outputs in the jobs' folders, and returns what is noted of them."""
 
-    def run(self, rows: int, batches: int) -> tuple[dict[str, list[float]], Checked]:
-        """The seconds of each job's timed batches, and what comparing the outputs gave."""
+    def run(
+        self, rows: int, batches: int, in_a_row: int = 1
+    ) -> tuple[dict[str, list[float]], Checked]:
+        """The seconds of each job's timed batches, and what comparing the outputs gave.
+
+        Parameters
+        ----------
+        rows : int
+            Rows of a batch.
+        batches : int
+            Turns that are timed.
+        in_a_row : int
+            Batches of a turn. In a stream that goes on, a batch follows the one before it; the
+            first one after a pause takes longer.
+        """
         seconds: dict[str, list[float]] = {name: [] for name in self.starts}
         root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
         try:
@@ -57,21 +70,27 @@ class Comparison(Generic[Checked]):
                     name: start(self.source(spark, folders[name]), folders[name])
                     for name, start in self.starts.items()
                 }
+                first = 0
                 for turn in range(WARM_UP + batches):
-                    small, large = 2 * turn, 2 * turn + 1
-                    self.write(spark, rows // SHARE, root / str(small))
-                    self.write(spark, rows // (1 if turn >= WARM_UP else SHARE), root / str(large))
+                    timed = turn >= WARM_UP
+                    numbers = range(first, first + 1 + (in_a_row if timed else 1))
+                    first = numbers.stop
+                    for number in numbers:
+                        small = not timed or number == numbers.start
+                        self.write(spark, rows // (SHARE if small else 1), root / str(number))
                     for name, query in queries.items():
-                        for number in (small, large):
+                        took = []
+                        for number in numbers:
                             hand_over(root / str(number), folders[name])
-                            took = batch_seconds(query, number)
-                        seconds[name].append(took)
+                            took.append(batch_seconds(query, number))
+                        if timed:
+                            seconds[name] += took[1:]
                 for query in queries.values():
                     query.stop()
                 checked = self.compared(spark, folders)
         finally:
             shutil.rmtree(root, ignore_errors=True)
-        return {name: taken[WARM_UP:] for name, taken in seconds.items()}, checked
+        return seconds, checked
 
 
 def lead(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> Spread:
