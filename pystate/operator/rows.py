@@ -179,12 +179,6 @@ class RowFactory:
         return self.source(batch).rows(0, batch.num_rows if batch.num_columns else 0)
 
 
-def readable(array: pa.Array[Any], name: str) -> core.ArrayRef | list[Any]:
-    """The values of an array for a reader of the core; they are those of `python_values`."""
-    plain = READABLE.get(array.type)
-    return python_values(array, name) if plain is None else reference(array, plain)
-
-
 def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     """The values of an array as Python objects, None for null.
 
@@ -217,6 +211,16 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
             f"column {name!r}: {error} microseconds since 1970 is no timestamp that Python can "
             "hold (years 1 to 9999); filter such rows out, or use a VectorizedFunction"
         ) from None
+
+
+def readable(
+    array: pa.Array[Any],
+    name: str,
+    values: Callable[[pa.Array[Any], str], list[Any]] = python_values,
+) -> core.ArrayRef | list[Any]:
+    """The values of an array for a reader of the core; they are those of `values`."""
+    plain = READABLE.get(array.type)
+    return values(array, name) if plain is None else reference(array, plain)
 
 
 #: Converts structs to rows and maps to dicts in a value, in place.

@@ -18,10 +18,9 @@ from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
 from pystate.operator.grouping import grouped_rows
-from pystate.operator.rows import READABLE, python_values
+from pystate.operator.rows import python_values, readable
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
-from pystate.types.arrays import reference
 from pystate.types.state_type import StateType
 
 __all__ = ["PortedCalls"]
@@ -165,7 +164,8 @@ class _key_row:  # noqa: N801 - a function with options
         row = self._row
         if not self._types:
             source = core.RowSource(row, len(columns))
-            source.fill(0, list(map(_readable, columns, self._leaves)))
+            named = zip(columns, self._leaves, strict=True)
+            source.fill(0, [readable(column, name, _local) for column, name in named])
             return list(source.rows(0, len(columns[0])))
         values = map(_local, columns, self._leaves)
         return [
@@ -179,11 +179,6 @@ def _part(type: StateType, rest: Iterator[Any]) -> Any:
         return next(rest)
     row = row_class(tuple(name for name, _ in type.children))
     return tuple.__new__(row, [_part(child, rest) for _, child in type.children])
-
-
-def _readable(column: pa.Array[Any], name: str) -> core.ArrayRef | list[Any]:
-    plain = READABLE.get(column.type)
-    return _local(column, name) if plain is None else reference(column, plain)
 
 
 def _local(column: pa.Array[Any], name: str) -> list[Any]:
