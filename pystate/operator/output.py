@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -437,6 +438,7 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
 #: The exceptions that a value may raise that does not fit its column.
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NUMBERS = (int, float, np.number)
+_FRACTIONS = (float, np.floating, Decimal)
 #: Python types that Arrow would accept for these columns, although a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
     bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
@@ -452,11 +454,8 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
     without a time zone as UTC. `NestedColumn` handles nested types.
     """
     kinds = set(map(type, values)) - {type(None)}
-    if at.is_integer(arrow_type) and kinds - {int}:
-        inferred = pa.array(values)
-        if not castable(inferred.type, arrow_type):
-            raise TypeError(f"{inferred.type} is not cast to {arrow_type}")
-        return _cast(inferred, arrow_type)
+    if at.is_integer(arrow_type) and not all(map(_is_integer, kinds)):
+        values = [_whole(value, arrow_type) for value in values]
     for kind, refused in _REFUSED.items():
         if any(issubclass(given, kind) for given in kinds) and refused(arrow_type):
             raise TypeError(f"{kind.__name__} is not taken for {arrow_type}")
@@ -481,6 +480,28 @@ def _exact_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array[Any
     if at.is_float32(arrow_type):
         return as_floats(array, pa.array(values, type=pa.float64()))
     return array
+
+
+def _is_integer(kind: type) -> bool:
+    # A duration of numpy's is one of its integers.
+    return issubclass(kind, (int, np.integer)) and not issubclass(kind, (bool, np.timedelta64))
+
+
+def _whole(value: Any, arrow_type: pa.DataType) -> Any:
+    """A value of a column of integers, which is taken or refused by itself.
+
+    Arrow would decide by the other values, too: it infers one type for all of them.
+    """
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if isinstance(value, _FRACTIONS):
+        whole = int(value)
+        if whole == value:
+            return whole
+        raise ValueError("it is no whole number")
+    if value is None or _is_integer(type(value)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not cast to {arrow_type}")
 
 
 def _cast(array: pa.Array[Any], arrow_type: pa.DataType) -> pa.Array[Any]:

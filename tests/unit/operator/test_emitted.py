@@ -100,6 +100,8 @@ def collected(output: OutputColumns, given: list[Any]) -> list[dict[str, Any]]:
 @given(rows())
 @example([(None,) * 9])
 @example([(1, 2, 3, 4, 5.0, "", True, None, None), (1 << 63,) + (None,) * 8])
+@example([(None, None, odd) + (None,) * 6 for odd in (np.True_, 10)])
+@example([(None, None, odd) + (None,) * 6 for odd in (Decimal(3), 10)])
 def test_collected_rows_are_those_that_are_converted_at_once(given: list[Any]) -> None:
     try:
         expected = COLUMNS.from_rows(list(given)).to_pylist()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import enum
 from collections import namedtuple
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
@@ -22,8 +26,8 @@ NAIVE = datetime.datetime(2020, 1, 1)
 @pytest.mark.parametrize(
     ("kind", "values", "reason"),
     [
-        ("long", [1, None, "x", 2.5], "'x' of type str: string is not cast to int64"),
-        ("long", [1, 2.5, "x"], "2.5 of type float: Float value 2.5"),
+        ("long", [1, None, "x", 2.5], "'x' of type str: str is not cast to int64"),
+        ("long", [1, 2.5, "x"], "2.5 of type float: it is no whole number"),
         ("string", ["a", b"b", 3], "b'b' of type bytes: bytes is not taken for string"),
         ("string", ["a", 3, b"b"], "3 of type int: Expected bytes, got a 'int' object"),
         ("timestamp", [AWARE, 5, NAIVE], "5 of type int: a number is no instant"),
@@ -37,6 +41,42 @@ def test_the_first_value_that_does_not_fit_is_named_with_its_own_reason(
     columns = parse_columns({"v": kind}, "operator 'one'")
     with pytest.raises(WrongTypeError, match=f"column 'v' is declared {kind} and got {reason}"):
         columns.from_rows([(value,) for value in values])
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+THREES = [3, np.int8(3), np.uint64(3), Colour.RED, 3.0, np.float32(3), np.float16(3), np.float64(3)]
+THREES += [Decimal(3), Decimal("3.00"), pa.scalar(3), pa.scalar(3.0)]
+NO_SHORTS = [
+    True,
+    np.True_,
+    3.5,
+    np.float32(0.1),
+    Decimal("0.5"),
+    1 << 15,
+    -40000.0,
+    np.int64(1 << 40),
+]
+NO_SHORTS += [float("nan"), float("-inf"), Decimal("NaN"), Decimal("Infinity"), Decimal("1e30")]
+NO_SHORTS += ["3", b"3", 3j, Fraction(3), np.timedelta64(3, "s"), datetime.timedelta(3), AWARE, [3]]
+OTHERS: list[list[Any]] = [[], [None], [1], [None, -1, 2.0], [np.int16(1)], [Decimal(1)], [1 << 14]]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=repr)
+def test_an_integer_is_taken_or_refused_whatever_else_its_column_has(others: list[Any]) -> None:
+    columns = parse_columns("v short", "operator 'one'")
+    for value in THREES:
+        for rows in ([value, *others], [*others, value]):
+            found = columns.from_rows([(each,) for each in rows]).column(0)
+            assert found.type == pa.int16() and found.to_pylist() == [
+                3 if each is value else each for each in rows
+            ]
+    for value in NO_SHORTS:
+        for rows in ([value, *others], [*others, value]):
+            with pytest.raises(WrongTypeError, match=r"'v' is declared short and got .* of type"):
+                columns.from_rows([(each,) for each in rows])
 
 
 def test_a_batch_in_place_of_a_row_is_shown_in_one_line() -> None:
