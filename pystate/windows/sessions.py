@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.errors import InvalidArgumentError
@@ -29,7 +28,7 @@ from pystate.operator.combined import FIRST
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Session
-from pystate.windows.grid import Times, reach
+from pystate.windows.grid import Mask, Times, reach
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import OPEN
 
@@ -54,6 +53,22 @@ class _Stretches:
     def at(self, rows: Any) -> _Stretches:
         """Some of them."""
         return _Stretches(self.codes[rows], self.starts[rows], self.ends[rows])
+
+
+@dataclass
+class _Found:
+    """Sessions that were looked up, in the order that was asked for.
+
+    `keys` has each of their keys once, and `stored` all sessions of these. `codes` says whose each
+    session is; and of those that are `there`, `places` says which of the stored ones they are.
+    """
+
+    keys: list[pa.Array[Any]]
+    stored: _Stretches
+    codes: Times
+    places: Times
+    there: Mask
+    ends: Times
 
 
 class SessionOperator(WindowOperator):
@@ -151,7 +166,7 @@ class SessionOperator(WindowOperator):
                 self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends
             )
         if changed.any():
-            self._store(keys, joined, np.unique(joined.codes[changed]))
+            self._store(keys, joined, _marked(len(keys[0]), joined.codes[changed]))
         return starts[:rows]
 
     def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
@@ -175,11 +190,25 @@ class SessionOperator(WindowOperator):
             flat.field(1).to_numpy(),
         )
 
-    def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, which: Times) -> None:
-        """Store the sessions of some keys; `sessions` are in order, and all of these keys'."""
-        counts = np.bincount(sessions.codes, minlength=len(keys[0]))[which]
-        chosen = np.zeros(len(keys[0]), np.bool_)
-        chosen[which] = True
+    def _find(self, sessions: KeyBatch) -> _Found:
+        """Look sessions up among those of their keys."""
+        columns = sessions.key_arrays()
+        codes = key_codes(columns, dense=True)
+        keys = [take(column, _firsts(codes)) for column in columns]
+        stored = self._sessions(self.backend.keys(keys))
+        if not len(stored):
+            none = np.zeros(len(codes), np.int64)
+            return _Found(keys, stored, codes, none, none.astype(np.bool_), none)
+        starts = sessions.namespaces().to_numpy()
+        own, wanted = _pairs((stored.codes, stored.starts), (codes, starts))
+        places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+        there = own[places] == wanted
+        return _Found(keys, stored, codes, places, there, stored.ends[places])
+
+    def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, chosen: Mask) -> None:
+        """Store the sessions of the chosen keys; `sessions` are in order, and all of theirs."""
+        which = np.flatnonzero(chosen)
+        counts = np.bincount(sessions.codes, minlength=len(chosen))[which]
         part = sessions.at(chosen[sessions.codes])
         offsets: Any = np.zeros(len(which) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -199,7 +228,7 @@ class SessionOperator(WindowOperator):
         """Emit the sessions that are over, and remove those that are done."""
         if not self._final:
             for keys in self.changed():
-                yield self._results(keys, self._ends(keys)[0])
+                yield self._results(keys, self._find(keys).ends)
         self.note_early()
         until = watermark if self.domain == "event" else self.times.processing_time
         while until is not None:
@@ -209,20 +238,11 @@ class SessionOperator(WindowOperator):
             due.fire_all()
             yield from self._fire(due.keys, due.timestamps, until)
         for keys in self.due_early():
-            yield self._results(keys, self._ends(keys)[0])
-
-    def _ends(self, keys: KeyBatch) -> tuple[Times, npt.NDArray[np.bool_]]:
-        """The end of each session of a batch, and whether it is there."""
-        stored = self._sessions(self.backend.keys(keys.key_arrays()))
-        starts = keys.namespaces().to_numpy()
-        ends, there = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
-        hit = stored.starts == starts[stored.codes]
-        ends[stored.codes[hit]] = stored.ends[hit]
-        there[stored.codes[hit]] = True
-        return ends, there
+            yield self._results(keys, self._find(keys).ends)
 
     def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
-        ends, there = self._ends(keys)
+        found = self._find(keys)
+        ends, there = found.ends, found.there
         longer = there & (ends > until)
         if longer.any():
             self.backend.register_timers(keys, self.domain, pa.array(ends, mask=~longer))
@@ -230,9 +250,8 @@ class SessionOperator(WindowOperator):
         if (times[over] < ends[over]).any():
             # A session may have a timer at its end and an earlier one; it is emitted once.
             rows = np.flatnonzero(over)
-            names = _pairs(key_codes(keys.key_arrays()), keys.namespaces().to_numpy())[rows]
             over[:] = False
-            over[rows[np.unique(names, return_index=True)[1]]] = True
+            over[rows[np.unique(found.places[rows], return_index=True)[1]]] = True
             self.backend.delete_timers(keys, self.domain, pa.array(ends, mask=~over))
         if over.any():
             fired = self.chosen(keys, over)
@@ -241,20 +260,17 @@ class SessionOperator(WindowOperator):
             if self.lateness:
                 self.backend.register_timers(fired, self.domain, ends[over] + self.lateness)
             else:
-                self._remove(fired)
+                self._remove(fired, found, over)
         done = there & (times >= ends + self.lateness)
         if self.lateness and done.any():
-            self._remove(self.chosen(keys, done))
+            self._remove(self.chosen(keys, done), found, done)
 
-    def _remove(self, gone: KeyBatch) -> None:
-        columns, starts = gone.key_arrays(), gone.namespaces().to_numpy()
-        self.backend.delete(gone)
-        codes = key_codes(columns, dense=True)
-        first = _firsts(codes)
-        keys = [take(column, first) for column in columns]
-        stored = self._sessions(self.backend.keys(keys))
-        removed = np.isin(_pairs(stored.codes, stored.starts), _pairs(codes, starts))
-        self._store(keys, stored.at(~removed), np.arange(len(first)))
+    def _remove(self, sessions: KeyBatch, found: _Found, which: Mask) -> None:
+        """Remove some of the sessions that were found; `sessions` are these."""
+        self.backend.delete(sessions)
+        kept = ~_marked(len(found.stored), found.places[which])
+        touched = _marked(len(found.keys[0]), found.codes[which])
+        self._store(found.keys, found.stored.at(kept), touched)
 
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
@@ -268,11 +284,23 @@ def _firsts(codes: Times) -> Times:
     return first
 
 
-def _pairs(codes: Times, starts: Times) -> npt.NDArray[Any]:
-    """Pairs as values that compare as wholes."""
-    both = np.empty((len(codes), 2), np.int64)
-    both[:, 0], both[:, 1] = codes, starts
-    return both.view("V16").reshape(-1)
+def _marked(length: int, places: Times) -> Mask:
+    """A mask that is true in some places."""
+    mask = np.zeros(length, np.bool_)
+    mask[places] = True
+    return mask
+
+
+def _pairs(*given: tuple[Times, Times]) -> list[Times]:
+    """Numbers that compare as pairs of a code and a time do; all arrays have some."""
+    low = min(int(times.min()) for _, times in given)
+    span = max(int(times.max()) for _, times in given) - low + 2
+    if span * (max(int(codes.max()) for codes, _ in given) + 1) < _INT64.max:
+        return [codes * span + (times - low) for codes, times in given]
+    # Times so far apart are replaced by their ranks.
+    ordered = np.unique(np.concatenate([times for _, times in given]))
+    span = len(ordered) + 1
+    return [codes * span + np.searchsorted(ordered, times) for codes, times in given]
 
 
 def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
@@ -283,17 +311,7 @@ def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
     tuple
         Which of the joined ones each is part of, and these, in the order of keys and starts.
     """
-    low = int(given.starts.min())
-    span = int(given.ends.max()) - low + 2
-    if span * (int(given.codes.max()) + 1) < _INT64.max:
-        base = given.codes * span
-        starts, ends = base + (given.starts - low), base + (given.ends - low)
-    else:
-        # Times so far apart are replaced by their ranks.
-        ordered = np.unique(np.concatenate([given.starts, given.ends]))
-        base = given.codes * (len(ordered) + 1)
-        starts = base + np.searchsorted(ordered, given.starts)
-        ends = base + np.searchsorted(ordered, given.ends)
+    starts, ends = _pairs((given.codes, given.starts), (given.codes, given.ends))
     order = np.argsort(starts)
     reached = np.maximum.accumulate(ends[order])
     begins = np.ones(len(order), np.bool_)

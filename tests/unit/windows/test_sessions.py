@@ -136,6 +136,16 @@ def test_a_row_joins_two_sessions() -> None:
     world.close()
 
 
+def test_a_session_whose_timers_come_due_together_is_emitted_once() -> None:
+    world = World(Session(4), SUMS, allowed_lateness=20)
+    assert world.epoch([(1, 0, 1)], 5) == [(1, 0, 4, 1, 1)]
+    # Late rows prolong it beyond the time at which it would have been removed, which has a timer.
+    late = [(1, time, 10) for time in range(4, 28, 4)]
+    assert world.epoch(late, 40) == [(1, 0, 28, 61, 7)]
+    assert world.epoch([], 48) == [] and world.kept() == 0
+    world.close()
+
+
 def test_times_at_the_ends_of_the_type() -> None:
     world = World(Session(10), SUMS)
     ends = [-(2**63), -(2**63) + 5, 2**63 - 1, 2**63 - 4, 0]
