@@ -7,6 +7,9 @@ put into a frame of its own. This needs classes of Spark that are not public. If
 expected, or the frame's plan has a shuffle or anything else than what reads, filters and projects
 rows, the whole aggregation is used: that costs a second shuffle, of few rows.
 
+Expressions are SQL text: one text is one call to the JVM, where columns would be many, and all of
+them are made anew for each epoch.
+
 Thread safety: functions without state.
 """
 
@@ -23,10 +26,10 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
 from pystate.operator.combined import FIRST, LATE, TIME, WEIGHT
-from pystate.spark.base.resolve import column_named
+from pystate.spark.base.resolve import column_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "ORDERED",
@@ -81,8 +84,8 @@ class CombinedColumn(NamedTuple):
     name: str
     function: Function
     source: str
-    as_type: st.DataType | None = None
-    """What its values are cast to."""
+    as_type: str | None = None
+    """What its values are cast to, in DDL."""
 
 
 def checked_combine(given: Any, owner: str) -> Combine:
@@ -116,34 +119,36 @@ def decided(combine: Combine, why_not: str | None, owner: str) -> bool:
     return combine is not False and why_not is None
 
 
-def event_ms(column: Column, data_type: st.DataType) -> Column | None:
+def event_ms(column: str, data_type: st.DataType) -> str | None:
     """An event time in milliseconds, as `event_times` computes it; None for types without it."""
     if isinstance(data_type, st.TimestampType):
-        return F.unix_millis(column)
+        return f"unix_millis({column})"
     if isinstance(data_type, st.DateType):
-        return F.unix_date(column).cast("long") * F.lit(_DAY_MS).cast("long")
-    if isinstance(data_type, (st.ByteType, st.ShortType, st.IntegerType, st.LongType)):
-        return column.cast("long")
+        return f"cast(unix_date({column}) as long) * {_DAY_MS}L"
+    if isinstance(data_type, st.LongType):
+        return column
+    if isinstance(data_type, (st.ByteType, st.ShortType, st.IntegerType)):
+        return f"cast({column} as long)"
     return None
 
 
-def changing(value: int, beside: Column) -> Column:
+def changing(value: int, beside: str) -> str:
     """A long that another epoch has another value of; null where `beside`, a long, is null.
 
     Spark writes a plain constant into the code that it generates, which is then new in each epoch:
     to compile it costs more than to run it over a million rows. An array is handed to the code, and
     an index that depends on a column keeps the optimizer from looking into it.
     """
-    return F.get(F.array(F.lit(value).cast("long")), (beside * F.lit(0)).cast("int"))
+    return f"get(array({value}L), cast(({beside}) * 0L as int))"
 
 
 def combined_rows(
     frame: DataFrame,
-    keys: Sequence[tuple[str, Column]],
+    keys: Sequence[tuple[str, str]],
     columns: Sequence[CombinedColumn],
-    time_ms: Column | None = None,
+    time_ms: str | None = None,
     late_bound_ms: int | None = None,
-    within: Column | None = None,
+    within: str | None = None,
     *,
     stretches: bool = False,
 ) -> DataFrame:
@@ -153,16 +158,16 @@ def combined_rows(
     ----------
     frame : DataFrame
         The rows.
-    keys : sequence of (str, Column)
-        The columns of the key.
+    keys : sequence of (str, str)
+        The columns of the key: their names, and what they are in SQL.
     columns : sequence of CombinedColumn
         What is computed of the rows of a key.
-    time_ms : Column, optional
-        The rows' event time in milliseconds.
+    time_ms : str, optional
+        The rows' event time in milliseconds, in SQL.
     late_bound_ms : int, optional
         Rows below it are counted as late.
-    within : Column, optional
-        Rows of a key are only combined if they are equal in it.
+    within : str, optional
+        Rows of a key are only combined if they are equal in this, in SQL.
     stretches : bool
         Whether the first of their times is wanted, too.
 
@@ -172,28 +177,27 @@ def combined_rows(
         The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME`, `LATE` and, if it is wanted,
         `FIRST`. A key may have a row per partition.
     """
-    groups = [column.alias(f"k{i}") for i, (_, column) in enumerate(keys)]
+    groups = [f"{column} AS k{i}" for i, (_, column) in enumerate(keys)]
     if within is not None:
-        groups.append(within.alias("w"))
+        groups.append(f"{within} AS w")
     found = _Aggregates()
-    found.add(WEIGHT, F.count(F.lit(1)), "count")
+    found.add(WEIGHT, "count", "1")
     if time_ms is not None:
-        found.add(TIME, F.max(time_ms), "max")
+        found.add(TIME, "max", time_ms)
         if stretches:
-            found.add(FIRST, F.min(time_ms), "min")
+            found.add(FIRST, "min", time_ms)
         if late_bound_ms is not None:
-            late = F.when(time_ms < changing(late_bound_ms, time_ms), F.lit(1))
-            found.add(LATE, F.count(late), "count")
+            late = f"CASE WHEN {time_ms} < {changing(late_bound_ms, time_ms)} THEN 1 END"
+            found.add(LATE, "count", late)
     for column in columns:
         found.add_column(column)
-    grouped = frame.groupBy(*groups)
-    whole = grouped.agg(*found.columns())
+    whole = frame.groupBy(*map(F.expr, groups)).agg(*map(F.expr, found.columns()))
     rows = _partial(whole, len(groups), found)
     names = [f"k{i}" for i in range(len(groups) - (within is not None))]
     result = found.results(names, [name for name, _ in keys])
     if time_ms is not None and late_bound_ms is None:
-        result.append(F.lit(0).cast("long").alias(LATE))
-    return (whole if rows is None else rows).select(*result)
+        result.append(f"0L AS {LATE}")
+    return (whole if rows is None else rows).selectExpr(*result)
 
 
 class _Aggregates:
@@ -203,42 +207,38 @@ class _Aggregates:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Any, tuple[str, str, Column]] = {}
+        self._made: dict[tuple[str, str], str] = {}
         self._names: list[tuple[str, str]] = []
 
-    def add(self, name: str, made: Column, function: str, same: Any = None) -> None:
-        """Add a column of the result, of one of Spark's functions.
-
-        Columns of which `same` is equal are the same.
-        """
-        held = (f"a{len(self._made)}", function, made)
-        held = self._made.setdefault(name if same is None else same, held)
-        self._names.append((name, held[0]))
+    def add(self, name: str, function: str, source: str) -> None:
+        """Add a column of the result, of one of Spark's functions."""
+        held = self._made.setdefault((function, source), f"a{len(self._made)}")
+        self._names.append((name, held))
 
     def add_column(self, column: CombinedColumn) -> None:
         """Add a column of the result."""
-        name, function, source = column.name, str(column.function), column_named(column.source)
+        name, function, source = column.name, str(column.function), column_text(column.source)
         if column.as_type is not None:
-            source = source.cast(column.as_type)
+            source = f"cast({source} as {column.as_type})"
         if function in ("high", "low"):
             # Sums of halves do not overflow, and need neither decimals nor checks.
-            low = source.bitwiseAND(F.lit(_LOWER))
-            source = low if function == "low" else F.shiftright(source, _HALF_BITS)
+            low = f"{source} & {_LOWER}L"
+            source = low if function == "low" else f"shiftright({source}, {_HALF_BITS})"
             function = "sum"
-        self.add(name, getattr(F, function)(source), function, column[1:])
+        self.add(name, function, source)
 
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[str]:
         """What Spark computes."""
-        return [made.alias(name) for name, _, made in self._made.values()]
+        return [f"{f}({source}) AS {name}" for (f, source), name in self._made.items()]
 
     def buffers(self) -> list[tuple[str, str]]:
         """The name of each, and what the partial aggregation calls its column."""
-        return [(name, function) for name, function, _ in self._made.values()]
+        return [(name, function) for (function, _), name in self._made.items()]
 
-    def results(self, keys: Sequence[str], names: Sequence[str]) -> list[Column]:
+    def results(self, keys: Sequence[str], names: Sequence[str]) -> list[str]:
         """The columns of the result."""
         pairs = [*zip(keys, names, strict=True), *((held, name) for name, held in self._names)]
-        return [F.col(held).alias(name) for held, name in pairs]
+        return [f"{held} AS {column_text(name)}" for held, name in pairs]
 
 
 def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | None:

@@ -24,6 +24,7 @@ __all__ = [
     "ColumnPath",
     "FrameColumns",
     "column_named",
+    "column_text",
     "find",
     "key_column",
     "key_text",
@@ -33,7 +34,12 @@ __all__ = [
 
 def column_named(*parts: str) -> Column:
     """The column of exactly that name, even with dots and backticks; or a field inside of it."""
-    return F.col(".".join("`" + part.replace("`", "``") + "`" for part in parts))
+    return F.col(column_text(*parts))
+
+
+def column_text(*parts: str) -> str:
+    """The same in SQL."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def key_column(frame: DataFrame, name: str) -> Column:
@@ -43,8 +49,7 @@ def key_column(frame: DataFrame, name: str) -> Column:
 
 def key_text(columns: Sequence[str], name: str) -> str:
     """The same in SQL, of a frame with these columns."""
-    parts = [name] if name in columns else path_parts(name)
-    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+    return column_text(name) if name in columns else column_text(*path_parts(name))
 
 
 def whole_key(field: st.StructField) -> Column:

@@ -25,7 +25,7 @@ from pystate.spark.base.combining import (
     decided,
     event_ms,
 )
-from pystate.spark.base.resolve import column_named, key_column
+from pystate.spark.base.resolve import column_named, column_text, key_column, key_text
 from pystate.spark.base.schemas import ddl_of
 from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
@@ -142,14 +142,14 @@ class AggregatePlan:
         output: OutputColumns,
     ) -> tuple[DataFrame, Callable[[RangeTask], AggregateBody]]:
         """Combine the rows of a frame; returns these, and what makes the body of a task."""
-        groups = [(name, key_column(frame, name)) for name in keys]
+        groups = [(name, key_text(frame.columns, name)) for name in keys]
         bound = None if plan.time is None else plan.time.late_bound_ms
         time = None if event_time is None else self._event_ms(event_time)
         rows = combined_rows(frame, groups, self.combined, time, bound)
         return rows, self.body(output, None if time is None else TIME, combined=True)
 
-    def _event_ms(self, event_time: str) -> Column | None:
-        return event_ms(column_named(event_time), self._schema[event_time].dataType)
+    def _event_ms(self, event_time: str) -> str | None:
+        return event_ms(column_text(event_time), self._schema[event_time].dataType)
 
     def _count(self, state: str, column: str | None, shown: str) -> None:
         self._state(state, "long", 0)
@@ -174,7 +174,8 @@ class AggregatePlan:
             self._combine_decimals(source, column, given, shown)
         else:
             function: Function = "sum" if operation == "add" else operation
-            self.combined.append(CombinedColumn(source, function, column, as_type))
+            cast = None if given == as_type else ddl_of(as_type)
+            self.combined.append(CombinedColumn(source, function, column, cast))
         self.updates.append(StateUpdate(state, operation, source, shown))
 
     def _combine_decimals(self, source: str, column: str, given: st.DataType, shown: str) -> None:

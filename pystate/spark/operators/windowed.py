@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.coordinator.watermarks import Input
@@ -35,7 +34,7 @@ from pystate.spark.base.combining import (
     decided,
     event_ms,
 )
-from pystate.spark.base.resolve import FrameColumns, column_named
+from pystate.spark.base.resolve import FrameColumns, column_text
 from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows
 from pystate.spark.evaluation.once import Mapped
@@ -53,7 +52,7 @@ from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
@@ -187,7 +186,7 @@ class WindowedFrame:
             return "rows that are too late go to a side output"
         if self._given.ordered:
             return ORDERED
-        if time is not None and event_ms(column_named(time), schema[time].dataType) is None:
+        if time is not None and event_ms(column_text(time), schema[time].dataType) is None:
             return WITHOUT_ZONE
         return refusal(spec)
 
@@ -294,24 +293,20 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
     name, time, within = spec.options.event_time, None, None
     bound = None if plan.time is None else plan.time.late_bound_ms
     if name is not None:
-        time = event_ms(column_named(name), frame.schema[name].dataType)
+        time = event_ms(column_text(name), frame.schema[name].dataType)
         assert time is not None
         rule = slice_rule(spec, bound)
         if rule is not None:
-            bounded = F.greatest(F.least(time, _long(rule.last)), _long(rule.first))
-            within = bounded - F.pmod(bounded - _long(rule.offset), _long(rule.step))
+            bounded = f"greatest(least({time}, {rule.last}L), {rule.first}L)"
+            within = f"{bounded} - pmod({bounded} - {rule.offset}L, {rule.step}L)"
             if rule.split is not None:
                 split = changing(rule.split, time)
-                later = F.greatest(within, split + _long(1))
-                within = F.when(time > split, later).otherwise(within)
+                later = f"greatest({within}, {split} + 1L)"
+                within = f"CASE WHEN {time} > {split} THEN {later} ELSE {within} END"
     columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
-    keys = [(key, column_named(key)) for key in spec.key]
+    keys = [(key, column_text(key)) for key in spec.key]
     stretches = isinstance(spec.options.windows, Session)
     return combined_rows(frame, keys, columns, time, bound, within, stretches=stretches)
-
-
-def _long(value: int) -> Column:
-    return F.lit(value).cast("long")
 
 
 def _declared(
