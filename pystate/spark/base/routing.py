@@ -85,7 +85,7 @@ def route(
     """
     owner = range_of(frame, keys, max_parallelism, parallelism)
     if not markers:
-        routed = frame.repartitionById(parallelism, owner)
+        routed = frame.repartitionById(parallelism, F.expr(owner))
         return routed.sortWithinPartitions(*order_by) if order_by else routed
     routed = _shuffled(frame, owner, parallelism)
     if order_by:
@@ -112,7 +112,7 @@ def spread(frame: DataFrame, parallelism: int) -> DataFrame:
     place = F.pmod(mixed, F.lit(parallelism).cast("long")) + F.spark_partition_id()
     instance = F.pmod(place, F.lit(parallelism).cast("long")).cast("int")
     placed = frame.withColumn(INSTANCE_COLUMN, instance)
-    return _shuffled(placed, F.col(INSTANCE_COLUMN), parallelism)
+    return _shuffled(placed, INSTANCE_COLUMN, parallelism)
 
 
 def _has_hash(data_type: st.DataType) -> bool:
@@ -124,30 +124,28 @@ def _has_hash(data_type: st.DataType) -> bool:
     return isinstance(data_type, _HASHED) or data_type == st.StringType()
 
 
-def _shuffled(frame: DataFrame, owner: Column, parallelism: int) -> DataFrame:
+def _shuffled(frame: DataFrame, owner: str, parallelism: int) -> DataFrame:
     """Shuffle a frame with a marker row per range; `RANGE_COLUMN` comes last."""
-    marked = frame.withColumn(RANGE_COLUMN, F.lit(None).cast("int")).unionByName(
+    # One text is one call to the JVM, where columns would be some twenty; here and below.
+    marked = frame.selectExpr("*", f"cast(null as int) AS {RANGE_COLUMN}").unionByName(
         marker_rows(frame.sparkSession, parallelism), allowMissingColumns=True
     )
     # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
-    return marked.repartitionById(parallelism, F.coalesce(F.col(RANGE_COLUMN), owner))
+    return marked.repartitionById(parallelism, F.expr(f"coalesce({RANGE_COLUMN}, {owner})"))
 
 
-def range_of(
-    frame: DataFrame, keys: Sequence[str], max_parallelism: int, parallelism: int
-) -> Column:
-    """The range of each row's key, as an expression over the frame's columns."""
+def range_of(frame: DataFrame, keys: Sequence[str], max_parallelism: int, parallelism: int) -> str:
+    """The range of each row's key, as SQL over the frame's columns."""
     names = frame.columns
     columns = ", ".join(key_text(names, key) for key in keys)
     group = f"pmod(xxhash64({columns}), {max_parallelism}L)"
-    # One text is one call to the JVM, where columns would be some twenty.
-    return F.expr(f"cast({group} * {parallelism}L div {max_parallelism}L as int)")
+    return f"cast({group} * {parallelism}L div {max_parallelism}L as int)"
 
 
 def marker_rows(session: SparkSession, parallelism: int) -> DataFrame:
     """The marker rows of all ranges: `RANGE_COLUMN` alone."""
     numbers = session.range(0, parallelism, 1, 1)
-    return numbers.select(F.col("id").cast("int").alias(RANGE_COLUMN))
+    return numbers.selectExpr(f"cast(id as int) AS {RANGE_COLUMN}")
 
 
 def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:

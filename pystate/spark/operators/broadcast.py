@@ -300,7 +300,7 @@ class BroadcastApplied(NamedTuple):
         rows = frame.select(
             "*",
             F.lit(None).cast("int").alias(_TARGET),
-            parts.alias(_PART),
+            F.expr(f"{parts} AS {_PART}"),
             F.lit(_ROWS).alias(_ORDINAL),
             *_times(frame, self.interleave),
         )

@@ -27,7 +27,7 @@ from pystate.operator.function_spec import (
 )
 from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
 from pystate.spark.base.combining import Combine, checked_combine
-from pystate.spark.base.resolve import FrameColumns, column_named, whole_key
+from pystate.spark.base.resolve import FrameColumns, column_named, column_text, whole_key
 from pystate.spark.base.routing import RANGE_COLUMN, route
 from pystate.spark.base.schemas import (
     KeySchema,
@@ -60,7 +60,6 @@ from pystate.spark.tasks.bodies import FunctionBody
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.row_bodies import RowsBody, RowSpec
 from pystate.state.operator_spec import OperatorSpec
-from pystate.types.ddl import quoted
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
@@ -477,9 +476,9 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             )
 
         def routed(frame: DataFrame, names: Sequence[str], plan: OperatorPlan) -> DataFrame:
-            columns = [*map(quoted, names)]
+            columns = [*map(column_text, names)]
             if not self._order_by:
-                return self._routed(frame.select(*columns), plan)
+                return self._routed(frame.selectExpr(*columns), plan)
             # The order may use any column: Spark prunes those that neither it nor a window needs.
             return self._routed(frame, plan, self._order_by).select(*columns, *_marker(plan))
 

@@ -313,10 +313,12 @@ def _declared(
     schema: st.StructType, key: Sequence[str], spec: WindowSpec, found: pa.Schema
 ) -> st.StructType:
     """The result's columns as Spark's: those of the key are as they were."""
+    given = list(found)[len(key) :]
+    kinds = [parse_type(field.type, f"column {field.name!r}").ddl for field in given]
+    # Spark parses them all at once: that is a call to the JVM.
+    parsed = parse_schema(", ".join(f"x{i} {ddl}" for i, ddl in enumerate(kinds)), "the result")
     fields = [st.StructField(name, schema[name].dataType) for name in key]
-    for field in list(found)[len(key) :]:
-        ddl = parse_type(field.type, f"column {field.name!r}").ddl
-        [one] = parse_schema(f"x {ddl}", field.name).fields
+    for field, one in zip(given, parsed, strict=True):
         fields.append(st.StructField(field.name, one.dataType))
     return st.StructType(fields)
 
