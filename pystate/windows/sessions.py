@@ -145,20 +145,15 @@ class SessionOperator(WindowOperator):
         moved = np.flatnonzero(~begins)
         if len(moved):
             self._move(keys, stored.at(moved), joined.starts[mine[moved]])
-        timed = np.ones(len(joined), np.bool_)
         lasts = begins
         bound = self.times.late_bound
         if bound is not None and self.domain == "event":
             # The timer of a session that was over has fired.
             lasts = begins & (stored.ends > bound)
-        timed[mine[lasts]] = False
-        changed = np.ones(len(joined), np.bool_)
         same = begins & (stored.ends == joined.ends[mine])
-        changed[mine[same]] = False
+        changed = ~_marked(len(joined), mine[same])
         # A stored session that no row has touched keeps its timer, too.
-        untouched = np.ones(len(joined), np.bool_)
-        untouched[groups[:rows]] = False
-        timed &= ~untouched
+        timed = ~_marked(len(joined), mine[lasts]) & _marked(len(joined), groups[:rows])
         if timed.any():
             new = joined.at(timed)
             spaces = [take(key, new.codes) for key in keys]
