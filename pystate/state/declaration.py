@@ -7,7 +7,6 @@ on an instance it gives that instance's handle while the function runs.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import re
 from collections.abc import Callable
@@ -191,5 +190,18 @@ def arguments_of(stored: str, kind: type[State[Any]]) -> list[Any] | None:
     called = re.fullmatch(rf"{kind.__name__}\((.*)\)", stored)
     if called is None:
         return None
-    literals = re.findall(r"object|'[^']*'|\"[^\"]*\"", called[1])
-    return [object if text == "object" else ast.literal_eval(text) for text in literals]
+    return [object if text == "object" else _unquoted(text) for text in _LITERAL.findall(called[1])]
+
+
+#: What `State._as_call` writes for an argument: no type, or one between the quotes of a `repr`.
+_LITERAL = re.compile(r"""object|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+
+
+def _unquoted(literal: str) -> str:
+    """The string of which this is the `repr`.
+
+    `ast.literal_eval` would do, but states are declared in several threads at once, and before
+    Python 3.11.8 two that parse Python at a time can fail with a SystemError
+    (https://github.com/python/cpython/issues/106905).
+    """
+    return literal[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,9 +24,14 @@ DECLARATIONS: list[State] = [
     ps.ListState("string"),
     UnionListState("long"),
     ps.MapState("string", "array<long>"),
+    ps.MapState("string", object),
+    ps.ListState("struct<`it's`: long>"),
+    ps.ListState('struct<`"it\'s" \\\\ é 猫\\n`: long>'),
     ps.ReducingState("long", max),
     ps.AggregatingState(ps.Mean(), "double"),
     ps.AggregatingState(ps.ApproxDistinct(), "string"),
+    ps.AggregatingState(ps.TopK(31), "long"),
+    ps.AggregatingState(ps.Variance(sample=False), "long"),
 ]
 
 OPERATOR_STATES: list[KeylessState] = [
@@ -54,6 +63,28 @@ def test_a_kind_is_read_as_it_was_stored(declaration: State) -> None:
     assert [column.name for column in again.columns("n")] == [
         column.name for column in declaration.columns("n")
     ]
+
+
+def test_states_are_declared_in_several_threads_at_once() -> None:
+    # Parsing Python would not be safe here before 3.11.8: a collection of garbage amid it, with a
+    # callback as Hypothesis has one, lets another thread in.
+    def let_another_in(phase: str, _: object) -> None:
+        if phase == "start":
+            time.sleep(1e-4)
+
+    stored = [declaration.stored_as() for declaration in DECLARATIONS] * 400
+    often, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(let_another_in)
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            again = list(threads.map(lambda text: kinds.declared_as(text).stored_as(), stored))
+    finally:
+        gc.set_threshold(*often)
+        sys.setswitchinterval(interval)
+        gc.callbacks.remove(let_another_in)
+    assert again == stored
 
 
 @pytest.mark.parametrize("declaration", OPERATOR_STATES, ids=str)
