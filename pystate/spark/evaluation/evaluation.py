@@ -46,12 +46,12 @@ from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.counted import CountedOperators
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.learned import Learned
-from pystate.spark.evaluation.once import Loop, Mapped, OperatorOutputs, executors
+from pystate.spark.evaluation.once import Loop, OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.sink import Transaction
 from pystate.spark.tasks.delta import HeldPlan
-from pystate.spark.tasks.range_task import STAGING, OperatorPlan, ResultFiles
+from pystate.spark.tasks.range_task import STAGING, WRITING, OperatorPlan, ResultFiles
 from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
@@ -174,7 +174,7 @@ class Evaluation:
     def output(
         self,
         uid: str,
-        mapped: Mapped,
+        mapped: DataFrame,
         frame: DataFrame | None = None,
         beside: Sequence[str] = (),
     ) -> DataFrame:
@@ -184,15 +184,15 @@ class Evaluation:
         ----------
         uid : str
             The operator.
-        mapped : Mapped
+        mapped : DataFrame
             The output of its tasks.
         frame : DataFrame, optional
             What is made of it for the pipeline, if anything.
         beside : sequence of str
             Operators that run in the same tasks.
         """
-        self._counted.note(uid, mapped.frame)
-        return self._once.add(uid, mapped.frame if frame is None else frame, beside, mapped)
+        self._counted.note(uid, mapped)
+        return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
@@ -392,7 +392,8 @@ class Evaluation:
                 self.epoch.check_declared()
                 self._check_sides()
                 described.operators(entry.uid for entry in self.epoch.entries())
-                with self._staging():
+                # The rows are staged, so that nobody sees them unless they count.
+                with self._told(STAGING, self._id):
                     staged = self._staged(frame)
         except Exception as error:
             self._take_reports()
@@ -426,10 +427,9 @@ class Evaluation:
         if found is None or form is None or found[0] in {uid for uid, _ in self._marks.begun()}:
             return outputs.stage_main(frame, number, self._id)
         uid, columns = found
-        files = ResultFiles(outputs.task_folder(number, self._id), columns, form)
-        writing = self._once.writing(uid, files)
-        self._counted.note(uid, writing)
-        return outputs.stage_written(writing, form)
+        files = ResultFiles(uid, outputs.task_folder(number, self._id), columns, form)
+        with self._told(WRITING, files.text()):
+            return outputs.stage_written(self._once.of_tasks(uid), form)
 
     def _take_reports(self) -> None:
         for report in self._box.take():
@@ -457,14 +457,14 @@ class Evaluation:
         )
 
     @contextmanager
-    def _staging(self) -> Iterator[None]:
-        """Tell the tasks that their rows are staged, so that nobody sees them unless they count."""
+    def _told(self, name: str, value: str) -> Iterator[None]:
+        """Tell the tasks of the Spark jobs within."""
         context = self.session.sparkContext
-        context.setLocalProperty(STAGING, self._id)
+        context.setLocalProperty(name, value)
         try:
             yield
         finally:
-            context.setLocalProperty(STAGING, None)  # type: ignore[arg-type]
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
     def _evaluated_twice(self) -> EvaluationError | None:
         """Return the error to raise if tasks were refused because another had begun their range."""

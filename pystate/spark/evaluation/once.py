@@ -22,8 +22,8 @@ Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, selected
 
@@ -31,20 +31,10 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-    from pystate.spark.tasks.range_task import ResultFiles
-
-__all__ = ["Loop", "Mapped", "OperatorOutputs", "executors"]
+__all__ = ["Loop", "OperatorOutputs", "executors"]
 
 #: What stands before the uid of a loop; no uid begins like this.
 _LOOP = "\0rows of "
-
-
-class Mapped(NamedTuple):
-    """The output of an operator's tasks."""
-
-    frame: DataFrame
-    writing: Callable[[ResultFiles], DataFrame]
-    """The same with tasks that write their output, and so give none."""
 
 
 class Loop(Protocol):
@@ -69,7 +59,7 @@ class OperatorOutputs:
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
         self._frames: dict[str, DataFrame] = {}
-        self._maps: dict[str, Mapped] = {}
+        self._maps: dict[str, DataFrame] = {}
         #: Operators that run in the tasks of another one, by uid, and that one.
         self._beside: dict[str, str] = {}
         self._held: dict[str, Any] = {}
@@ -79,7 +69,11 @@ class OperatorOutputs:
         self._feeding: list[Loop] = []
 
     def add(
-        self, uid: str, frame: DataFrame, beside: Iterable[str] = (), mapped: Mapped | None = None
+        self,
+        uid: str,
+        frame: DataFrame,
+        beside: Iterable[str] = (),
+        mapped: DataFrame | None = None,
     ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
@@ -91,8 +85,8 @@ class OperatorOutputs:
             Its output.
         beside : iterable of str
             Operators that run in the same tasks, and have no output of their own.
-        mapped : Mapped, optional
-            What the output is made of.
+        mapped : DataFrame, optional
+            The output of its tasks, of which `frame` is made.
         """
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
@@ -169,23 +163,23 @@ class OperatorOutputs:
         if not self._maps:
             return None
         for uid, mapped in self._maps.items():
-            if result is mapped.frame:
+            if result is mapped:
                 return uid, tuple(range(len(result.columns)))
-        tops = {_text(mapped.frame).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
+        tops = {_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
         found = selected(_text(result), tops)
         if found is None:
             return None
         uid = tops[found[0]]
-        output = self._maps[uid].frame
+        output = self._maps[uid]
         numbers = re.findall(r"#(\d+)", _plan(output).output().mkString(" "))
         columns = numbers if found[1] is None else found[1]
         if len(numbers) != len(output.columns) or not set(columns) <= set(numbers):
             return None
         return uid, tuple(map(numbers.index, columns))
 
-    def writing(self, uid: str, files: ResultFiles) -> DataFrame:
-        """An operator's tasks, which write their output."""
-        return self._maps[uid].writing(files)
+    def of_tasks(self, uid: str) -> DataFrame:
+        """The output of an operator's tasks."""
+        return self._maps[uid]
 
     def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], bool]:
         """Find the operators whose output a frame is made of.

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
 from pystate.spark.base.routing import RANGE_COLUMN
-from pystate.spark.evaluation.once import Mapped
-from pystate.spark.tasks.range_task import OperatorPlan, ResultFiles
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.worker import ArrowOperator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["arrow_map"]
-
-#: The columns of tasks that write their output.
-_NOTHING = st.StructType([st.StructField("nothing", st.BooleanType())])
 
 
 def arrow_map(
@@ -33,7 +28,7 @@ def arrow_map(
     body: Any,
     declared: st.StructType,
     operator: Callable[..., ArrowOperator] = ArrowOperator,
-) -> Mapped:
+) -> DataFrame:
     """Run an operator's body over routed rows.
 
     Parameters
@@ -58,17 +53,14 @@ def arrow_map(
         marker = [RANGE_COLUMN] if plan.markers else []
         routed = routed.toDF(*_numbered(len(names)), *marker)
 
-    def writing(files: ResultFiles) -> DataFrame:
-        return routed.mapInArrow(operator(replace(plan, result=files), body, names), _NOTHING)
-
     function = operator(plan, body, names)
     if _are_words(declared.names):
-        return Mapped(routed.mapInArrow(function, declared), writing)
+        return routed.mapInArrow(function, declared)
     fields = zip(_numbered(len(declared)), declared, strict=True)
     outputs = st.StructType(
         [st.StructField(name, field.dataType, field.nullable) for name, field in fields]
     )
-    return Mapped(routed.mapInArrow(function, outputs).toDF(*declared.names), writing)
+    return routed.mapInArrow(function, outputs).toDF(*declared.names)
 
 
 def _are_words(names: Sequence[str]) -> bool:

@@ -46,7 +46,6 @@ from pystate.spark.evaluation.initial import (
     initial_of,
     like,
 )
-from pystate.spark.evaluation.once import Mapped
 from pystate.spark.operators.aggregated import TIMES, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
@@ -360,7 +359,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         else:
             rows_in = routed(frame, operator)
         out = arrow_map(rows_in, operator, names, body, declared)
-        return self._evaluation.output(uid, out, self._with_structs(out.frame, [*aggregates]))
+        return self._evaluation.output(uid, out, self._with_structs(out, [*aggregates]))
 
     def _aggregates(
         self, unnamed: Sequence[Any], given: Mapping[str, Any], columns: FrameColumns
@@ -412,10 +411,10 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             counted=True,
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
-        selected = out.frame
-        if declared.names != list(result):
-            keys = {name: whole_key(frame.schema[name]) for name in self._names}
-            selected = selected.select(*(keys.get(name, column_named(name)) for name in result))
+        if declared.names == list(result):
+            return self._evaluation.output(uid, out)
+        keys = {name: whole_key(frame.schema[name]) for name in self._names}
+        selected = out.select(*(keys.get(name, column_named(name)) for name in result))
         return self._evaluation.output(uid, out, selected)
 
     def window(
@@ -484,7 +483,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
 
         def apply(
             frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
-        ) -> Mapped:
+        ) -> DataFrame:
             return arrow_map(routed(frame, names, plan), plan, names, body, declared)
 
         def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:

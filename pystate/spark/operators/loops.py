@@ -157,7 +157,7 @@ class FeedbackLoop:
         plan = self._plan
         routed = route(fed, [BUCKET], plan.operator.max_parallelism, plan.parallelism)
         body = partial(_LoopBody, self._spec)
-        return arrow_map(routed, plan, fed.columns, body, _NOTHING).frame
+        return arrow_map(routed, plan, fed.columns, body, _NOTHING)
 
     def _selected(self, df: DataFrame) -> DataFrame:
         """The loop's columns of a frame, and the rows' buckets."""

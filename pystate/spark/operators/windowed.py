@@ -37,7 +37,6 @@ from pystate.spark.base.combining import (
 from pystate.spark.base.resolve import FrameColumns, column_text
 from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows
-from pystate.spark.evaluation.once import Mapped
 from pystate.spark.tasks.processed import WindowProcessBody
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.types.keys import parse_key
@@ -93,7 +92,7 @@ class WindowInput:
     names: Sequence[str]
     keys: KeySchema
     input: Input
-    apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], Mapped]
+    apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
     initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
     ordered: bool
 

@@ -149,7 +149,7 @@ class Outputs:
 
     @staticmethod
     def stage_written(frame: DataFrame, form: ParquetFormat) -> list[Any]:
-        """Run tasks that write the result; the frame has no rows. Return receipts."""
+        """Run tasks that write the result, and so give no rows. Return receipts."""
         frame._jdf.collectAsList()
         return [{_FORMAT: form, EXECUTED: frame._jdf.queryExecution().executedPlan()}]
 

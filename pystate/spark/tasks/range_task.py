@@ -15,7 +15,9 @@ Invariants
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 import socket
 import time
 import uuid
@@ -54,10 +56,12 @@ if TYPE_CHECKING:
 
     from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
-__all__ = ["CAME", "IN_FLIGHT", "STAGING", "OperatorPlan", "RangeTask", "ResultFiles"]
+__all__ = ["CAME", "IN_FLIGHT", "STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
+#: The local property with the `ResultFiles` of the operator whose tasks write the result.
+WRITING = "pystate.writing"
 #: The metric of a loop's range that counts the rows which it keeps for the next epoch.
 IN_FLIGHT = "in_flight"
 #: The metric that counts the rows which came, if these were combined before the shuffle.
@@ -66,12 +70,34 @@ CAME = "rows_came"
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """Where an operator's tasks write its output, which is the pipeline's result."""
+    """Where an operator's tasks write its output, which is the pipeline's result.
 
+    Not in the plan, since whether tasks write is decided when the pipeline's result is known, and
+    another frame with another plan takes milliseconds.
+    """
+
+    uid: str
+    """The operator."""
     folder: str
     columns: tuple[int, ...]
     """The output's columns that the result has, by position."""
     format: ParquetFormat
+
+    def text(self) -> str:
+        """These as a local property of Spark's."""
+        return base64.b64encode(pickle.dumps(self)).decode("ascii")
+
+    @classmethod
+    def of_task(cls, uid: str) -> ResultFiles | None:
+        """What the Spark job of this task was given for that operator, if anything."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(WRITING)
+        if text is None:
+            return None
+        found: ResultFiles = pickle.loads(base64.b64decode(text))
+        return found if found.uid == uid else None
 
 
 @dataclass(frozen=True)
@@ -112,8 +138,6 @@ class OperatorPlan:
     markers: bool = True
     """Whether a marker row announces each range. It may be False if no range has work without
     rows."""
-    result: ResultFiles | None = None
-    """Where its tasks write its output; None if they give it to Spark."""
 
     @property
     def parallelism(self) -> int:
@@ -223,6 +247,8 @@ class RangeTask:
         self.metrics: dict[str, float | int | str] = {}
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
+        #: Where the output goes; None if Spark takes it.
+        self._files = ResultFiles.of_task(plan.operator.uid)
         self._result: ParquetFile | None = None
         self._result_file: SideFile | None = None
         self._attachment: Attachment | None = None
@@ -358,7 +384,7 @@ class RangeTask:
 
     def takes(self, out: pa.RecordBatch) -> bool:
         """Write some of the output, if it does not go to Spark; return whether it did."""
-        wanted = self.plan.result
+        wanted = self._files
         if wanted is None:
             return False
         if out.num_rows:
