@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 import pystate as ps
 from pystate.errors import EvaluationError, FencedError
 from pystate.spark import ParquetSink
+from pystate.spark.tasks.parquet_file import part_name
 
 from .conftest import state_of, wait_for
 
@@ -247,6 +248,25 @@ def test_operators_that_follow_each_other(spark: SparkSession, make_job: MakeJob
         rows = result.dataframe.collect()
         assert len(rows) == KEYS and all(state[row.k] == row.stamp for row in rows)
         assert job.last_progress is not None and job.last_progress.evaluations == wanted
+
+
+def test_of_operators_in_one_spark_job_the_last_writes_the_result(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job = make_job()
+
+    def chained(df: DataFrame) -> DataFrame:
+        first = stamped(job, df)
+        return stamped(job, first.select("k"), "second").select("stamp", "k")
+
+    result = job.run_epoch(keys(spark), chained)
+    rows = result.dataframe.collect()
+    assert {row.k: row.stamp for row in rows} == state_of(job, "second") and len(rows) == KEYS
+    assert job.last_progress is not None and job.last_progress.evaluations == 1
+    # Files that Spark writes have other names.
+    files = [path.name for path in (Path(job.checkpoint) / "results").rglob("*.parquet")]
+    assert sorted(name[:10] for name in files) == [part_name(i)[:10] for i in (0, 1)]
+    assert {len(name) for name in files} == {len(part_name(0))}
 
 
 def test_nothing_is_held_after_the_epoch(spark: SparkSession, make_job: MakeJob) -> None:
