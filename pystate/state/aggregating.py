@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ __all__ = ["AggregatingHandle", "AggregatingState", "ColumnAggregate"]
 _OPERATIONS = {"add": 1, "min": 2, "max": 3}
 _BINARY, _OBJECT = StateType("binary"), StateType("object")
 #: How a checkpoint's metadata spells an accumulator, and the aggregators that may own it.
-_STORED = re.compile(r"#(\w+)\((?:\w+=(True|False|\d+))?\) of (.*)")
+_STORED = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
 _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
@@ -153,18 +154,13 @@ class AggregatingState(State["AggregatingHandle"]):
         aggregator = _AGGREGATORS.get(found[1])
         if aggregator is None:
             raise DeclarationError(f"{stored!r}: this version knows no aggregate {found[1]}")
-        arguments = () if found[2] is None else (_argument(found[2]),)
+        arguments = () if found[2] is None else (json.loads(found[2].lower()),)
         return cls(aggregator(*arguments), found[3])
 
     def _arguments(self) -> tuple[Any, ...]:
         if self._bound is None:
             return (self._aggregate,)
         return self._aggregate, spelled(self._type)
-
-
-def _argument(shown: str) -> int | bool:
-    """The argument of an aggregator that `repr` shows so."""
-    return int(shown) if shown.isdigit() else shown == "True"
 
 
 def _accumulator_column(name: str, bound: BoundAggregator) -> Column:

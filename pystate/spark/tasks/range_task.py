@@ -16,8 +16,8 @@ Invariants
 from __future__ import annotations
 
 import base64
+import json
 import os
-import pickle
 import socket
 import time
 import uuid
@@ -85,7 +85,9 @@ class ResultFiles:
 
     def text(self) -> str:
         """These as a local property of Spark's."""
-        return base64.b64encode(pickle.dumps(self)).decode("ascii")
+        # Not pickled, since the property is open to whoever may set one.
+        schema = base64.b64encode(self.format.schema.serialize()).decode("ascii")
+        return json.dumps([self.uid, self.folder, self.columns, schema, {**self.format.options}])
 
     @classmethod
     def of_task(cls, uid: str) -> ResultFiles | None:
@@ -96,8 +98,11 @@ class ResultFiles:
         text = None if context is None else context.getLocalProperty(WRITING)
         if text is None:
             return None
-        found: ResultFiles = pickle.loads(base64.b64decode(text))
-        return found if found.uid == uid else None
+        owner, folder, columns, schema, options = json.loads(text)
+        if owner != uid:
+            return None
+        found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
+        return cls(uid, folder, tuple(columns), ParquetFormat(found, options))
 
 
 @dataclass(frozen=True)
