@@ -68,6 +68,14 @@ IN_FLIGHT = "in_flight"
 CAME = "rows_came"
 
 
+def _told(name: str) -> str | None:
+    """A local property of this task's Spark job; None if it has none, or outside of tasks."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
+
+
 @dataclass(frozen=True)
 class ResultFiles:
     """Where an operator's tasks write its output, which is the pipeline's result.
@@ -92,10 +100,7 @@ class ResultFiles:
     @classmethod
     def of_task(cls, uid: str) -> ResultFiles | None:
         """What the Spark job of this task was given for that operator, if anything."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        text = None if context is None else context.getLocalProperty(WRITING)
+        text = _told(WRITING)
         if text is None:
             return None
         owner, folder, columns, schema, options = json.loads(text)
@@ -324,12 +329,7 @@ class RangeTask:
     @property
     def only_stages(self) -> bool:
         """Whether the task's whole output is staged by its evaluation and used by nothing else."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        return context is not None and (
-            context.getLocalProperty(STAGING) == self.plan.evaluation_id
-        )
+        return _told(STAGING) == self.plan.evaluation_id
 
     def go_on(self) -> None:
         """Between pieces of the input, give a sign of life; stop if the evaluation has ended."""
