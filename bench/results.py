@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bench.measure import SCALES, Row, Spread
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("pystate-spark", "pyspark", "numpy", "pyarrow", "pandas", "duckdb", "lmdb", "rocksdict")
 """Packages whose versions are noted."""
 PROBE_SECONDS = 0.5
+PROBED_BYTES = 1 << 28
+"""More than a cache holds."""
+PROBED_READS = 1 << 21
 
 
 class NotInstalledError(Exception):
@@ -39,8 +44,8 @@ class NotInstalledError(Exception):
 class Answer:
     """The rows of a question, and under which conditions they were measured.
 
-    `busy` is the share of all cores that others used, just before and just after. `error` says why
-    there is no answer.
+    `busy` is the share of all cores that others used, and `read_ns` how long a random read from
+    memory took, both just before and just after. `error` says why there is no answer.
     """
 
     question: str
@@ -50,6 +55,7 @@ class Answer:
     machine: dict[str, Any]
     versions: dict[str, str]
     busy: tuple[float, float] = (0.0, 0.0)
+    read_ns: tuple[float, float] = (0.0, 0.0)
     seconds: float = 0.0
     error: str = ""
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -64,9 +70,10 @@ def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
     began = now().isoformat(timespec="seconds")
     given = dataclasses.asdict(scale)
     answer = Answer(question, began, commit(), given, machine(), versions())
-    # Figures of the smallest scale say nothing, however busy the machine is.
-    probe = 0.0 if scale.name == "smoke" else PROBE_SECONDS
-    before, start = busy_cores(probe), time.perf_counter()
+    # Figures of the smallest scale say nothing, however busy or slow the machine is.
+    probe, reads = (0.0, 0) if scale.name == "smoke" else (PROBE_SECONDS, PROBED_READS)
+    before = busy_cores(probe), random_read_ns(reads)
+    start = time.perf_counter()
     answer.error = "it was interrupted"
     try:
         yield answer
@@ -77,7 +84,8 @@ def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
         raise
     finally:
         answer.seconds = time.perf_counter() - start
-        answer.busy = before, busy_cores(probe)
+        after = busy_cores(probe), random_read_ns(reads)
+        answer.busy, answer.read_ns = zip(before, after, strict=True)
         there = read(folder).get(question)
         if not answer.error or there is None or there.error or there.scale["name"] != scale.name:
             write(answer, folder)
@@ -211,6 +219,22 @@ def _processor_ticks() -> tuple[int, int]:
         return 0, 0
     ticks = [int(field) for field in first.split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
+
+
+def random_read_ns(reads: int) -> float:
+    """How long a random read from memory takes, ns, with as many under way as a core allows.
+
+    A table of many keys does little else, and neighbours on a shared machine change it by a factor
+    of three, which the share of busy cores does not show.
+    """
+    if not reads:
+        return 0.0
+    # Written, for untouched pages are all the same one.
+    memory = np.ones(PROBED_BYTES, np.uint8)
+    places = np.random.default_rng(1).integers(0, PROBED_BYTES, reads)
+    start = time.perf_counter()
+    memory.take(places)
+    return (time.perf_counter() - start) / reads * 1e9
 
 
 def cpu_name() -> str:

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 BUSY = 0.15
 """The share of all cores in others' use above which figures are said to be doubtful."""
+READ = "random read before, after"
 BEGINNING = """# Report
 
 `make bench-report` writes this file, its plots and the figures in README and the guide from the
 answers in `bench/report/runs`; nothing here is written by hand. A figure is the median of its
 rounds, with the smallest and the largest in brackets. A ratio is that of two works which ran by
 turns in one process or session, round by round: above 1 the first is faster. Goals are those that
-the project has set itself, whether they are reached or not."""
+the project has set itself, whether they are reached or not.
+
+A table of many keys is as fast as memory is, and that of a shared machine was three times as slow
+on one day as on another: the conditions say how long a random read took, with many under way."""
 
 
 def report(answers: Answers) -> str:
@@ -69,12 +73,13 @@ def conditions(answers: Answers) -> str:
             answer.scale["name"],
             f"{answer.seconds:.0f} s",
             f"{answer.busy[0]:.0%}, {answer.busy[1]:.0%}",
+            "{:.0f}, {:.0f} ns".format(*answer.read_ns) if all(answer.read_ns) else "",
             "in doubt: the machine was in use" if max(answer.busy) > BUSY else "",
         )
         for question in asked()
         if (answer := answers.get(question)) and not answer.error
     ]
-    head = ("question", "when", "commit", "scale", "took", "cores busy before, after", "")
+    head = ("question", "when", "commit", "scale", "took", "cores busy before, after", READ, "")
     lines += ["", table(head, rows)]
     if absent := [f"- {text}" for question in asked() if (text := missing(question, answers))]:
         lines += ["", "Not measured:", "", *absent]

@@ -137,16 +137,18 @@ def row(what: str, figure: float, unit: str, ratio: float | None = None, goal: s
 
 
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
-    given = answer("count", row("a", 1 / 3, "ms", 2.5, ">= 2x"), seconds=1.5, busy=(0.5, 0.25))
+    about = {"seconds": 1.5, "busy": (0.5, 0.25), "read_ns": (9.0, 27.5)}
+    given = answer("count", row("a", 1 / 3, "ms", 2.5, ">= 2x"), **about)
     results.write(given, tmp_path)
     [found] = results.read(tmp_path).values()
     assert found.rows[0].figure.median == 0.333333
     found.rows[0] = dataclasses.replace(found.rows[0], figure=given.rows[0].figure)
-    found.busy = tuple(found.busy)  # type: ignore[assignment]
+    for name in ("busy", "read_ns"):
+        assert tuple(getattr(found, name)) == about[name]
     for name in ("grown", "state_sizes"):
         found.scale[name] = tuple(found.scale[name])
     assert found.rows == given.rows
-    assert (found.seconds, found.busy, found.commit) == (1.5, (0.5, 0.25), "abc")
+    assert (found.seconds, found.commit) == (1.5, "abc")
 
 
 def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
@@ -171,7 +173,9 @@ def test_a_failure_is_stored_and_replaces_no_answer(
 ) -> None:
     monkeypatch.setattr(results, "PROBE_SECONDS", 0.01)
     assert ask(tmp_path, RuntimeError("lost")).error == "RuntimeError: lost"
-    assert ask(tmp_path, None).error == ""
+    given = ask(tmp_path, None)
+    assert given.error == ""
+    assert all(0.1 < reads < 10_000 for reads in given.read_ns)
     assert ask(tmp_path, RuntimeError("lost")).error == ""
     assert ask(tmp_path, KeyboardInterrupt()).rows
     assert ask(tmp_path, RuntimeError("lost"), "smoke").error == "RuntimeError: lost"
@@ -205,6 +209,7 @@ def test_the_report_says_what_was_missed_what_is_missing_and_what_is_in_doubt() 
         row("slow", 1.0, "M rows/s", 1.5, ">= 2x"),
         row("fast", 1.0, "M rows/s", 2.5, ">= 2x"),
         busy=(0.1, 0.4),
+        read_ns=(9.4, 27.6),
     )
     absent = answer("flink", error=".venv-flink is missing: `make bench-peers` makes it")
     report = text.report({"count": given, "flink": absent})
@@ -212,9 +217,14 @@ def test_the_report_says_what_was_missed_what_is_missing_and_what_is_in_doubt() 
     assert "| P1 | slow | >= 2x | 1.5x |" in report
     assert "| slow | 1 M rows/s | 1.5x | dict | >= 2x, **missed** |" in report
     assert "| fast | 1 M rows/s | 2.5x | dict | >= 2x, reached |" in report
-    assert "| 10%, 40% | in doubt: the machine was in use |" in report
+    assert "| 10%, 40% | 9, 28 ns | in doubt: the machine was in use |" in report
     assert "- `flink`: .venv-flink is missing: `make bench-peers` makes it" in report
     assert "- `others`: nobody has asked yet" in report
+
+
+def test_answers_of_before_memory_was_measured_are_reported() -> None:
+    report = text.report({"count": answer("count", row("a", 1.0, "ms"))})
+    assert "| 0%, 0% |   |   |" in report
 
 
 def test_each_question_of_the_command_is_in_the_report_once() -> None:
