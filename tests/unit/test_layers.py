@@ -174,7 +174,7 @@ def test_only_core_knows_the_header() -> None:
 
 
 def test_files_are_short() -> None:
-    """A file is one concept."""
+    """A file is one concept, whole; one that takes more than a thousand lines is several."""
     kinds = ("*.py", "*.pyx", "*.pxi", "*.pxd", "*.pyi", "*.c", "*.h")
     files = [
         path
@@ -185,7 +185,7 @@ def test_files_are_short() -> None:
     ]
     assert len(files) > 200
     lengths = {path.relative_to(ROOT): path.read_bytes().count(b"\n") for path in files}
-    assert not {path: n for path, n in lengths.items() if n > 550}
+    assert not {path: n for path, n in lengths.items() if n > 1000}
 
 
 # -- importing
