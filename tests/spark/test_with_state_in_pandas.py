@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -84,6 +85,40 @@ def test_a_processor_of_frames_runs_unchanged(spark: SparkSession, make_job: Mak
         ]
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+class Chunks(StatefulProcessor):
+    """How many frames a key's rows were, as a decimal."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "n": [sum(1 for _ in rows)]})
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_sessions_options_for_frames_hold(spark: SparkSession, make_job: MakeJob) -> None:
+    job = make_job()
+    options = {
+        "spark.sql.execution.arrow.maxBytesPerBatch": "2b",
+        "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true",
+    }
+    for name, value in options.items():
+        spark.conf.set(name, value)
+    try:
+
+        def pipeline(df: DataFrame) -> DataFrame:
+            keyed = job.key_by(df, "k", uid="chunks")
+            return keyed.transform_with_state_in_pandas(Chunks(), "k string, n decimal(10,2)")
+
+        result = job.run_epoch(frame_of(spark, ("a", 1), ("a", 2), ("b", 3), ("a", 4)), pipeline)
+        assert rows_of(result.dataframe) == [("a", Decimal(3)), ("b", Decimal(1))]
+    finally:
+        for name in options:
+            spark.conf.unset(name)
 
 
 def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:

@@ -38,11 +38,18 @@ from pystate.types.keys import describe, parse_key
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
 __all__ = ["PortedOperators"]
+
+#: Spark's options for frames of pandas.
+_MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_INTS_TO_DECIMALS = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
+_EXTENSION_INTS = "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"
+_BY_NAME = "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName"
+_NO_LIMIT = 2**31 - 1
 
 #: A frame with the rows before the first epoch, also as Spark takes it: grouped by the key.
 InitialFrame = Any
@@ -162,7 +169,7 @@ class PortedOperators:
         StatefulProcessorError
             The processor asks for what it cannot have, or a mode is not known.
         """
-        form, output = self._in_frames()
+        form, output = self._in_frames(cut_by_bytes=True)
         return self._ported(
             processor, schema, output_mode, time_mode, initial_state, event_time, form, output
         )
@@ -217,7 +224,7 @@ class PortedOperators:
             self._is_timed(),
             self._owner,
         )
-        form, output = self._in_frames()
+        form, output = self._in_frames(cut_by_bytes=False)
         mode = "EventTime" if event_time else "ProcessingTime"
         return self._ported(processor, output_schema, output_mode, mode, None, "", form, output)
 
@@ -225,17 +232,27 @@ class PortedOperators:
         """Whether the input has a watermark: by its own event time, or by what feeds it."""
         return self._event_time is not None or self._evaluation.epoch.has_watermark(self._input)
 
-    def _in_frames(self) -> tuple[Form, Any]:
-        """How frames are made of rows, and rows of frames."""
+    def _in_frames(self, *, cut_by_bytes: bool) -> tuple[Form, Any]:
+        """How frames are made of rows, and rows of frames, as the session's options say."""
         conf = self._frame.sparkSession.conf
         zone = str(conf.get("spark.sql.session.timeZone"))
         most = int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
+        ints, extension_ints, by_name = (
+            str(conf.get(option, default)).lower() == "true"
+            for option, default in (
+                (_INTS_TO_DECIMALS, "false"),
+                (_EXTENSION_INTS, "false"),
+                (_BY_NAME, "true"),
+            )
+        )
+        most_bytes = _size(self._frame.sparkSession, _MOST_BYTES) if cut_by_bytes else None
         # pandas is imported where frames are used.
         from pystate.spark.ported.frame_output import FrameOutput
         from pystate.spark.ported.frames import FrameForm
 
-        form = FrameForm(zone, most if most > 0 else 2**31 - 1)
-        return form, partial(_frame_output, FrameOutput, zone)
+        form = FrameForm(zone, most if most > 0 else 2**31 - 1, most_bytes, extension_ints)
+        made = partial(FrameOutput.of, zone=zone, ints_to_decimals=ints, by_name=by_name)
+        return form, made
 
     def transformWithStateInPandas(  # noqa: N802 - Spark's name
         self,
@@ -385,9 +402,14 @@ class PortedOperators:
         return InitialRows([RowsOf(INPUT, lambda: frame, None)], brought, body)
 
 
-def _frame_output(made: Any, zone: str, schema: st.StructType, owner: str) -> OutputColumns:
-    output: OutputColumns = made.of(schema, owner, zone)
-    return output
+def _size(session: SparkSession, option: str) -> int | None:
+    """An option that is a number of bytes, such as ``64m``; None if there is no limit."""
+    given = session.conf.get(option, None)
+    if given is None:
+        return None
+    utilities: Any = session._jvm.org.apache.spark.network.util.JavaUtils  # type: ignore[union-attr]
+    size = int(utilities.byteStringAsBytes(str(given)))
+    return None if size >= _NO_LIMIT else size
 
 
 def _sent_and_back(processor: Any) -> Any:

@@ -6,6 +6,7 @@ Thread safety: immutable.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -34,15 +35,34 @@ class FrameOutput(OutputColumns):
     """
 
     _zone: str
+    #: Whether whole numbers of any size go into columns of decimals.
+    _ints_to_decimals: bool
+    #: Whether columns are taken by their names, if there are any.
+    _by_name: bool
 
     @classmethod
-    def of(cls, schema: StructType, owner: str, zone: str) -> FrameOutput:
-        """The output with these columns; timestamps without a time zone are local in `zone`."""
+    def of(
+        cls,
+        schema: StructType,
+        owner: str,
+        zone: str,
+        *,
+        ints_to_decimals: bool = False,
+        by_name: bool = True,
+    ) -> FrameOutput:
+        """The output with these columns; timestamps without a time zone are local in `zone`.
+
+        With `ints_to_decimals` a column of whole numbers may become one of decimals whose
+        precision would not hold all numbers of its type. Without `by_name` columns are taken by
+        their places alone.
+        """
         columns = output_columns(schema, owner)
         fields = zip(columns.schema, columns.required, strict=True)
         wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
         made = cls(wanted, owner, columns.ddl)
         made._zone = zone
+        made._ints_to_decimals = ints_to_decimals
+        made._by_name = by_name
         return made
 
     def collector(self) -> core.Emitted:
@@ -85,7 +105,7 @@ class FrameOutput(OutputColumns):
 
     def _places(self, labels: tuple[Any, ...]) -> tuple[int, ...]:
         """Where in a frame with these columns those of the schema are."""
-        if not any(isinstance(label, str) for label in labels):
+        if not (self._by_name and any(isinstance(label, str) for label in labels)):
             if len(labels) == len(self.names):
                 return tuple(range(len(labels)))
             raise WrongTypeError(
@@ -145,6 +165,9 @@ class FrameOutput(OutputColumns):
             return pc.cast(array, kind)
         if at.is_date(kind) and series.dtype.kind == "M":
             series = series.dt.date
+        whole = at.is_decimal(kind) and pd.api.types.is_integer_dtype(series.dtype)
+        if self._ints_to_decimals and whole:
+            series = series.astype(object).map(Decimal, na_action="ignore")
         try:
             array = pa.Array.from_pandas(series, type=kind, safe=True)
         except pa.ArrowInvalid:

@@ -22,6 +22,12 @@ __all__ = ["FrameForm", "to_frame"]
 
 #: Rows that become one frame before it is cut into those of the keys.
 _PIECE = 65_536
+_EXTENSION_INTS: dict[pa.DataType, Any] = {
+    pa.int8(): pd.Int8Dtype(),
+    pa.int16(): pd.Int16Dtype(),
+    pa.int32(): pd.Int32Dtype(),
+    pa.int64(): pd.Int64Dtype(),
+}
 
 
 class FrameForm:
@@ -33,19 +39,31 @@ class FrameForm:
         The session's time zone.
     most : int
         The most rows of a frame.
+    most_bytes : int, optional
+        A frame is full, too, once so many rows of average size have as many bytes.
+    extension_ints : bool
+        Whether whole numbers have pandas' types that hold nulls, such as ``Int64``.
     """
 
     #: So many frames are turned into a batch.
     collected = 1024
     wanted = "yield DataFrames of pandas, or return a list of them"
 
-    def __init__(self, zone: str, most: int = 10_000) -> None:
+    def __init__(
+        self,
+        zone: str,
+        most: int = 10_000,
+        most_bytes: int | None = None,
+        extension_ints: bool = False,
+    ) -> None:
         self._zone = zone
+        self._extension_ints = extension_ints
         self._most = most
+        self._most_bytes = most_bytes
 
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""
-        frame = to_frame(rows, self._zone)
+        frame = self._made(rows)
         found: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
         return found
 
@@ -54,7 +72,8 @@ class FrameForm:
     ) -> Iterator[Iterator[Any]]:
         """An iterator of frames for each key."""
         begin = covered = 0
-        piece = CutFrames(to_frame(rows.slice(0, 0), self._zone))
+        most = self._rows_of_a_frame(rows)
+        piece = CutFrames(self._made(rows.slice(0, 0)))
         for end in ends:
             if end > covered and end - begin <= _PIECE:
                 # The keys of the next rows, as many as are a piece together.
@@ -62,40 +81,57 @@ class FrameForm:
                 first = begin
                 piece = CutFrames(self._frame(rows, order[begin:covered]))
             if end <= covered:
-                found = self._cut(piece, begin - first, end - first)
+                found = self._cut(piece, begin - first, end - first, most)
             else:
-                found = self._frames(rows, order[begin:end])
+                found = self._frames(rows, order[begin:end], most)
             yield _Frames(found, end - begin)
             begin = end
 
-    def _frames(self, rows: pa.RecordBatch, order: np.ndarray[Any, Any]) -> Iterator[pd.DataFrame]:
+    def _made(self, rows: pa.RecordBatch) -> pd.DataFrame:
+        return to_frame(rows, self._zone, extension_ints=self._extension_ints)
+
+    def _rows_of_a_frame(self, rows: pa.RecordBatch) -> int:
+        """The most rows of a frame, of these rows."""
+        if self._most_bytes is None or not rows.nbytes:
+            return self._most
+        # As in Spark's workers the average row decides, and a frame has at least one.
+        full = -(-self._most_bytes * rows.num_rows // rows.nbytes)
+        return max(1, min(self._most, full))
+
+    def _frames(
+        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], most: int
+    ) -> Iterator[pd.DataFrame]:
         """The frames of a key with many rows, each made when it is asked for."""
-        for first in range(0, len(order), self._most):
-            yield self._frame(rows, order[first : first + self._most])
+        for first in range(0, len(order), most):
+            yield self._frame(rows, order[first : first + most])
 
     def _frame(self, rows: pa.RecordBatch, order: np.ndarray[Any, Any]) -> pd.DataFrame:
-        return to_frame(rows.take(pa.array(order)), self._zone)
+        return self._made(rows.take(pa.array(order)))
 
-    def _cut(self, piece: CutFrames, begin: int, end: int) -> Iterator[pd.DataFrame]:
-        for first in range(begin, end, self._most):
-            yield piece.cut(first, min(first + self._most, end))
+    def _cut(self, piece: CutFrames, begin: int, end: int, most: int) -> Iterator[pd.DataFrame]:
+        for first in range(begin, end, most):
+            yield piece.cut(first, min(first + most, end))
 
 
-def to_frame(rows: pa.RecordBatch, zone: str) -> pd.DataFrame:
+def to_frame(rows: pa.RecordBatch, zone: str, *, extension_ints: bool = False) -> pd.DataFrame:
     """A batch as a frame, as Spark's workers make it."""
-    columns = [_series(column, zone) for column in rows.columns]
+    columns = [_series(column, zone, extension_ints) for column in rows.columns]
     frame = pd.concat(columns, axis=1) if columns else pd.DataFrame(index=range(rows.num_rows))
     frame.columns = pd.Index(rows.schema.names)
     return frame
 
 
-def _series(array: pa.Array[Any], zone: str) -> pd.Series:
+def _series(array: pa.Array[Any], zone: str, extension_ints: bool) -> pd.Series:
     if at.is_nested(array.type):
         values = [_in_frame(array.type, value, zone) for value in array.to_pylist()]
         made = np.empty(len(values), object)
         made[:] = values
         return pd.Series(made, dtype=object)
-    found: pd.Series = array.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True)
+    found: pd.Series = array.to_pandas(
+        date_as_object=True,
+        coerce_temporal_nanoseconds=True,
+        types_mapper=_EXTENSION_INTS.get if extension_ints else None,
+    )
     if at.is_timestamp(array.type) and array.type.tz is not None:
         return found.dt.tz_convert(zone).dt.tz_localize(None)
     return found

@@ -80,6 +80,28 @@ def test_each_key_gets_all_of_its_rows_in_order(
         begin = end
 
 
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "sizes"),
+    [(4, None, [4, 4, 2]), (4, 1, [1] * 10), (4, 24, [3, 3, 3, 1]), (4, 25, [4, 4, 2])],
+)
+def test_rows_of_average_size_fill_a_frame(
+    monkeypatch: pytest.MonkeyPatch, most: int, most_bytes: int | None, sizes: list[int]
+) -> None:
+    rows = pa.record_batch({"v": pa.array(range(10), pa.int64())})
+    for piece in (3, 100):
+        monkeypatch.setattr(frames, "_PIECE", piece)
+        for own in FrameForm("UTC", most, most_bytes).groups(rows, np.arange(10), [10]):
+            assert list(map(len, own)) == sizes
+
+
+def test_whole_numbers_may_have_types_that_hold_nulls() -> None:
+    kinds = {name: pa.array([1, None], getattr(pa, name)()) for name in ("int8", "int32", "int64")}
+    rows = pa.record_batch({**kinds, "x": [0.5, None]})
+    [frame] = next(FrameForm("UTC", extension_ints=True).groups(rows, np.arange(2), [2]))
+    assert [str(kind) for kind in frame.dtypes] == ["Int8", "Int32", "Int64", "float64"]
+    assert frame["int64"].tolist() == [1, pd.NA]
+
+
 def varied(n: int) -> pa.RecordBatch:
     """Columns of several types, those of one type not side by side."""
     at = pa.timestamp("us", "Europe/Berlin")
@@ -184,6 +206,30 @@ def test_frames_are_output_by_name_or_by_place() -> None:
     )
     assert found.to_pydict() == {"k": ["a", None, "b", "c"], "n": [1, 2, 3, None]}
     assert made.from_rows([pd.DataFrame()]).num_rows == 0
+
+
+def test_frames_may_be_output_by_place_alone() -> None:
+    fields = [st.StructField("k", st.StringType()), st.StructField("n", st.LongType())]
+    made = FrameOutput.of(st.StructType(fields), "operator 'one'", "UTC", by_name=False)
+    assert made.from_rows([pd.DataFrame({"n": ["a"], "k": [1]})]).to_pydict() == {
+        "k": ["a"],
+        "n": [1],
+    }
+
+
+@pytest.mark.parametrize("kind", ["int64", "int16", "Int64", "object"])
+def test_whole_numbers_go_into_decimals_where_that_is_wanted(kind: str) -> None:
+    frame = pd.DataFrame({"n": pd.Series([12345, 1], dtype=kind)})
+    schema = st.StructType([st.StructField("n", st.DecimalType(10, 2))])
+    owner = "operator 'one'"
+    made = FrameOutput.of(schema, owner, "UTC", ints_to_decimals=True)
+    found = made.from_rows([frame, pd.DataFrame({"n": pd.array([None, 2], "Int64")})])
+    assert found.to_pydict() == {"n": [Decimal("12345.00"), Decimal(1), None, Decimal(2)]}
+    with pytest.raises(WrongTypeError, match="declared decimal"):
+        made.from_rows([pd.DataFrame({"n": [10**9]})])
+    if kind == "int64":
+        with pytest.raises(WrongTypeError, match="column 'n' is declared"):
+            FrameOutput.of(schema, owner, "UTC").from_rows([frame])
 
 
 def test_frames_are_output_as_if_each_were_alone() -> None:
