@@ -224,6 +224,8 @@ class StatefulFunction(metaclass=_FunctionType):
     _calls: ClassVar[Any] = None
     #: Whether a row at the watermark itself is late, too.
     _late_at_watermark: ClassVar[bool] = False
+    #: Up to when event-time timers fire before there is a watermark; None for none of them.
+    _first_timers_ms: ClassVar[int | None] = None
 
     def open(self, ctx: RuntimeContext) -> None:
         """Prepare for a task, before its first row. There is no current key."""

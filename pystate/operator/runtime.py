@@ -363,8 +363,11 @@ class FunctionRuntime:
     def _fire_timers(self) -> Iterator[Any]:
         context = self.context
         while True:
-            if context.watermark is not None:
-                yield from self._calls.fire("event", context.watermark)
+            until = context.watermark
+            if until is None and self._time is not None:
+                until = self.spec.function._first_timers_ms
+            if until is not None:
+                yield from self._calls.fire("event", until)
             if not (yield from self._calls.fire("processing", context.processing_time)):
                 return
 

@@ -65,6 +65,8 @@ class PortedFunction(KeyedProcessFunction):
 
     _calls = PortedCalls
     _late_at_watermark = True
+    # As in Spark's streams the watermark is 0 before there is one.
+    _first_timers_ms = 0
     #: The task's state; the calls set it.
     _backend: KeyedStateBackend
 
@@ -141,8 +143,8 @@ class PortedFunction(KeyedProcessFunction):
         if self._options.time_mode == "None":
             self._values = TimerValues()
         else:
-            # As in Spark's streams the watermark is 0 before there is one.
-            self._values = TimerValues(processing_time, 0 if watermark is None else watermark)
+            first = self._first_timers_ms
+            self._values = TimerValues(processing_time, first if watermark is None else watermark)
 
 
 class TimedFunction(PortedFunction):

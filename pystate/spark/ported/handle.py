@@ -21,6 +21,32 @@ __all__ = ["Asked", "Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "Tim
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 
 
+#: What Spark says of a call that fails, by the kind of the state.
+_WORDS: Mapping[Kind, Mapping[str, str]] = {
+    "value": {
+        "exists": "Error checking value state exists",
+        "get": "Error getting value state",
+        "update": "Error updating value state",
+        "clear": "Error clearing value state",
+    },
+    "list": {
+        "exists": "Error checking value state exists",
+        "appendValue": "Error updating value state",
+        "appendList": "Error updating value state",
+        "put": "Error updating value state",
+        "clear": "Error clearing value state",
+    },
+    "map": {
+        "exists": "Error checking map state exists",
+        "getValue": "Error getting value",
+        "containsKey": "Error checking if map state contains key",
+        "updateValue": "Error updating map state value",
+        "removeKey": "Error removing key from map state",
+        "clear": "Error clearing map state",
+    },
+}
+
+
 class QueryInfo:
     """Which query and batch a task belongs to.
 
@@ -193,11 +219,14 @@ class _NoKey:
 
     def __init__(self, owner: str, found: Declared) -> None:
         self._text = f"{owner}: {found.what}"
+        self._words = _WORDS[found.kind]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise StatefulProcessorError(f"{self._text}: {name} {self.why}")
+        words = self._words.get(name)
+        said = "" if words is None else f"{words}: "
+        raise StatefulProcessorError(f"{said}{self._text}: {name} {self.why}")
 
 
 class _Gone(_NoKey):

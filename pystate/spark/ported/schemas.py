@@ -9,7 +9,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -66,7 +66,8 @@ class Struct:
             return value
         if isinstance(value, Mapping):
             found = tuple(map(value.get, self.names))
-        elif isinstance(value, (tuple, list)):
+        elif isinstance(value, Iterable):
+            # As Spark takes it: of a string each character is a value.
             found = tuple(value)
         else:
             raise self.misfit(value)
@@ -91,13 +92,15 @@ def _converted(convert: _Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
 
 
-def read_struct(schema: Any, what: str) -> Struct:
+def read_struct(schema: Any, what: str, *, nullable: bool = False) -> Struct:
     """Read a schema: a `StructType`, or DDL such as ``"n long, at timestamp"``.
+
+    With `nullable` no field of it may be NOT NULL, which says nothing of what is inside a field.
 
     Raises
     ------
     StatefulProcessorError
-        It is neither, or has a type that state cannot hold.
+        It is neither, has a type that state cannot hold, or a field that is not nullable.
     """
     if not isinstance(schema, (str, StructType)):
         raise StatefulProcessorError(
@@ -106,12 +109,22 @@ def read_struct(schema: Any, what: str) -> Struct:
     try:
         if isinstance(schema, StructType):
             parsed = parse_type(schema, what)
+            required = [field.name for field in schema.fields if not field.nullable]
         else:
             columns = parse_columns(schema, what)
+            required = [
+                n for n, not_null in zip(columns.names, columns.required, strict=True) if not_null
+            ]
             fields = zip(columns.names, columns.ddl, strict=True)
             parsed = StateType("struct", children=tuple((n, parse_type(d)) for n, d in fields))
     except PystateError as error:
         raise StatefulProcessorError(str(error)) from error
+    if nullable and required:
+        raise StatefulProcessorError(
+            f"[TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE] {what}: {', '.join(required)} cannot "
+            "be NOT NULL: the fields of a state may be null, so that later versions of it can add "
+            "and drop fields; make the schema nullable"
+        )
     return Struct(parsed, what)
 
 

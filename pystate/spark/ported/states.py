@@ -50,7 +50,7 @@ class Declared:
     def declaration(self) -> State[Any]:
         """The state as pystate declares it."""
         ttl = None if not self.ttl_ms else StateTtl(self.ttl_ms)
-        struct = read_struct(self.schema, self.what)
+        struct = read_struct(self.schema, self.what, nullable=True)
         if self.kind == "value":
             return values.ValueState(struct.type, ttl=ttl)
         if self.kind == "list":

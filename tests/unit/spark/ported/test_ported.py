@@ -11,6 +11,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -154,6 +155,83 @@ def test_map_keys_of_several_fields_may_hold_nulls() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("0", ("0",)),
+        (["ab"], ("ab",)),
+        ({"x": "ab"}, ("ab",)),
+        ({"ab"}, ("ab",)),
+        (iter(["ab"]), ("ab",)),
+        (np.array(["ab"], object), ("ab",)),
+        (Row(other="ab"), ("ab",)),
+    ],
+)
+def test_any_iterable_of_the_fields_is_taken_as_spark_takes_it(
+    given: Any, found: tuple[Any, ...]
+) -> None:
+    given = list(given) if isinstance(given, Iterator) else given
+
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", "x string")
+        self.l = handle.getListState("l", "x string")
+        self.m = handle.getMapState("m", "x string", "x string")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        self.v.update(given)
+        self.l.appendValue(given)
+        self.l.appendList([given, given])
+        self.m.updateValue(given, given)
+        assert self.m.containsKey(given)
+        yield self.v.get(), list(self.l.get()), list(self.m.iterator()), self.m.getValue(given)
+        self.m.removeKey(given)
+        yield self.m.exists()
+
+    assert seen(rows, init) == [(found, [found] * 3, [(found, found)], found), False]
+
+
+def test_a_string_is_as_many_values_as_it_has_characters() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", "a string, b string")
+        self.m = handle.getMapState("m", "a string, b string", "n int")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        self.v.update("ab")
+        self.m.updateValue("cd", range(7, 8))
+        yield self.v.get(), list(self.m.iterator())
+
+    assert seen(rows, init) == [(("a", "b"), [(("c", "d"), (7,))])]
+
+
+#: Structs whose field may be null, and has parts that may not.
+STRICT_WITHIN: list[st.DataType] = [
+    st.StructType([st.StructField("y", st.IntegerType(), False)]),
+    st.ArrayType(st.IntegerType(), containsNull=False),
+    st.MapType(st.StringType(), st.IntegerType(), valueContainsNull=False),
+    st.ArrayType(st.StructType([st.StructField("y", st.IntegerType(), False)])),
+]
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_fields_of_a_state_may_be_null_as_spark_wants_it(kind: str) -> None:
+    def asked(schema: Any) -> Any:
+        def init(self: Any, handle: Any) -> None:
+            if kind == "map":
+                # Those of a map's key need not.
+                self.s = handle.getMapState("s", "k int not null", schema)
+            else:
+                self.s = getattr(handle, f"get{kind.title()}State")("s", schema)
+
+        return adapt(Scripted(init), "k")
+
+    strict = st.StructType([st.StructField("id", st.IntegerType(), False)])
+    for schema in (strict, "n int, id int not null"):
+        with pytest.raises(StatefulProcessorError, match=r"MUST_BE_NULLABLE.*'s': id cannot be"):
+            asked(schema)
+    for part in STRICT_WITHIN:
+        asked(st.StructType([st.StructField("x", part)]))
+
+
 def test_a_state_may_have_the_name_of_a_key_column_or_of_a_method() -> None:
     def init(self: Any, handle: Any) -> None:
         names = ("k", "k_", "process", "__x", "open", "unused")
@@ -177,6 +255,8 @@ def test_a_state_may_be_deleted_in_init() -> None:
         handle.deleteIfExists("old")
         with pytest.raises(StatefulProcessorError, match="get cannot be called"):
             gone.get()
+        with pytest.raises(StatefulProcessorError, match=r"^Error checking value state exists: "):
+            gone.exists()
         handle.deleteIfExists("never there")
         self.new = handle.getValueState("old", "s string")
 
@@ -436,6 +516,26 @@ def test_timers_of_a_key_are_listed() -> None:
         ]
 
 
+def test_a_timer_at_the_first_watermark_fires_in_the_first_epoch() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n int")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        list(rows)
+        for timer in (times.getCurrentWatermarkInMs(), 1, 10_000, 10_001):
+            self.handle.registerTimer(timer)
+        yield key[0], times.getCurrentWatermarkInMs()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield "fired", info.getExpiryTimeInMs(), times.getCurrentWatermarkInMs()
+
+    function = adapt(Scripted(init, rows, timer), "k", time_mode="EventTime")
+    with Harness(function, key="k", event_time="at", allowed_delay=10_000) as harness:
+        found = harness.process([{"k": "a", "at": 20_000}])
+        assert found == [("a", 0), ("fired", 0, 0)]
+        assert harness.process([]) == [("fired", 1, 10_000), ("fired", 10_000, 10_000)]
+
+
 def test_late_rows_are_dropped_at_the_watermark_and_timers_see_it() -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
         found = [row.v for row in rows]
@@ -501,6 +601,16 @@ def test_a_replay_after_a_failure_does_the_same() -> None:
         (lambda self, h: h.registerTimer(5), "EventTime", "in init"),
         (lambda self, h: h.listTimers(), "EventTime", "in init"),
         (lambda self, h: h.getValueState("a", "n long").get(), "None", "get cannot be called"),
+        (
+            lambda self, h: h.getMapState("a", "k int", "n int").containsKey((1,)),
+            "None",
+            r"^Error checking if map state contains key: .*'a': containsKey cannot be called",
+        ),
+        (
+            lambda self, h: h.getListState("a", "n int").appendValue((1,)),
+            "None",
+            r"^Error updating value state: .*'a': appendValue cannot be called",
+        ),
     ],
 )
 def test_init_may_not(init: Any, mode: str, text: str) -> None:
@@ -516,7 +626,7 @@ def test_init_may_not(init: Any, mode: str, text: str) -> None:
     [
         (lambda s: s.v.update(None), StatefulProcessorError, "tuple of 2 values"),
         (lambda s: s.v.update((1,)), StatefulProcessorError, "tuple of 2 values"),
-        (lambda s: s.v.update("ab"), StatefulProcessorError, "tuple of 2 values"),
+        (lambda s: s.v.update("abc"), StatefulProcessorError, "tuple of 2 values"),
         (lambda s: s.v.update((1.5, "a")), WrongTypeError, "'v'.*field n"),
         (lambda s: s.l.put([]), StatefulProcessorError, "not empty"),
         (lambda s: s.l.appendList([]), StatefulProcessorError, "not empty"),
