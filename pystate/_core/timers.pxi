@@ -45,7 +45,7 @@ cdef class DueTimers:
     cdef object times
     cdef Memory own         # the times from the core: the caller may write to its own
     cdef pst_domain domain
-    cdef uint64_t missed
+    cdef uint64_t missed_before
 
     def __cinit__(self):
         self.keys = NO_BATCH
@@ -59,7 +59,7 @@ cdef class DueTimers:
         self.times = times
         self.own = own
         self.domain = number
-        self.missed = pst_timers_missed(keys.table.t)
+        self.missed_before = pst_timers_missed(keys.table.t)
         self.keys = keys
 
     @property
@@ -72,9 +72,15 @@ cdef class DueTimers:
         """Whether another due timer was registered since."""
         return self.is_stale()
 
+    @property
+    def missed(self):
+        """How many other due timers were registered since."""
+        self.keys.ready()
+        return pst_timers_missed(self.keys.table.t) - self.missed_before
+
     cdef bint is_stale(self) except -1:
         self.keys.ready()
-        return pst_timers_missed(self.keys.table.t) != self.missed
+        return pst_timers_missed(self.keys.table.t) != self.missed_before
 
     def __len__(self):
         return len(self.keys)

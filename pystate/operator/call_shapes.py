@@ -21,7 +21,7 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.timers import DueTimers
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.functions.context import RuntimeContext, TimeDomain
-from pystate.operator.drain import EndingTimers
+from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.grouping import grouped_columns, grouped_rows
 from pystate.operator.rows import RowFactory, key_maker, python_values
@@ -71,8 +71,10 @@ class Run(Protocol):
     """Whether there are namespaces."""
     row_clock: Callable[[int | None], None] | None
     """Sets the backend's event time before each row or timer, if a state needs it."""
-    ending: EndingTimers | None
-    """Registers timers once event time has ended."""
+    drain: bool
+    """Whether event time ends after the rows."""
+    firing: FiringLimit
+    """Makes sure that timers come to an end."""
     watermark_ms: int | None
     """The watermark with which the epoch ends, as far as it is known before its rows are."""
 
@@ -131,8 +133,7 @@ class Calls:
                 break
             handled = yield from self.on_due(due, domain)
             fired += handled
-            if self.run.ending is not None and domain == "event":
-                self.run.ending.check(handled)
+            self.run.firing.check(due, handled)
             # If a due timer was registered meanwhile, the rest of the batch is read again.
             most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
             most = min(most, _TIMERS)

@@ -57,8 +57,9 @@ from pystate.operator.call_shapes import (
     is_batch,
 )
 from pystate.operator.co_shapes import CoCalls, CoVectorCalls, InputName, TwoInputs
-from pystate.operator.drain import MAX_WATERMARK, EndingTimers
+from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.event_time import event_times, instants
+from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
 from pystate.state.key_batch import KeyBatch
 
@@ -144,9 +145,9 @@ class FunctionRuntime:
         self.max_event_times: dict[str, int | None] = {}
         #: Takes the late rows of an input that are not for a function of two, if they are kept.
         self.late_input: Callable[[InputName, pa.RecordBatch], None] | None = None
-        #: Registers timers once event time has ended.
-        self.ending: EndingTimers | None = None
-        self._drain = drain
+        #: Makes sure that timers come to an end.
+        self.firing = FiringLimit(context.uid)
+        self.drain = drain
         self._time = time
         self.watermark_ms = None if time is None else time.watermark_ms
         context.watermark = self._late_bound = None if time is None else time.late_bound_ms
@@ -307,15 +308,12 @@ class FunctionRuntime:
         yield from self._calls.finish()
         self._advance_watermark()
         if self._has_timers:
-            if self._drain:
-                self.ending = EndingTimers(self.context._timers, self.context.uid)
-                self.context._timers = self.ending
             yield from self._fire_timers()
         self._sides.flush()
 
     def _advance_watermark(self) -> None:
         """Go on to the watermark with which the epoch ends."""
-        if self._drain:
+        if self.drain:
             self.context.watermark = MAX_WATERMARK
         elif self._time is not None:
             self.context.watermark = self._time.watermark_ms

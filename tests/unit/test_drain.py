@@ -12,7 +12,7 @@ from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.watermarks import Input
 from pystate.errors import EvaluationError, NoEventTimeError
-from pystate.operator import drain
+from pystate.operator import firing
 from pystate.testing import Harness
 from tests.conftest import KEY, STATE, FakeWork
 
@@ -123,11 +123,13 @@ def test_follow_ups_fire_time_to_live_and_processing_time_stand_still() -> None:
 
 
 def test_a_drain_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "_MOST", 100)
-    monkeypatch.setattr(drain, "_MOST_EACH", 20)
+    monkeypatch.setattr(firing, "_MOST", 100)
+    monkeypatch.setattr(firing, "_MOST_EACH", 20)
     with Harness(Rechecking(1_000), key="k", event_time="at") as harness:
         harness.process([row(key, 0) for key in "abc"])
-        with pytest.raises(EvaluationError, match=r"'harness': a drain .* register no next timer"):
+        with pytest.raises(
+            EvaluationError, match=r"'harness': the timers .* have no end.* a drain"
+        ):
             harness.drain()
         assert harness.next_timer("event") == 10
     with Harness(Rechecking(15), key="k", event_time="at") as harness:

@@ -108,25 +108,27 @@ class PortedCalls(KeyedCalls):
 
     def fire(self, domain: TimeDomain, until: int) -> Firing:
         """Call the processor for every timer that is due, in one pass."""
-        function, ending = self.function, self.run.ending
+        function, firing = self.function, self.run.firing
         if domain != function.domain or function.options.initial:
             return 0
         timers, context = function._timers, self.context
         watermark = until if domain == "event" else self.run.watermark_ms
         function.set_times(context.processing_time, watermark)
         while True:
-            fired = 0
+            last: DueTimers | None = None
             timers.begin(until)
             while True:
                 due = self.backend.due_timers(domain, until, _TIMERS)
                 if due is None:
                     break
-                fired += yield from self.on_due(due, domain)
+                last = due
+                yield from self.on_due(due, domain)
             timers.end()
             # A drain ends only once no timer is left.
-            if ending is None or domain != "event" or not fired:
+            if not self.run.drain or domain != "event" or last is None:
                 break
-            ending.check(fired)
+            # Those of the next pass have been registered only now.
+            firing.check(last, len(last))
         yield from self.drain()
         return 0
 
