@@ -308,8 +308,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         Returns
         -------
         DataFrame
-            The key columns and the results of each key that this epoch updated, once per key.
-            Null inputs are skipped, as in SQL, and update nothing.
+            The key columns and the results of each key that had rows in this epoch, once per key.
+            Null inputs are skipped, as in SQL: a sum of nothing but nulls is null.
 
         Raises
         ------

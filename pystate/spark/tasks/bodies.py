@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import StateOverflowError
 from pystate.functions.base import RuntimeContext
 from pystate.operator.combined import LATE, LOW, WEIGHT, total_weight, whole_sums
@@ -20,6 +21,7 @@ from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import FunctionRuntime
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.state.key_batch import KeyBatch
+from pystate.state.value import ValueState
 
 __all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
 
@@ -127,7 +129,7 @@ class StateUpdate(NamedTuple):
 
 
 class AggregateBody:
-    """`aggregate(...)`: the core updates the states; each touched key is emitted once, at the end.
+    """`aggregate(...)`: the core updates the states; each key with rows is emitted once.
 
     Parameters
     ----------
@@ -162,6 +164,8 @@ class AggregateBody:
         self._event_time = event_time
         self._combined = combined
         self._keys = [name for name, _ in task.plan.key_schema]
+        #: The keys of which only nulls came, so that no state was written; None if there are none.
+        self._nulls: KeyedStateBackend | None = None
 
     def open(self) -> None:
         """Register the states."""
@@ -177,14 +181,31 @@ class AggregateBody:
             self._task.note_combined(rows.num_rows, total_weight(rows))
         if self._event_time is not None:
             self._note_event_time(rows)
-        keys = self._task.backend.keys([rows.column(name) for name in self._keys])
+        columns = [rows.column(name) for name in self._keys]
+        keys = self._task.backend.keys(columns)
+        nulls: Any = True
         for update in self._updates:
             try:
                 values = self._values(update.source, rows)
                 getattr(self._handles[update.state], update.operation)(keys, values)
             except StateOverflowError:
                 raise StateOverflowError(self._beyond(update)) from None
+            if nulls is not None:
+                some = isinstance(values, pa.Array) and values.null_count
+                nulls = pc.and_(values.is_null(), nulls) if some else None
+        if nulls is not None and nulls.true_count:
+            self._note_nulls([column.filter(nulls) for column in columns])
         return iter(())
+
+    def _note_nulls(self, columns: Sequence[pa.Array[Any]]) -> None:
+        """Remember keys of rows whose values are all null."""
+        if self._nulls is None:
+            key = self._task.plan.operator.key
+            self._nulls = KeyedStateBackend(
+                [(name, type_.ddl) for name, type_ in key], uid="keys of nulls", max_parallelism=1
+            )
+            self._only_nulls = self._nulls.register("only", ValueState("boolean"))
+        self._only_nulls.update_all(self._nulls.keys(columns), True)
 
     def _values(self, source: str | None, rows: pa.RecordBatch) -> Any:
         if source is None:
@@ -205,15 +226,38 @@ class AggregateBody:
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Emit every key whose states were written, with its current results."""
+        """Emit every key that had rows, with its current results."""
         for keys in self._task.backend.changed(_OUTPUT_KEYS):
-            arrays = [*keys.key_arrays(), *(self._result(keys, *names) for names in self._results)]
-            yield from self._output.from_value(
-                pa.RecordBatch.from_arrays(arrays, names=list(self._output.names))
-            )
+            if self._nulls is not None:
+                self._note_written(self._nulls.keys(keys.key_arrays()))
+            yield from self._emitted(keys)
+        if self._nulls is None:
+            return
+        for noted in self._nulls.changed(_OUTPUT_KEYS):
+            only = self._only_nulls.values(noted)
+            columns = [column.filter(only.fill_null(False)) for column in noted.key_arrays()]
+            if len(columns[0]):
+                yield from self._emitted(self._task.backend.keys(columns))
+
+    def _note_written(self, keys: KeyBatch) -> None:
+        """Forget keys of which other values have come, too."""
+        there = self._only_nulls.values(keys).is_valid()
+        if there.true_count:
+            assert self._nulls is not None
+            columns = [column.filter(there) for column in keys.key_arrays()]
+            self._only_nulls.update_all(self._nulls.keys(columns), False)
+
+    def _emitted(self, keys: KeyBatch) -> Iterator[pa.RecordBatch]:
+        arrays = [*keys.key_arrays(), *(self._result(keys, *names) for names in self._results)]
+        yield from self._output.from_value(
+            pa.RecordBatch.from_arrays(arrays, names=list(self._output.names))
+        )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free what keys without values were kept in."""
+        if self._nulls is not None:
+            self._nulls.close()
+            self._nulls = None
 
     def _note_event_time(self, rows: pa.RecordBatch) -> None:
         assert self._event_time is not None
