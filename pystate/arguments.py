@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from pystate.errors import InvalidArgumentError
+from pystate.redaction import redacted, without_secrets
 
 __all__ = [
     "NO_INSTANT",
@@ -166,9 +167,12 @@ def shown(value: object) -> str:
     module = type(value).__module__
     kind = type(value).__qualname__
     name = kind if module in ("builtins", "__main__") else f"{module}.{kind}"
+    if isinstance(value, Mapping):
+        value = without_secrets(value)
     return f"{shortened(' '.join(repr(value).split()))} of type {name}"
 
 
 def shortened(line: str) -> str:
-    """The line, cut to the length that a message has room for."""
+    """The line without secrets, cut to the length that a message has room for."""
+    line = redacted(line)
     return line if len(line) <= 80 else line[:77] + "..."

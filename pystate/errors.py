@@ -7,6 +7,10 @@ state, key group, file), and what to do next.
 
 from __future__ import annotations
 
+from typing import Any
+
+from pystate.redaction import redacted
+
 __all__ = [
     "AddressSpaceError",
     "AlreadyPublishedError",
@@ -50,7 +54,13 @@ __all__ = [
 
 
 class PystateError(Exception):
-    """Base of all errors that pystate raises on purpose."""
+    """Base of all errors that pystate raises on purpose.
+
+    No message has a secret: what is made into one, whoever wrote it, is redacted here.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(PystateError, ValueError):

@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from typing import NamedTuple
 
 from pystate.checkpoint.manifest import uid_folder
 from pystate.errors import CheckpointError
+from pystate.redaction import logger
 
 __all__ = [
     "TableHome",
@@ -39,7 +39,7 @@ __all__ = [
     "table_identity",
 ]
 
-_LOG = logging.getLogger("pystate.host")
+_LOG = logger("pystate.host")
 _SHM = "/dev/shm"
 #: Containers often give 64 MB, which a single table would fill.
 _LEAST_BYTES = 256 * 1024 * 1024

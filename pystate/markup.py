@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from pystate.redaction import redacted
+
 __all__ = ["bytes_shown", "panel"]
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -21,7 +23,7 @@ def panel(
 ) -> str:
     """A heading, a list of named facts, and a table if it has columns.
 
-    Facts and cells that are None are left empty, and facts that are None are left out.
+    Cells that are None are left empty, and facts that are None are left out. Facts show no secrets.
 
     Examples
     --------
@@ -30,7 +32,7 @@ def panel(
     """
     parts = [f"<b>{escape(heading)}</b>"]
     shown = [
-        f"<tr><th>{escape(name)}</th><td>{_cell(fact)}</td></tr>"
+        f"<tr><th>{escape(name)}</th><td>{_fact(fact)}</td></tr>"
         for name, fact in facts.items()
         if fact is not None
     ]
@@ -43,6 +45,10 @@ def panel(
         )
         parts.append(f"<table><tr>{head}</tr>{body}</table>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def _fact(value: object) -> str:
+    return _cell(value if isinstance(value, int) else redacted(str(value)))
 
 
 def _cell(value: object) -> str:

@@ -24,7 +24,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -47,6 +46,7 @@ from pystate.errors import (
 )
 from pystate.host import TableHome
 from pystate.janitor import remove_table
+from pystate.redaction import logger
 from pystate.table_files import (
     TableSpec,
     apply_files,
@@ -58,7 +58,7 @@ from pystate.table_files import (
 
 __all__ = ["Attachment", "How", "TableCache", "tables"]
 
-_LOG = logging.getLogger("pystate.shared_tables")
+_LOG = logger("pystate.shared_tables")
 
 #: Mapped tables that a task looks at, to see whether another process has discarded their files.
 _CHECKED = 8

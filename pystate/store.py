@@ -9,7 +9,6 @@ Thread safety: a store belongs to one thread at a time. Only one process at a ti
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -54,6 +53,7 @@ from pystate.errors import (
 )
 from pystate.folder_lock import FolderLock
 from pystate.markup import bytes_shown, panel
+from pystate.redaction import logger
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "open"]
 
-_LOG = logging.getLogger("pystate.store")
+_LOG = logger("pystate.store")
 _UID = "embedded"
 _POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
 

@@ -7,7 +7,6 @@ more time.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import sys
@@ -20,11 +19,12 @@ from pystate import janitor
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import RangeState, uid_folder
 from pystate.host import TableHome, process_start
+from pystate.redaction import logger
 from pystate.table_files import TableSpec
 
 __all__ = ["engage_janitor", "note_use", "remove_outdated"]
 
-_LOG = logging.getLogger("pystate.upkeep")
+_LOG = logger("pystate.upkeep")
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
 
 #: How coarse the times of folders may be: ticks of the kernel's clock, or whole seconds.

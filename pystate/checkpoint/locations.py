@@ -9,7 +9,7 @@ import os
 import re
 from urllib.parse import unquote, urlsplit
 
-from pystate.checkpoint.object_client import SCHEMES
+from pystate.checkpoint.object_client import SCHEMES, refuse_credentials
 from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import InvalidArgumentError
@@ -50,18 +50,22 @@ def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
     text = os.fspath(location)
     if not text:
         raise InvalidArgumentError("a checkpoint's location is a path or URI, not an empty text")
-    if not _SCHEME.match(text):
+    named = _SCHEME.match(text)
+    scheme = named[0][:-1].lower() if named else None
+    if scheme is None or scheme == "file" or scheme in SCHEMES:
+        refuse_credentials(text, "checkpoint")
+    if scheme is None:
         return LocalStorage(text)
-    parts = urlsplit(text)
-    if parts.scheme in SCHEMES:
+    if scheme in SCHEMES:
         return ObjectStorage(text)
-    if parts.scheme != "file":
+    if scheme != "file":
         # The rest is not shown: it may contain credentials.
         raise InvalidArgumentError(
-            f"checkpoint {parts.scheme}:...: the scheme {parts.scheme!r} is not supported; use a "
+            f"checkpoint {scheme}:...: the scheme {scheme!r} is not supported; use a "
             "local or shared folder, as a path or file:// URI, or an object store: "
             f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
+    parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise InvalidArgumentError(
             f"checkpoint {text!r}: a file URI has an absolute path and no host, "

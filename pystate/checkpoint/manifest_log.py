@@ -22,7 +22,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import re
 from contextlib import suppress
 from typing import NamedTuple
@@ -39,6 +38,7 @@ from pystate.checkpoint.parts import Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, CorruptFileError, FencedError, NewerFormatError
+from pystate.redaction import logger
 
 __all__ = [
     "COMMITTED",
@@ -53,7 +53,7 @@ __all__ = [
     "survey",
 ]
 
-_LOG = logging.getLogger("pystate.checkpoint.manifest_log")
+_LOG = logger("pystate.checkpoint.manifest_log")
 #: The files that name the newest epoch, and the newest whose output is committed.
 LATEST = f"{MANIFESTS}/latest"
 COMMITTED = f"{MANIFESTS}/committed"

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 from pystate.checkpoint.storage import checked_path
 from pystate.errors import CheckpointError, InvalidArgumentError, MissingPackageError
+from pystate.redaction import has_credentials
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["ACCESS", "SCHEMES", "Place", "client_of", "package", "parsed"]
+__all__ = ["ACCESS", "SCHEMES", "Place", "client_of", "package", "parsed", "refuse_credentials"]
 
 #: The schemes of URLs, and the extra that installs what each needs.
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
@@ -46,17 +47,36 @@ class Place(NamedTuple):
     """The path in it: empty, or with a slash at its end."""
 
 
+def refuse_credentials(location: str, what: str) -> None:
+    """Refuse a location that is more than a place; the message has none of it but its scheme.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The location contains credentials, or is a URL that cannot be taken apart.
+    """
+    scheme, colon, _ = location.partition(":")
+    is_url = bool(colon) and scheme.isascii() and scheme.replace("+", "").isalnum()
+    if has_credentials(location):
+        shown = f"{scheme.lower()}://..." if is_url else "(a connection string)"
+        access = ACCESS.get(SCHEMES.get(scheme.lower(), ""))
+        raise InvalidArgumentError(
+            f"{what} {shown}: credentials are taken from the environment"
+            f"{f' ({access})' if access else ''}, not from the URL"
+        )
+    try:
+        urlsplit(location)
+    except ValueError:
+        # Its message may quote any part of the URL.
+        if is_url:
+            raise InvalidArgumentError(f"{what} {scheme}:...: that is no URL") from None
+
+
 def parsed(url: str) -> Place:
     """Take a URL apart; `InvalidArgumentError` if it is none of a prefix in an object store."""
+    refuse_credentials(url, "checkpoint")
     parts = urlsplit(url)
     scheme = "s3" if parts.scheme == "s3a" else parts.scheme
-    user = parts.netloc.rpartition("@")[0]
-    # abfs has the container there.
-    if user and (":" in user or not scheme.startswith("abfs")):
-        raise InvalidArgumentError(
-            f"checkpoint {parts.scheme}://...: credentials are taken from the environment "
-            f"({ACCESS[SCHEMES[scheme]]}), not from the URL"
-        )
     shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
     if parts.query or parts.fragment:
         raise InvalidArgumentError(f"checkpoint {shown!r}: a URL here has no ? and no #")

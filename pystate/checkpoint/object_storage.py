@@ -22,7 +22,6 @@ Invariants
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import tempfile
@@ -45,13 +44,14 @@ from pystate.errors import (
     CheckpointError,
     NoSpaceError,
 )
+from pystate.redaction import logger
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 __all__ = ["ObjectStorage"]
 
-_LOG = logging.getLogger("pystate.checkpoint.object_storage")
+_LOG = logger("pystate.checkpoint.object_storage")
 _Entries = list[FileEntry]  # `list` is a method's name inside the class below
 
 #: Up to this size an object is written in one request, from memory.

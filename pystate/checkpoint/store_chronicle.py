@@ -5,7 +5,6 @@ Thread safety: a `StoreChronicle` belongs to its store.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -13,10 +12,11 @@ from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import FileRef, Manifest
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import PystateError
+from pystate.redaction import logger
 
 __all__ = ["StoreChronicle"]
 
-_LOG = logging.getLogger("pystate.checkpoint.store_chronicle")
+_LOG = logger("pystate.checkpoint.store_chronicle")
 
 
 class StoreChronicle:

@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,10 +22,11 @@ from pystate.coordinator.merges import Maintenance
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.range_report import RangeReport
 from pystate.errors import PystateError
+from pystate.redaction import logger
 
 __all__ = ["Chronicle", "RangeSizes", "longest", "operator_record", "total"]
 
-_LOG = logging.getLogger("pystate.coordinator.chronicle")
+_LOG = logger("pystate.coordinator.chronicle")
 #: What an operator's record adds up over the steps of an epoch; of the rest the last step counts.
 _ADDED = (
     "rows_in",

@@ -19,14 +19,14 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta, timezone
 
 from pystate.checkpoint.manifest import ClockReading, Manifest
+from pystate.redaction import logger
 
 __all__ = ["MAX_STEP_MS", "advance", "warn"]
 
-_LOG = logging.getLogger("pystate.coordinator.clock")
+_LOG = logger("pystate.coordinator.clock")
 MAX_STEP_MS = 3_600_000
 #: The difference of drivers' clocks up to which there is no warning.
 _TOLERANCE_MS = 60_000

@@ -9,7 +9,6 @@ Thread safety: any thread may open an epoch; while one is open, others wait.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -40,12 +39,13 @@ from pystate.coordinator.retries import evaluate_epoch
 from pystate.coordinator.rivals import OvertakenError, Rivals
 from pystate.coordinator.transactions import Settling
 from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
+from pystate.redaction import logger
 
 __all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
 
 Result = TypeVar("Result")
 
-_LOG = logging.getLogger("pystate.coordinator.coordinator")
+_LOG = logger("pystate.coordinator.coordinator")
 
 
 class Coordinator:

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
 from pystate.checkpoint.manifest import Manifest
@@ -23,10 +22,11 @@ from pystate.coordinator.merges import FileMerges, Maintenance
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.retention import collect_orphans, delete_files, delete_retired
 from pystate.errors import PystateError
+from pystate.redaction import logger
 
 __all__ = ["Housekeeping"]
 
-_LOG = logging.getLogger("pystate.coordinator.housekeeping")
+_LOG = logger("pystate.coordinator.housekeeping")
 # Epochs between two searches for orphans; retired files are removed at once, without a search.
 _ORPHANS_EVERY = 64
 

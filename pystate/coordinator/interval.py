@@ -42,7 +42,6 @@ Thread safety: an `Interval` belongs to its coordinator's lock.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,10 +51,11 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.coordinator.options import CheckpointOptions
 from pystate.coordinator.position import Position
 from pystate.errors import AlreadyPublishedError, CheckpointError, FencedError, NoSpaceError
+from pystate.redaction import logger
 
 __all__ = ["MOST_HELD_BYTES", "Interval", "Step", "is_tolerable"]
 
-_LOG = logging.getLogger("pystate.coordinator.interval")
+_LOG = logger("pystate.coordinator.interval")
 #: Held deltas of all ranges together; beyond it the next batch is a checkpoint.
 MOST_HELD_BYTES = 256 << 20
 

@@ -13,13 +13,14 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pystate.redaction import logger
+
 __all__ = ["CheckpointListener", "News", "Notices"]
 
-_LOG = logging.getLogger("pystate.coordinator.listeners")
+_LOG = logger("pystate.coordinator.listeners")
 
 
 class CheckpointListener:

@@ -24,7 +24,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import threading
 import time
@@ -47,10 +46,11 @@ from pystate.coordinator.merge_runner import MergeRunner, PlannedMerge
 from pystate.coordinator.rescale import rescaled
 from pystate.coordinator.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.redaction import logger
 
 __all__ = ["FileMerges", "Maintenance", "merge_again", "merge_range"]
 
-_LOG = logging.getLogger("pystate.coordinator.merges")
+_LOG = logger("pystate.coordinator.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
 # Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16

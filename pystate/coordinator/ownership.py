@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
@@ -34,10 +33,11 @@ from pystate.errors import (
     SwappedFileError,
 )
 from pystate.janitor import closing_mark
+from pystate.redaction import logger
 
 __all__ = ["OWNERS", "Owner", "Ownership", "current_owner", "is_running", "read_owner"]
 
-_LOG = logging.getLogger("pystate.coordinator.ownership")
+_LOG = logger("pystate.coordinator.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
 _KEPT = 16

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -34,10 +33,11 @@ from pystate.errors import (
     InvalidArgumentError,
     PystateError,
 )
+from pystate.redaction import logger
 
 __all__ = ["Publisher"]
 
-_LOG = logging.getLogger("pystate.coordinator.publishing")
+_LOG = logger("pystate.coordinator.publishing")
 
 
 class Publisher:

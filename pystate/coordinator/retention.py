@@ -30,7 +30,6 @@ does not depend on it, nor on any clock.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -43,6 +42,7 @@ from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.parts import Parts, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.errors import CheckpointError
+from pystate.redaction import logger
 
 __all__ = [
     "Orphans",
@@ -56,7 +56,7 @@ __all__ = [
     "merged_name",
 ]
 
-_LOG = logging.getLogger("pystate.coordinator.retention")
+_LOG = logger("pystate.coordinator.retention")
 _STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")

@@ -5,7 +5,6 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,10 +12,11 @@ from typing import Any
 
 from pystate.coordinator.epoch import Epoch, RepeatableError
 from pystate.errors import EvaluationError, PystateError
+from pystate.redaction import logger
 
 __all__ = ["evaluate_epoch"]
 
-_LOG = logging.getLogger("pystate.coordinator.retries")
+_LOG = logger("pystate.coordinator.retries")
 _NUMBER = re.compile(r"[0-9a-f-]*[0-9][0-9a-f-]*")
 
 

@@ -15,7 +15,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
@@ -61,6 +60,7 @@ from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.event_time import event_times, instants
 from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 
 __all__ = [
@@ -68,7 +68,7 @@ __all__ = [
     "Side",
 ]
 
-_LOG = logging.getLogger("pystate.operator.runtime")
+_LOG = logger("pystate.operator.runtime")
 
 _SHAPES: dict[Shape, type[Calls]] = {
     "process": RowCalls,

@@ -15,7 +15,6 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +25,7 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
 from pystate.operator.combined import FIRST, LATE, TIME, WEIGHT
+from pystate.redaction import logger
 from pystate.spark.base.resolve import column_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ __all__ = [
     "event_ms",
 ]
 
-_LOG = logging.getLogger("pystate.spark.base.combining")
+_LOG = logger("pystate.spark.base.combining")
 
 #: What users say: whether it pays is seen from earlier epochs; always; never.
 Combine = Literal["auto", True, False]

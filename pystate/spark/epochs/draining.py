@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.redaction import logger
 from pystate.spark.base.offsets import is_complete
 from pystate.spark.epochs.queries import JobQuery, QueryOutcome
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DrainingQuery", "no_rows"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.draining")
+_LOG = logger("pystate.spark.epochs.draining")
 _LOOK_S = 0.2
 
 

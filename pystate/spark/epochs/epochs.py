@@ -5,7 +5,6 @@ Thread safety: one epoch at a time; other threads wait for it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from pystate.coordinator.chronicle import RangeSizes
 from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
 from pystate.spark.base.options import JobOptions
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochRunner"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.epochs")
+_LOG = logger("pystate.spark.epochs.epochs")
 #: What a checkpoint consists of. The first one makes sure that what is left of a removal that was
 #: killed is not taken for a checkpoint.
 FOLDERS = (

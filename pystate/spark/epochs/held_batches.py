@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.coordinator.coordinator import RunOutcome
 from pystate.errors import StateLostError
+from pystate.redaction import logger
 from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.queries import JobQuery, QueryOutcome
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldBatches", "HoldingQuery"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.held_batches")
+_LOG = logger("pystate.spark.epochs.held_batches")
 #: How often the thread looks whether a checkpoint is due by time.
 _LOOK_S = 0.5
 

@@ -11,7 +11,6 @@ shows it while an epoch is computed.
 from __future__ import annotations
 
 import atexit
-import logging
 import shutil
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeAlias
 
 from pystate.arguments import nearest, shown
 from pystate.errors import InvalidArgumentError
+from pystate.redaction import logger
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NoLine", "ProgressLine", "Show", "checked_show", "progress_line", "tasks_done"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.live")
+_LOG = logger("pystate.spark.epochs.live")
 _TICK_S = 0.5
 _ALWAYS = "always"
 #: What `Job.start` and `Job.run_epoch` take.

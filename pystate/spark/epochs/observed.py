@@ -15,7 +15,6 @@ Thread safety: the thread of a query's batches uses it; any thread may ask for t
 from __future__ import annotations
 
 import json
-import logging
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pystate.errors import InvalidArgumentError
+from pystate.redaction import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ObservedMetric", "checked_observe", "with_state"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.observed")
+_LOG = logger("pystate.spark.epochs.observed")
 #: The metric's fields: long numbers, each an attribute of `EpochProgress`.
 FIELDS = (
     "epoch",

@@ -5,7 +5,6 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from pystate.coordinator.chronicle import longest, operator_record, total
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
+from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drains_a_stream
 from pystate.spark.tasks.range_task import IN_FLIGHT
 
 __all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.progress")
+_LOG = logger("pystate.spark.epochs.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: The column heads of `OperatorProgress.as_row`.
 _HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed", "checkpoint")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pystate.redaction import logger
 from pystate.spark.base.failures import QueryStopped, is_stop, stopped_its_query
 from pystate.spark.epochs.live import NoLine, ProgressLine
 from pystate.spark.epochs.observed import with_state
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobQuery", "QueryOutcome"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.queries")
+_LOG = logger("pystate.spark.epochs.queries")
 #: The loggers that report jobs and tasks cancelled with their query.
 _LOGGERS = (
     "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",

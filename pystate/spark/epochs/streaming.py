@@ -6,7 +6,6 @@ last call. Any thread may stop the run between two batches.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pystate.checkpoint.held import HELD
 from pystate.coordinator.epoch import NO_END
 from pystate.errors import CheckpointError, NoEventTimeError
+from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drain_key
 from pystate.spark.base.failures import QueryStopped
 from pystate.spark.base.offsets import read_offsets, spark_folder
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamRun"]
 
-_LOG = logging.getLogger("pystate.spark.epochs.streaming")
+_LOG = logger("pystate.spark.epochs.streaming")
 _LOOK_S = 0.1
 #: What sources such as Kafka's call the number of rows that they have waiting.
 _BEHIND = "maxOffsetsBehindLatest"

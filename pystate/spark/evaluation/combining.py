@@ -9,16 +9,16 @@ Thread safety: a `CombinePolicy` belongs to the thread that runs the epochs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pystate.coordinator.range_report import RangeReport
+from pystate.redaction import logger
 from pystate.spark.tasks.range_task import CAME
 
 __all__ = ["CombinePolicy"]
 
-_LOG = logging.getLogger("pystate.spark.evaluation.combining")
+_LOG = logger("pystate.spark.evaluation.combining")
 
 #: Of fewer rows it does not matter.
 _LEAST_ROWS = 50_000

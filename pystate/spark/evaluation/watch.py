@@ -12,10 +12,11 @@ which ends with it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from pystate.redaction import logger
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluationWatch"]
 
-_LOG = logging.getLogger("pystate.spark.evaluation.watch")
+_LOG = logger("pystate.spark.evaluation.watch")
 _MOST_S = 10.0
 _LOOKS = 8
 

@@ -5,7 +5,6 @@ Thread safety: safe from any thread; the coordinator serialises commits.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from pystate.arguments import nearest
 from pystate.checkpoint.manifest import Manifest
 from pystate.errors import CheckpointError, FencedError, PystateError, SinkError
+from pystate.redaction import logger
 from pystate.spark.base.failures import is_stop, stopped_its_query
 from pystate.spark.sinks.outputs import OWN, Outputs, is_own
 from pystate.spark.sinks.parquet import KIND, commit_parquet
@@ -30,7 +30,7 @@ from pystate.spark.sinks.waiting import publish_files
 
 __all__ = ["SinkCommitter", "commit"]
 
-_LOG = logging.getLogger("pystate.spark.sinks.commits")
+_LOG = logger("pystate.spark.sinks.commits")
 
 
 def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> None:

@@ -5,7 +5,6 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,18 +17,26 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat, parquet_format
 from pystate.spark.sinks.folders import shared
 from pystate.spark.sinks.parquet import EXECUTED, ParquetSink
-from pystate.spark.sinks.sink import Sink, Transaction, as_json, check_sink, raise_failed
+from pystate.spark.sinks.sink import (
+    Sink,
+    Transaction,
+    as_json,
+    check_sink,
+    raise_failed,
+    require_no_credentials,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["OWN", "Outputs", "begin_outputs", "checkpoint_folder", "outputs_of", "relocatable"]
 
-_LOG = logging.getLogger("pystate.spark.sinks.outputs")
+_LOG = logger("pystate.spark.sinks.outputs")
 
 #: The kind of a transaction that only its own sink can commit.
 OWN = "sink"
@@ -270,12 +277,14 @@ class Outputs:
             _fail(sink, epoch, "prepare", error, _NOTHING)
         if not is_own(sink):
             return relocatable(content, self.checkpoint)
-        kind = type(sink)
+        kind, what = type(sink), f"sink {sink.name!r}, epoch {epoch}: prepare"
+        content = as_json(content, what)
+        require_no_credentials(content, f"{what} returned a transaction that")
         return {
             "kind": OWN,
             "name": sink.name,
             "class": f"{kind.__module__}.{kind.__qualname__}",
-            "transaction": as_json(content, f"sink {sink.name!r}, epoch {epoch}: prepare"),
+            "transaction": content,
         }
 
 

@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pystate.arguments import folder_path, integer, shown
+from pystate.checkpoint.object_client import refuse_credentials
 from pystate.coordinator.epoch import RepeatableError
 from pystate.coordinator.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
@@ -510,11 +511,16 @@ def _saved_schema(folder: str) -> StructType | None:
 
 
 def _local_folder(path: str) -> str:
+    refuse_credentials(path, "ParquetSink")
     parts = urlsplit(path)
     if parts.scheme and parts.scheme != "file":
         raise InvalidArgumentError(
             f"{path}: ParquetSink writes to local and mounted file systems, not to "
             f"{parts.scheme}:// addresses, where a rename is not one step"
+        )
+    if parts.scheme and parts.netloc not in ("", "localhost"):
+        raise InvalidArgumentError(
+            f"{path}: a file: address has an absolute path and no host, for example file:///data/out"
         )
     if parts.scheme and (parts.query or parts.fragment):
         raise InvalidArgumentError(f"{path}: in a file: address write # as %23 and ? as %3F")

@@ -1,0 +1,205 @@
+"""The one place that knows what a secret looks like, and takes it out of what people read.
+
+Every message of an error goes through `redacted` when the error is made, every log of pystate
+through `logger`, and every location that a user gives is asked for credentials before it is used.
+What is hidden may be more than the secret; it is never less.
+
+Thread safety: functions without state.
+
+Invariants
+----------
+1. Redacting twice is redacting once.
+2. A text that was cut short anywhere shows no part of a secret, as long as the name or the address
+   in front of the secret is still there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from functools import cache
+
+__all__ = ["HIDDEN", "has_credentials", "is_secret", "logger", "redacted", "without_secrets"]
+
+#: What stands where a secret was.
+HIDDEN = "***"
+
+#: In what follows the // the part before a @ is a container, not a user.
+_CONTAINERS = frozenset(["abfs", "abfss", "wasb", "wasbs"])
+#: An address; those of object stores are recognised with any number of slashes.
+_ADDRESS = re.compile(
+    r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*(?=://)|(?i:s3[an]?|gs|gcs|az|azure|adl|abfss?|wasbs?)(?=:))"
+    r"(?P<slashes>:/*)(?P<rest>[^\s'\"<>`\\]+)"
+)
+_HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^:@%]*)(?::\d*)?"
+_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
+#: What ends a sentence is not part of an address.
+_STOPS = ":;,.)]}>"
+
+#: Words that make a name that of a secret, whatever stands around them and between their parts.
+_WORD = (
+    r"secret|passw(?:or)?d|passphrase|pwd|token|credentials?|signature|authorization"
+    r"|(?:access|account|api|private|shared|master|encryption|storage)[._ -]?key"
+    r"|jaas[._ -]?config|connection[._ -]?string"
+)
+#: Names that count only as a whole.
+_WHOLE = r"sig|sas|pass|awsaccesskeyid|googleaccessid|x-amz-[\w-]+|x-goog-[\w-]+"
+_SECRET_NAME = rf"(?:[\w.-]*?(?:{_WORD})[\w.-]*|(?:{_WHOLE}))"
+#: In a query, such as ?key=..., and as the name of an option also this one is a secret.
+_NAME = re.compile(rf"{_SECRET_NAME}|[\w.-]*key|auth", re.I)
+#: A quoted value, perhaps with its end cut off; in a repr of a text its quotes may be escaped.
+_VALUE = r"\\+\"[^\"]*\"?|\\+'[^']*'?|\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?"
+_ASSIGNED = re.compile(
+    rf"(?<![\w.-])(?P<name>{_SECRET_NAME})(?P<sign>=)(?P<value>{_VALUE}|[^\s;&'\",]+)", re.I
+)
+#: An item of a dict, of JSON or of a list of pairs.
+_ITEM = re.compile(
+    rf"(?P<quote>\\*['\"])(?P<name>{_SECRET_NAME})(?P=quote)(?P<sign>\s*[:,]\s*b?)(?P<value>{_VALUE})",
+    re.I,
+)
+#: Beside a secret, "key" is the other half of it, as in s3fs's options; alone it is any key.
+_KEY_ITEM = re.compile(
+    rf"(?P<head>(?P<quote>\\*['\"])key(?P=quote)\s*[:,]\s*b?)(?P<value>{_VALUE})", re.I
+)
+_QUERY_ITEM = re.compile(r"(?P<head>[?&](?P<name>[\w.%-]+)=)(?P<value>[^\s&#'\"]+)")
+_HEADER = re.compile(
+    r"(?i)(?P<head>\b(?:Bearer|Basic)\s+)[\w.~+/=-]{6,}"
+    r"|(?P<line>\bAuthorization['\"]?\s*[:=]\s*['\"]?)(?!\*{3})[^\s'\"][^'\"\n]*"
+)
+#: Connection strings that are no addresses, and would be taken for the name of a folder.
+_CONNECTION = re.compile(
+    r"(?i)(?:AccountKey|SharedAccessKey|SharedAccessSignature|AccountName|BlobEndpoint)\s*="
+    r"|(?:^|[?&;])sv=[^&]+&.*\bsig=|\bsig=[^&]+&.*\bsv="
+)
+
+
+def redacted(text: str) -> str:
+    """Return a text without the secrets in it.
+
+    Hidden are the user and password of addresses, whatever characters they have; the signatures,
+    keys and tokens of queries, of connection strings and of SAS tokens; the values of options whose
+    names say that they are secret; and headers that authorize a request.
+
+    Examples
+    --------
+    >>> redacted("no bucket s3://AKIA:a/b+c@bucket/prefix")
+    'no bucket s3://***@bucket/prefix'
+    >>> redacted("abfss://container@account.dfs.core.windows.net/x?sv=1&sig=abc")
+    'abfss://container@account.dfs.core.windows.net/x?sv=1&sig=***'
+    """
+    if ":" in text:
+        text = _ADDRESS.sub(_address, text)
+        found = _ITEM.sub(_pair, text)
+        if HIDDEN in found:
+            found = _KEY_ITEM.sub(lambda item: item["head"] + _hidden(item["value"]), found)
+        text = found
+    elif "'" in text or '"' in text:
+        text = _ITEM.sub(_pair, text)
+    if "=" in text:
+        text = _QUERY_ITEM.sub(_query_item, text)
+        text = _ASSIGNED.sub(_pair, text)
+    return _HEADER.sub(lambda header: f"{header['head'] or header['line']}{HIDDEN}", text)
+
+
+def _address(found: re.Match[str]) -> str:
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    start = f"{found['scheme']}{found['slashes']}"
+    stops = rest[len(rest.rstrip(_STOPS)) :]
+    rest = rest[: len(rest) - len(stops)] if stops else rest
+    if not _has_user(scheme, rest):
+        return found[0]
+    _, at, place = rest.rpartition("@")
+    return f"{start}{HIDDEN}{at}{place if at else ''}{stops}"
+
+
+def _has_user(scheme: str, rest: str) -> bool:
+    """Whether what follows the scheme of an address begins with a user or a password."""
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if scheme in _CONTAINERS and authority.count("@") == 1:
+        authority = authority.replace("@", "")
+    if authority == HIDDEN or "@" in authority:
+        return True
+    if not _HOSTS.fullmatch(authority):
+        return ":" in authority or "%3a" in authority.lower()
+    # What looks like a port is the begin of a password if a @ follows in the path.
+    return ":" in authority.strip("[]") and "@" in rest.partition("?")[0]
+
+
+def _hidden(value: str) -> str:
+    quote = "'" if value.lstrip("\\")[:1] == "'" else '"' if '"' in value[:9] else ""
+    return f"{quote}{HIDDEN}{quote}"
+
+
+def _pair(found: re.Match[str]) -> str:
+    start = found[0][: found.start("value") - found.start()]
+    return start + _hidden(found["value"])
+
+
+def _query_item(found: re.Match[str]) -> str:
+    return f"{found['head']}{HIDDEN}" if is_secret(found["name"]) else found[0]
+
+
+@cache
+def is_secret(name: str) -> bool:
+    """Whether an option of this name has a secret as its value.
+
+    Examples
+    --------
+    >>> is_secret("fs.s3a.secret.key"), is_secret("token"), is_secret("path")
+    (True, True, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
+    """Options as they may be shown: by their names, or by what the values look like.
+
+    Examples
+    --------
+    >>> without_secrets({"key": "AKIA", "url": "https://me:word@host", "retries": 3})
+    {'key': '***', 'url': 'https://***@host', 'retries': 3}
+    """
+    return {name: _shown(name, value) for name, value in options.items()}
+
+
+def _shown(name: object, value: object) -> object:
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(name, str) and is_secret(name) and isinstance(value, (str, bytes)):
+        return HIDDEN
+    return redacted(value) if isinstance(value, str) else value
+
+
+def has_credentials(location: str) -> bool:
+    """Whether a location names more than a place: a user, a password, a signature or a token.
+
+    A path may have any characters. Only an address and a connection string can have credentials.
+    """
+    found = _ADDRESS.match(location)
+    if found is None:
+        return _CONNECTION.search(location) is not None
+    scheme = found["scheme"].lower()
+    rest = location[found.start("rest") :]
+    if _has_user(scheme, rest):
+        return True
+    return any(is_secret(item["name"]) for item in _QUERY_ITEM.finditer(rest))
+
+
+class _Redacting(logging.Filter):
+    """Takes secrets out of a record before any handler sees it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact the message, and the trace as it will be printed."""
+        record.msg, record.args = redacted(record.getMessage()), ()
+        if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+            record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger of this name; what is logged by it shows no secrets."""
+    found = logging.getLogger(name)
+    if not any(isinstance(each, _Redacting) for each in found.filters):
+        found.addFilter(_Redacting())
+    return found
